@@ -14,7 +14,7 @@ from tests.integration.http_harness import Client, Serving, request, run, servin
 
 from holdfast.commit.format.transaction import Delete, prefix_end
 from holdfast.commit.reading.feed import Checkpoint, EventBatch
-from holdfast.errors import Backpressure, Code
+from holdfast.errors import Backpressure, Code, CorruptData
 from holdfast.server.commit import sse
 from holdfast.server.commit.sse import KeyFilter
 from holdfast.server.gateway import GatewayLimits
@@ -341,6 +341,24 @@ def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(mon
             with pytest.raises(EOFError):
                 await stream.next("checkpoint")
             assert here.subscriptions.lagged == 1
+
+    run(scenario)
+
+
+def test_damage_in_the_middle_of_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async def damaged(after: int, durable: bool, with_segments: bool) -> AsyncIterator[EventBatch]:
+            yield EventBatch(after, 64, "0" * 32, (Checkpoint(after, "l" * 32),))
+            raise CorruptData("an object is damaged", code=Code.CORRUPT_LOG, hint="repair it")
+
+        async with serving(view=False) as here:
+            monkeypatch.setattr(here.subscriptions, "_subscribe", damaged)
+            stream = await Stream.open(here)
+            await stream.next("checkpoint")
+            error = (await stream.next("error")).data
+            assert error == {"code": "corrupt_log", "message": "an object is damaged", "hint": "repair it"}
+            with pytest.raises(EOFError):
+                await stream.next("checkpoint")
 
     run(scenario)
 

@@ -150,8 +150,12 @@ def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
         client.delete_durable("requests", "spark")
         with SparkCommitter(client) as committer, pytest.raises(NotFound, match="no durable keeps the requests"):
             committer.commit([Write(b"k", b"v")])
-        with pytest.raises(NotFound), SparkCommitter(client, verdicts="nowhere"):
+        with pytest.raises(NotFound) as missing, SparkCommitter(client, verdicts="nowhere"):
             pass
+        assert "spark ingest" in missing.value.hint and "define_spark_stores" in missing.value.hint
+        with SparkCommitter(client, requests="nowhere") as committer, pytest.raises(NotFound) as missing:
+            committer.commit([Write(b"k", b"v")])
+        assert "define_spark_stores" in missing.value.hint
 
 
 def test_only_a_request_that_was_dropped_is_refused_as_dropped(tmp_path: Path) -> None:

@@ -153,6 +153,26 @@ def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_p
     again.close()
 
 
+def test_requests_with_ids_are_offered_again_under_another_name_and_committed_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way on for files whose checkpoint is lost: here the job was killed between the log and the verdicts."""
+    first = an_ingest(tmp_path)
+    first.micro_batch(batch(spark, 0, 1), 0)
+    base = live(tmp_path / "log")[0].header.last_version
+    rows = [(place, "key", f"value {place}", f"request-{place:020}", str(base)) for place in range(1, 6)]
+    frame = spark.createDataFrame(rows, COLUMNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(verdict_output, "write_table", _dies)
+        with pytest.raises(Killed):
+            first.micro_batch(frame, 1)
+    again = Ingest((tmp_path / "log").as_uri(), (tmp_path / "verdicts-2").as_uri(), "orders-2", leading=POLITE)
+    again.micro_batch(frame, 0)
+    again.close()
+    assert again.counts.committed == 5
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(6)]
+
+
 class Frame:
     """A micro-batch without Spark: as much of a data frame as an ingest asks for itself."""
 
@@ -379,3 +399,28 @@ def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_p
     assert [row["code"] or "committed" for row in rows_of(tmp_path)] == expected
     assert {"committed", "conflict"} <= set(expected)
     assert audit(spark, (tmp_path / "log").as_uri()).findings == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    matrix([
+        RangeDelete(b"spark/ingest/a", b"spark/ingest/z"), RangeDelete(b""), RangeDelete(b"a", b"spark/ingest/b"),
+        Delete(b"spark/ingest/orders"), Write(b"spark/ingest/other", b"v"),
+    ]),
+)  # fmt: skip
+def test_a_request_that_changes_the_record_of_an_ingest_gets_a_verdict_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Write | Delete | RangeDelete
+) -> None:
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    frame = Frame(0, 2)
+    beside = RangeDelete(b"spark/ingest0", b"t"), RangeDelete(b"a", b"spark/ingest/")
+    frame.requests[1:1] = [
+        ParsedRequest(str(10 + place), None, Transaction([each]), None)
+        for place, each in enumerate((operation, *beside))
+    ]
+    ingest = an_ingest(tmp_path)
+    ingest.micro_batch(cast("DataFrame", frame), 0)
+    ingest.close()
+    refused = [row["code"] for row in rows_of(tmp_path) if row["outcome"] != "committed"]
+    assert refused == ["permission_denied"]
+    assert values_of(tmp_path) == [b"value 0", b"value 1"]

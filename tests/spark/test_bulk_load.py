@@ -200,7 +200,7 @@ def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
 
 
 def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby would take over after a minute without a new object: load and ingest have no address to be asked at."""
+    """A standby that cannot reach the job's address would take over after a minute without a new object."""
     monkeypatch.setattr(leadership_module, "HEARTBEAT_SECONDS", 0.01)
     with StoreThread(tmp_path.as_uri()) as thread:
         leadership = Leadership(thread, LeadershipOptions(silence_ms=20.0))

@@ -10,9 +10,12 @@ from tests.spark.service_process import ServiceProcess
 from holdfast import StoreClient, Write
 from holdfast.cli.main import main
 from holdfast.client import Client
-from holdfast.errors import InvalidRequest, NotFound, Unavailable
+from holdfast.client.stores import define_spark_stores
+from holdfast.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.live_requests import LiveRequests
+from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, VerdictStore
+from holdfast.spark.options import Mode, parse_served_store_options
 
 HERE = "store:http://127.0.0.1:8080/requests/spark"
 
@@ -45,6 +48,7 @@ def test_what_names_no_store_is_refused_with_an_example(text: str) -> None:
         (["--verdicts-to", "store:verdicts"], "not the address of a store"),
         (["--verdicts-to", "requests"], "store of the requests"),
         (["--verdicts-to", "store:http://127.0.0.1:8080/requests"], "store of the requests"),
+        (["--verdicts-to", "store:http://127.0.0.1:8080/verdicts/by-request"], "store:http://127.0.0.1:8080/verdicts"),
     ],
 )
 def test_verdicts_go_to_one_place(
@@ -58,12 +62,52 @@ def test_verdicts_go_to_one_place(
 def test_bounds_in_bytes_are_for_messages_and_a_store_needs_a_service() -> None:
     assert LiveRequests(HERE, at_once=7, bytes_at_once=9).options == {
         **(message_source(HERE) or {}), "maxRowsPerTrigger": "7", "maxBytesPerTrigger": "9",
-        "targetPartitionBytes": "1048576",
+        "targetPartitionBytes": "1048576", "acknowledge": "false", "retryDuration": "600000ms",
     }  # fmt: skip
     with pytest.raises(InvalidRequest, match="bound in bytes"):
         assert LiveRequests("/var/requests", bytes_at_once=9).options
     with pytest.raises(InvalidRequest, match="which service"):
         LiveRequests("queue:/var/orders", verdicts_store="verdicts").verdicts()
+
+
+def test_the_address_of_a_service_without_its_word_is_answered_with_the_word() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        message_source("http://127.0.0.1:8080/requests/spark")
+    assert "did you mean store:http://127.0.0.1:8080/requests/spark?" in refused.value.hint
+
+
+TOKENS = "server.tokens=admin:0123456789abcdef,read:fedcba9876543210"
+
+
+@pytest.mark.parametrize(("source", "lacks"), [("store", "subscribe"), ("queue", "publish")])
+def test_a_token_without_a_right_is_refused_before_spark_starts_and_names_service_store_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, lacks: str
+) -> None:
+    (tmp_path / "served").mkdir()
+    with ServiceProcess(tmp_path / "served", TOKENS) as service:
+        with StoreClient(service.url, token="0123456789abcdef") as stores:
+            define_spark_stores(stores)
+        of = f"store:{service.url}/requests/spark" if source == "store" else "queue:/var/orders"
+        live = LiveRequests(of, verdicts_store=f"store:{service.url}/verdicts")
+        monkeypatch.setenv("HOLDFAST_TOKEN", "0123456789abcdef")
+        live.prepare((tmp_path / "log").as_uri())
+        for token in ("fedcba9876543210", "a-token-that-nobody-knows"):
+            monkeypatch.setenv("HOLDFAST_TOKEN", token)
+            with pytest.raises(PermissionDenied, match="lacks the right to") as refused:
+                live.prepare((tmp_path / "log").as_uri())
+            assert refused.value.fields["service"] == service.url
+            assert refused.value.fields["store"] == ("requests" if source == "store" else "verdicts")
+            if token == "fedcba9876543210":
+                assert lacks in refused.value.message
+
+
+def test_services_of_requests_and_verdicts_may_be_away_for_the_same_time() -> None:
+    live = LiveRequests(HERE, verdicts_store="verdicts", retry_seconds=7.5)
+    options, verdicts = live.options, live.verdicts()
+    assert options is not None and isinstance(verdicts, VerdictStore)
+    assert parse_served_store_options(options, Mode.STREAM).retry_ms == 7_500
+    assert verdicts._retry_seconds == 7.5
+    assert LiveRequests(HERE).retry_seconds == RETRY_SECONDS == 600
 
 
 def test_a_service_that_leads_the_log_itself_cannot_have_the_requests(
@@ -101,7 +145,8 @@ def test_missing_stores_are_made_and_others_stay(tmp_path: Path) -> None:
 
 
 def test_a_service_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("holdfast.spark.bulk.live_requests.ANSWER_MS_MAX", 100)
+    for name in ("live_requests", "numbered_source"):
+        monkeypatch.setattr(f"holdfast.spark.bulk.{name}.ANSWER_MS_MAX", 100)
     live = LiveRequests("store:http://127.0.0.1:9/requests/spark", verdicts_store="verdicts")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
         live.prepare((tmp_path / "log").as_uri())

@@ -134,6 +134,7 @@ def test_messages_that_go_between_planning_and_reading_are_told(filled: Queue, t
         ({"shape": "messages"}, "queue is required"),
         ({"shape": "messages", "queue": "/q", "url": "file:///log"}, "url is unknown.*valid options: queue"),
         ({"shape": "messages", "queue": "/q", "columns": "key"}, "has seq, time, payload"),
+        ({"shape": "messages", "path": "file:/q/orders"}, "queue is a path, not a URL: give /q/orders"),
         ({"shape": "messages", "queue": "/q", "startingOffsets": '{"version": 1}'}, "read what comes after"),
         ({"shape": "messages", "queue": "/q", "startingTimestamp": "2026-01-31"}, "with its zone"),
     ],

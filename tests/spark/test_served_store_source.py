@@ -17,7 +17,6 @@ from tests.spark.service_process import NO_VIEW, ServiceProcess
 from holdfast import StoreClient
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.messages import durable_client
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.served_store import (
     HoldfastServedStoreReader,
@@ -273,13 +272,12 @@ def test_a_durable_that_something_else_consumes_is_refused(service: ServiceProce
 
 
 def test_a_service_that_is_away_for_a_while_is_waited_for_and_then_an_error(
-    service: ServiceProcess, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+    service: ServiceProcess, client: StoreClient
 ) -> None:
-    monkeypatch.setattr(durable_client, "GIVE_UP_MS", 300)
     reader = streaming(service)
     place = reader.initialOffset()
     publish(client, b"1")
-    away = streaming(service, url="http://127.0.0.1:1")
+    away = streaming(service, url="http://127.0.0.1:1", retryDuration="300ms")
     with pytest.raises(Unavailable, match="does not answer"):
         next_offset(away, place)
     assert drained(reader, place)[0] == [(1, b"1")]

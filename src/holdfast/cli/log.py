@@ -38,7 +38,10 @@ def init(
 
     settings = configuration(config, log=url).settings
     durability = stores or settings.stores.durability
-    log_views.init(settings.log.url, settings.stores.hosted, durability, force_new=force_new, as_json=as_json)
+    log_views.init(
+        settings.log.url, settings.stores.hosted, durability,
+        force_new=force_new, as_json=as_json, is_required=stores is not None,
+    )  # fmt: skip
 
 
 @commands.command()

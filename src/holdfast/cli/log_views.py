@@ -61,10 +61,19 @@ def moment(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def init(url: str, stores_directory: str | None, durability: str | None, *, force_new: bool, as_json: bool) -> None:
+def init(
+    url: str,
+    stores_directory: str | None,
+    durability: str | None,
+    *,
+    force_new: bool,
+    as_json: bool,
+    is_required: bool = False,
+) -> None:
     """Begin a log, or report that one exists. ``durability``: of its stores; on disk by default.
 
-    Raises: InvalidRequest (log_mismatch) if another log left files.
+    Raises: InvalidRequest if another log left files (log_mismatch), or if ``is_required`` and the log exists with its
+    stores in the other place.
     """
     stores_mode = StoresMode.LOG if durability == "log" else StoresMode.DISK
 
@@ -73,7 +82,11 @@ def init(url: str, stores_directory: str | None, durability: str | None, *, forc
             refuse_remains(await remains_around(store, url, stores_directory))
         log_id = LogId(secrets.token_bytes(16))
         identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
-        return log_id if await init_log(store, identity, log_id, stores_mode=stores_mode) else None
+        if await init_log(store, identity, log_id, stores_mode=stores_mode):
+            return log_id
+        if is_required:
+            await _require_stores_mode(store, url, stores_mode)
+        return None
 
     created = with_store(url, begin, create_missing=True)
     if as_json:
@@ -82,6 +95,22 @@ def init(url: str, stores_directory: str | None, durability: str | None, *, forc
         print_line(f"began log {created.hex()} at {url}")
     else:
         print_line(f"{url} already has a log; nothing was changed")
+
+
+async def _require_stores_mode(store: ObjectStore, url: str, wanted: StoresMode) -> None:
+    slot = await newest_slot(store)
+    assert slot is not None, "a log that exists has an object"
+    found = decode_header(await store.read(object_name(slot), length=HEADER_BYTES), slot=slot).stores_mode
+    if found is not wanted:
+        names = {StoresMode.LOG: "log", StoresMode.DISK: "disk"}
+        raise InvalidRequest(
+            "this log exists, and its stores live in another place than the one that was given",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"stop its services, and move them: holdfast stores move --to {names[wanted]}",
+            url=url,
+            stores=names[found],
+            given=names[wanted],
+        )
 
 
 def ls(url: str, *, limit: int, long: bool, as_json: bool) -> None:

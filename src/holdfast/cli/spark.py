@@ -125,6 +125,13 @@ TokenOption: TypeAlias = Annotated[
 ]
 
 
+ListenOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="Where this job answers that it leads, to services of the same log."
+    ),
+]
+
 _ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": ConfOption}
 _STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
 _VACUUM: Final = {"vacuum_hours": VacuumOption}
@@ -384,9 +391,7 @@ def ingest(
         ),
     ],
     log: LogOption,
-    name: Annotated[
-        str, typer.Option("--name", help="The permanent name of the stream; it belongs to the checkpoint.")
-    ],
+    name: Annotated[str, typer.Option("--name", help="The permanent name of the stream; it belongs to its source.")],
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark stores the progress of the stream.")],
     to: Annotated[
         str | None, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
@@ -421,9 +426,19 @@ def ingest(
     bytes_at_once: Annotated[
         int | None, typer.Option("--max-bytes", min=1, help="About this many bytes of messages in a micro-batch.")
     ] = None,
+    retry_duration: Annotated[
+        float,
+        typer.Option(
+            "--retry-duration",
+            metavar="SECONDS",
+            min=1,
+            help="How long the services of requests and verdicts may be away before the job ends.",
+        ),
+    ] = 600.0,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
+    listen: ListenOption = None,
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
@@ -433,10 +448,11 @@ def ingest(
 
     command = BulkCommand(
         _source(requests, kind, order_by, text, schema), "", log, name, take_over=take_over, step_down=step_down,
-        token=token, spark=_target(master, None, conf),
+        token=token, listen=listen, spark=_target(master, None, conf),
     )  # fmt: skip
     live = {
         "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,
+        "retry_seconds": retry_duration,
     }  # fmt: skip
     with stopped_by_sigterm() as stop:
         stopping = partial(stopped_by_signals, stop)

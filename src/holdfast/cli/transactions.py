@@ -136,7 +136,9 @@ def commit(
             )
         except Conflict as conflict:
             reason, fields = conflict.code.value, conflict.fields
-            text = f"not committed: {reason}, read again from version {fields.get('version')}"
+            version = fields.get("version")
+            what = conflict.message if version is None else f"read again from version {version}"
+            text = f"not committed: {reason}, {what}"
             with answering():
                 service.show({"status": "not_committed", "reason": reason} | dict(fields), text)
             raise typer.Exit(Exit.NO) from None

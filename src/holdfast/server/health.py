@@ -23,13 +23,9 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.wire.log import Liveness, PipelineResponse, Readiness
+from holdfast.wire.log import STANDBY_HEADER, STANDBY_PROOF_HEADER, Liveness, PipelineResponse, Readiness
 
 OK_SECONDS_MAX: Final = 10.0
-STANDBY_HEADER: Final = "Holdfast-Standby"
-"""The address of the standby that asks."""
-STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
-"""Slot and nonce of the newest object that the standby has read."""
 STANDBY_CHARACTERS_MAX: Final = 256
 
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)

@@ -55,7 +55,7 @@ from holdfast.server.commit.replaced_log import require_places_of_this_log, segm
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
-from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
+from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
@@ -74,7 +74,13 @@ from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
-from holdfast.wire.log import ConfigurationAnswer, Liveness, RetentionPolicy
+from holdfast.wire.log import (
+    STANDBY_HEADER,
+    STANDBY_PROOF_HEADER,
+    ConfigurationAnswer,
+    Liveness,
+    RetentionPolicy,
+)
 
 GRACE_SECONDS: Final = 5.0
 AFTER_FOLLOWING_SECONDS: Final = 1.0
@@ -764,7 +770,8 @@ async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str
         name = name.strip("[]").encode("idna").decode("ascii")
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         context: ssl.SSLContext | None = None
-        if tls or address.startswith("https://"):
+        # A job that leads has no certificate, and says so by the scheme of its address.
+        if address.startswith("https://") or (tls and not address.startswith("http://")):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

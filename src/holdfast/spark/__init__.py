@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.spark.bulk.ingest import Ingest
     from holdfast.spark.bulk.leadership import LeadershipOptions
     from holdfast.spark.bulk.load import LoadOptions, load_requests
+    from holdfast.spark.bulk.numbered_source import DurableSource, QueueSource
     from holdfast.spark.bulk.requests import RequestFormat, stage
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
@@ -57,6 +58,7 @@ if find_spec("pyspark") is None:
 __all__ = [
     "Changes",
     "CommitStream",
+    "DurableSource",
     "Fate",
     "History",
     "HoldfastDataSource",
@@ -64,6 +66,7 @@ __all__ = [
     "Latest",
     "LeadershipOptions",
     "LoadOptions",
+    "QueueSource",
     "Replay",
     "RequestFormat",
     "RowOptions",
@@ -72,9 +75,9 @@ __all__ = [
     "Segments",
     "Snapshot",
     "StepReport",
-    "VerdictStore",
     "StoreChanges",
     "StoreLatest",
+    "VerdictStore",
     "Verify",
     "audit",
     "commit_stream",
@@ -84,8 +87,8 @@ __all__ = [
     "load_requests",
     "materialise_latest",
     "read_log",
-    "read_table",
     "read_operations",
+    "read_table",
     "resolve_requests",
     "run_pipeline",
     "session",
@@ -96,6 +99,7 @@ __all__ = [
 _NAMES_OF = {
     "bulk.commit_stream": ("CommitStream", "commit_stream"),
     "bulk.ingest": ("Ingest",),
+    "bulk.numbered_source": ("DurableSource", "QueueSource"),
     "bulk.leadership": ("LeadershipOptions",),
     "bulk.load": ("LoadOptions", "load_requests"),
     "bulk.requests": ("RequestFormat", "stage"),

@@ -22,7 +22,7 @@ from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest, statement_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.commit_stream import commit_stream
-from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
 from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
@@ -349,6 +349,7 @@ class BulkCommand:
     take_over: bool = False
     step_down: bool = False
     token: str | None = None
+    listen: str | None = None
     spark: SparkTarget = SparkTarget()
 
     def resolve(self, base: int | None, report: Report) -> JobResult:
@@ -404,6 +405,7 @@ class BulkCommand:
             step_down=self.step_down,
             token=self.token,
         )
+        require_free_log(self._log(), options.leading)
         with self.spark.session("load") as spark:
             loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
         facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
@@ -428,9 +430,10 @@ class BulkCommand:
                 code=Code.BAD_CONFIGURATION,
                 hint="give --master instead of --remote",
             )
-        leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down)
+        leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down, listen=self.listen)
         requests = LiveRequests(self.source.path, **live)
         verdicts = requests.verdicts()
+        require_free_log(self._log(), leading)
         requests.prepare(self._log())
         with self.spark.session("ingest") as spark, stopping() as stop:
             messages = requests.stream(spark)
@@ -438,7 +441,7 @@ class BulkCommand:
                 self.source.stream(spark, requests.at_once) if messages is None else messages,
                 self._log(), verdicts, self.name or "", checkpoint,
                 request_format=self.source.request_format() if messages is None else None,
-                leading=leading, every_seconds=every_seconds, report=report,
+                source=requests.numbered(), leading=leading, every_seconds=every_seconds, report=report,
             )  # fmt: skip
             try:
                 stream.wait(stop)

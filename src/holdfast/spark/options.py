@@ -52,6 +52,7 @@ DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
 STORE_POLL_MS: Final = 50
 STORE_POLL_MS_REMOTE: Final = 200
 SERVED_STORE_POLL_MS: Final = 100
+SERVED_STORE_RETRY_MS: Final = 60_000
 TABLE_POLL_MS: Final = 1000
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 TOKEN_LENGTH_MAX: Final = 512
@@ -132,9 +133,13 @@ STORE_OPTIONS: Final[Table] = {
 SERVED_STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(
-        ("template", "matcher", "failOnDataLoss", "maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"),
+        (
+            *("template", "matcher", "failOnDataLoss", "acknowledge"),
+            *("maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"),
+        ),
         (_EVERY_SHAPE, _STREAM),
     ),
+    "retryDuration": (_EVERY_SHAPE, _BOTH),
 }
 TABLE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
@@ -307,7 +312,8 @@ class ServedStoreOptions:
 
     Shape: ``url`` is the address of the service; ``durable`` keeps the messages that are read, and a stream's place;
     ``template`` and ``matcher`` are those of a durable that a stream makes; ``rows_max`` and, by the mean
-    message, ``bytes_max`` bound a micro-batch.
+    message, ``bytes_max`` bound a micro-batch. ``acknowledge`` False: the program that reads the stream acknowledges.
+    ``retry_ms``: how long a request is tried while the service does not answer.
     """
 
     url: str
@@ -321,6 +327,8 @@ class ServedStoreOptions:
     rows_max: int | None
     bytes_max: int | None
     poll_ms: int
+    acknowledge: bool = True
+    retry_ms: int = SERVED_STORE_RETRY_MS
 
 
 TableFilter: TypeAlias = tuple[str, str, object]
@@ -573,6 +581,7 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
             'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
             "and store",
         )
+    _require_path(options, "queue")
     options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
     after = options.value("startingOffsets", _queue_position, EARLIEST)
@@ -588,6 +597,13 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
         options.value("maxBytesPerTrigger", _count, None),
         options.value("pollInterval", parse_duration_ms, STORE_POLL_MS),
     )
+
+
+def _require_path(options: _Given, name: str, more: str = "") -> None:
+    """Raise InvalidRequest for a URL where a path is meant."""
+    text = options.stripped(name)
+    if text.startswith("file:"):
+        raise _invalid(name, f"is a path, not a URL: give {'/' + text.removeprefix('file:').lstrip('/')}{more}")
 
 
 def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> StoreOptions:
@@ -608,6 +624,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
         )
     if not options.stripped("store"):
         raise _invalid("store", 'is required to read a message store, for example .option("store", "orders")')
+    _require_path(options, "stores", "; stores that live in a log are read with url=file:///path")
     options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
     after, at = options.value("startingOffsets", _after_seq_or_latest, (0, None))
@@ -660,6 +677,8 @@ def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = Non
         options.value("maxRowsPerTrigger", _count, None),
         options.value("maxBytesPerTrigger", _count, None),
         options.value("pollInterval", parse_duration_ms, SERVED_STORE_POLL_MS),
+        options.value("acknowledge", _boolean, default=True),
+        options.value("retryDuration", parse_duration_ms, SERVED_STORE_RETRY_MS),
     )
 
 

@@ -34,6 +34,13 @@ class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="commit
         return None if self.stores_receipt is UNSET else self.stores_receipt
 
 
+_WHY: Final = {
+    "conflict": "something that it read has changed since (conflict)",
+    "too_old": "it read at a version from which the leader cannot judge conflicts any more (too_old)",
+    "banned": "its outcome was asked for before it was committed (banned)",
+}
+
+
 class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
     """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
 
@@ -53,7 +60,7 @@ class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_com
         if self.refused is not UNSET:
             return self._refused(self.refused)
         return Conflict(
-            "the transaction was not committed",
+            f"the transaction was not committed: {_WHY.get(self.reason, self.reason)}",
             code=Code(self.reason),
             hint="read again from this version, decide again, commit again",
             version=self.version,
@@ -134,6 +141,12 @@ class ValueRange(msgspec.Struct, frozen=True):
     items: tuple[ValueResponse, ...]
     version: int
     more: bool
+
+
+STANDBY_HEADER: Final = "Holdfast-Standby"
+"""Of ``GET /livez?standby=true``: the address of the standby that asks."""
+STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
+"""Slot and nonce of the newest object that the standby has read."""
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -353,13 +366,17 @@ class TransactionData(msgspec.Struct, frozen=True, gc=False):
     published: Sequence[StreamMessage] | UnsetType = UNSET
 
 
-class PublishedData(msgspec.Struct, frozen=True, gc=False):
-    """The data of ``event: published``: what was published without a transaction, together and at one version."""
+class PublishedData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The data of ``event: published``: what was published without a transaction, together and at one version.
+
+    ``more``: the next event has further messages of this version.
+    """
 
     version: int
     leader_id: str
     timestamp: str
     published: Sequence[StreamMessage]
+    more: bool = False
 
 
 class CheckpointData(msgspec.Struct, frozen=True, gc=False):

@@ -127,6 +127,16 @@ def test_init_begins_a_log_once(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert (tmp_path / "log" / object_name(2**64 - 1)).read_bytes() == before
 
 
+def test_init_of_a_log_whose_stores_live_elsewhere_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = (tmp_path / "log").as_uri()
+    assert main(["log", "init", url, "--stores", "log"]) == Exit.DONE
+    assert main(["log", "init", url, "--stores", "log"]) == main(["log", "init", url]) == Exit.DONE
+    assert main(["log", "init", url, "--stores", "disk"]) == Exit.BAD_REQUEST
+    assert "holdfast stores move --to disk" in capsys.readouterr().err
+
+
 def test_a_new_log_is_whole_and_has_one_live_claim(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     main(["log", "init", url])

@@ -189,3 +189,13 @@ def test_a_precondition_without_a_valid_version_is_bad_usage(text: str, capsys: 
 def test_a_position_that_is_none_is_bad_usage_and_asks_nobody(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["subscribe", f"--after={text}", "--url", "http://127.0.0.1:1"]) == Exit.BAD_REQUEST
     assert "--after is VERSION or VERSION@LOGID" in capsys.readouterr().err
+
+
+def test_what_the_stores_refused_is_said_instead_of_a_version_to_read_at(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = {"part": "publish", "index": 0, "code": "not_found", "message": "there is no such store store=nowhere"}
+    verdict = {"status": "not_committed", "reason": "store_refused", "version": 7, "leader_id": "cd" * 16}
+    with ScriptedServer(Reply(200, {**verdict, "refused": refused})) as server:
+        words = ["commit", "k=v", "--publish", "nowhere=body", "--read-version", "1", "--url", server.url]
+        assert main(words) == Exit.NO
+    printed = capsys.readouterr().out
+    assert "no such store" in printed and "None" not in printed

@@ -16,7 +16,7 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, Stream, coded
 
 from holdfast.client import Checkpoint, Client, PublishedEvent, RolledBack, TransactionEvent
-from holdfast.client.protocol.stream import Continuity, ServerSentEvents
+from holdfast.client.protocol.stream import Continuity, Delivery, ServerSentEvents
 from holdfast.client.transport.sync import Connection
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
@@ -48,10 +48,11 @@ def checkpoint(version: int, *, durable: bool = True) -> bytes:
     return event("checkpoint", str(version) if durable else None, committed_version=version, leader_id=LEADER)
 
 
-def published(version: int, *seqs: int) -> bytes:
+def published(version: int, *seqs: int, more: bool = False) -> bytes:
     return event(
         "published",
-        str(version),
+        None if more else str(version),
+        **({"more": True} if more else {}),
         version=version,
         leader_id=LEADER,
         timestamp="2024-02-03T04:05:06.789Z",
@@ -177,6 +178,45 @@ def test_a_transaction_behind_its_checkpoint_is_refused(connect):
         pytest.raises(CorruptData),
     ):
         connect(server.url).take(1)
+
+
+def test_messages_that_come_in_parts_are_delivered_once_across_a_reconnect(connect):
+    broken = Stream((transaction(5, 0), published(8, 1, 2, more=True), published(8, 3, more=True)))
+    again = Stream((published(8, 1, more=True), published(8, 2, 3, 4, more=True), published(8, 5), transaction(9, 5)))
+    with ScriptedServer(broken, again) as server:
+        got = connect(server.url).take(6, stores=["orders"])
+        assert "after=5" in server.asked[1].target and server.asked[1].headers["last-event-id"] == "5"
+    parts = [each for each in got if isinstance(each, PublishedEvent)]
+    assert [[message.seq for message in each.published] for each in parts] == [[1, 2], [3], [4], [5]]
+    assert [each.more for each in parts] == [True, True, True, False]
+
+
+def test_a_position_is_not_past_a_version_whose_messages_are_not_all_delivered():
+    continuity = Continuity(0, durable=True, filtered=True)
+    delivery = Delivery(continuity)
+    for text in (published(8, 1, more=True), published(8, 2)):
+        ((kind, event_id, data),) = ServerSentEvents(1 << 20).feed(text)
+        found = continuity.accept(kind, event_id, data)
+        assert found is not None
+        delivery.offer((found,))
+    assert [delivery.take_one(checkpoints=True) and delivery.position.version for _ in range(2)] == [0, 8]
+
+
+def test_an_error_that_stands_ends_the_stream_after_what_came_before_it(connect):
+    damage = event("error", None, code="corrupt_log", message="an object is damaged", hint="repair it")
+    with ScriptedServer(Stream((transaction(5, 0) + damage,), hold=True)) as server:
+        with pytest.raises(CorruptData, match="an object is damaged") as ended:
+            connect(server.url).take(2)
+        assert ended.value.code is Code.CORRUPT_LOG and ended.value.hint == "repair it"
+
+
+@pytest.mark.parametrize("code", ["store_unavailable", "a_code_of_a_later_version"])
+def test_a_stream_that_ended_with_an_error_that_may_pass_is_opened_again(connect, code):
+    passing = event("error", None, code=code, message="for a moment")
+    with ScriptedServer(
+        Stream((transaction(5, 0) + passing,), hold=True), Stream((transaction(6, 5),), hold=True)
+    ) as s:
+        assert [got.version for got in connect(s.url).take(2)] == [5, 6]
 
 
 def test_a_lagging_reader_comes_back_where_it_was(connect):

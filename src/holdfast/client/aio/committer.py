@@ -111,7 +111,10 @@ class SparkCommitter:
 
     async def __aenter__(self) -> Self:
         """Wait until the store delivers. Raises: NotFound (there is no such store), PermissionDenied, Unavailable."""
-        await self._subscriber.__aenter__()
+        try:
+            await self._subscriber.__aenter__()
+        except NotFound as error:
+            raise committing.no_stores(error) from error
         return self
 
     async def __aexit__(
@@ -171,6 +174,8 @@ class SparkCommitter:
             receipt = await self._publisher.publish(committing.request_body(txn), fields=fields)
         except OutcomeUnknown as error:
             raise committing.perhaps_sent(name, error.statement()) from error
+        except NotFound as error:
+            raise committing.no_stores(error) from error
         self._require_kept(name, receipt)
         return name
 

@@ -45,13 +45,18 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class PublishedEvent:
-    """What was published without a transaction, together and durably, in the stores that the stream shows."""
+    """What was published without a transaction, together and durably, in the stores that the stream shows.
+
+    ``more``: the next event has further messages of this version, because one event would be too large. A reader that
+    starts again after the position gets all messages of the version again.
+    """
 
     version: int
     leader_id: str
     time_ms: int
     published: tuple[StreamMessage, ...]
     log_id: str | None = None
+    more: bool = False
 
     @property
     def committed_version(self) -> int:

@@ -41,11 +41,11 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.log_operations import REPEATABLE_CODES
-from holdfast.client.protocol.messages import base64url, service_error
+from holdfast.client.protocol.messages import base64url, error_of, service_error
 from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
-from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.values import LogPosition
-from holdfast.wire.log import CheckpointData, LeaderChangeData, LogData, PublishedData, TransactionData
+from holdfast.wire.log import CheckpointData, ErrorBody, LeaderChangeData, LogData, PublishedData, TransactionData
 
 REMEMBERED_VERSIONS_MAX: Final = 1 << 20
 REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -54,6 +54,7 @@ _TRANSACTION: Final = msgspec.json.Decoder(TransactionData)
 _PUBLISHED: Final = msgspec.json.Decoder(PublishedData)
 _CHECKPOINT: Final = msgspec.json.Decoder(CheckpointData)
 _LOG: Final = msgspec.json.Decoder(LogData)
+_ERROR: Final = msgspec.json.Decoder(ErrorBody)
 _LEADER_CHANGE: Final = msgspec.json.Decoder(LeaderChangeData)
 
 
@@ -134,7 +135,11 @@ class ServerSentEvents:
 
     def _check_size(self) -> None:
         if self._size > self._event_bytes_max:
-            raise CorruptData("an event exceeds the bound", event_bytes_max=self._event_bytes_max)
+            raise CorruptData(
+                "an event exceeds the bound",
+                hint="increase event_bytes_max in the ClientOptions",
+                event_bytes_max=self._event_bytes_max,
+            )
 
 
 class Continuity:
@@ -150,6 +155,9 @@ class Continuity:
         self._start = after
         self.last_transaction: int | None = None
         self._last_published = 0
+        self._part_version = 0  # the version whose messages come in parts
+        self._part_messages = 0  # how many of them were delivered
+        self._part_received = 0  # how many came on this connection
         self.committed_version = 0
         self.last_id = ""
         self._durable = durable
@@ -161,6 +169,10 @@ class Continuity:
     def proves_completeness(self) -> bool:
         """Whether a missing transaction would be noticed."""
         return not self._filtered
+
+    def reopened(self) -> None:
+        """The stream was opened, perhaps again: it begins after ``position``."""
+        self._part_received = 0
 
     def accept(self, kind: bytes, event_id: bytes, data: bytes) -> Event | None:
         """The event to deliver, or None when it was delivered before. Raises: CorruptData."""
@@ -186,7 +198,9 @@ class Continuity:
             raise CorruptData("an event is unreadable", event=kind.decode("latin-1"), after=self.position) from error
         if event is not None:
             self.log_id = log_id
-        if isinstance(event, TransactionEvent | PublishedEvent):
+        if isinstance(event, PublishedEvent) and event.more:
+            pass  # the stream is opened again before this version
+        elif isinstance(event, TransactionEvent | PublishedEvent):
             self.last_id = event_id.decode("latin-1")
         elif event is not None:
             # After a checkpoint or a rollback the position is newer than the last transaction's id.
@@ -247,10 +261,19 @@ class Continuity:
             raise CorruptData(
                 "messages arrived after the stream said it was past them", version=data.version, past=self.position
             )
-        self._last_published = self.position = data.version
-        self.committed_version = max(self.committed_version, data.version)
+        if data.version != self._part_version:
+            self._part_version, self._part_messages, self._part_received = data.version, 0, 0
+        # Parts that were delivered before a reconnect come again.
+        messages = tuple(data.published)[max(0, self._part_messages - self._part_received) :]
+        self._part_received += len(data.published)
+        self._part_messages = max(self._part_messages, self._part_received)
+        if not data.more:
+            self._last_published = self.position = data.version
+            self.committed_version = max(self.committed_version, data.version)
+        elif not messages:
+            return None
         time_ms = _milliseconds(data.timestamp)
-        return PublishedEvent(data.version, data.leader_id, time_ms, tuple(data.published), log_id)
+        return PublishedEvent(data.version, data.leader_id, time_ms, messages, log_id, data.more)
 
     def _checkpoint(self, data: CheckpointData, log_id: str | None) -> Checkpoint | None:
         if data.committed_version < self.committed_version:
@@ -304,7 +327,9 @@ class Delivery:
         """The next event, or None when there is none yet."""
         while self._waiting:
             event = self._waiting.popleft()
-            if isinstance(event, TransactionEvent | PublishedEvent):
+            if isinstance(event, PublishedEvent) and event.more:
+                pass  # not all of this version was handed out
+            elif isinstance(event, TransactionEvent | PublishedEvent):
                 self._position = LogPosition(event.version, event.log_id)
             elif isinstance(event, RolledBack):
                 self._position = LogPosition(min(self._position.version, event.to), event.log_id)
@@ -332,9 +357,9 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
     """Deliver events without an end. ``continuity`` is the progress, readable between two deliveries.
 
-    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back,
-    log_mismatch and others, bad_configuration where no endpoint is usable); PermissionDenied; Unavailable when
-    nothing arrived for ``stream_give_up_after_ms``.
+    Raises: CorruptData (a gap, an unreadable event, damage in the log); NotFound (log_truncated); InvalidRequest
+    (rolled_back, log_mismatch and others, bad_configuration where no endpoint is usable); PermissionDenied; Unavailable
+    when nothing arrived for ``stream_give_up_after_ms``.
     """
     options = session.options
     budget = RetryBudget(session, now_ms, options.stream_give_up_after_ms)
@@ -368,6 +393,7 @@ def pause_or_give_up(
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:
     """Deliver what the open stream brings until it ends; whether anything came, and why it ended."""
     decoder = ServerSentEvents(session.options.event_bytes_max)
+    continuity.reopened()
     heard = False
     while True:
         reply = yield Receive(session.options.stream_silence_ms)
@@ -375,21 +401,36 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
             return heard, reply
         assert isinstance(reply, Chunk), "the reply to Receive is Chunk or Failed"
         heard = True
-        lagging = False
+        ended = ""
         events: list[Event] = []
         try:
             for kind, event_id, data in decoder.feed(reply.data):
                 if kind == b"lagging":
-                    lagging = True
+                    ended = "the service said that this reader is lagging"
+                    break
+                if kind == b"error":
+                    ended = _why_it_ended(data)
                     break
                 event = continuity.accept(kind, event_id, data)
                 if event is not None:
                     events.append(event)
-        except CorruptData:
+        except HoldfastError:
             if events:  # events proved before the damage are delivered before the error
                 yield Deliver(tuple(events))
             raise
         if events:
             yield Deliver(tuple(events))
-        if lagging:
-            return True, Failed(reply.now_ms, False, "the service said that this reader is lagging")
+        if ended:
+            return True, Failed(reply.now_ms, False, ended)
+
+
+def _why_it_ended(data: bytes) -> str:
+    """Why the service ended a stream that may be opened again. Raises: the service's error, if it stands."""
+    try:
+        error = _ERROR.decode(data)
+        code = Code(error.code)
+    except (msgspec.DecodeError, ValueError):
+        return "the service ended the stream with an error that this client does not know"
+    if code not in REPEATABLE_CODES:
+        raise error_of(error, 500)
+    return f"the service ended the stream: {error.message or code.value}"

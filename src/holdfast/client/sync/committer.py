@@ -112,7 +112,10 @@ class SparkCommitter:
 
     def __enter__(self) -> Self:
         """Wait until the store delivers. Raises: NotFound (there is no such store), PermissionDenied, Unavailable."""
-        self._subscriber.__enter__()
+        try:
+            self._subscriber.__enter__()
+        except NotFound as error:
+            raise committing.no_stores(error) from error
         return self
 
     def __exit__(
@@ -170,6 +173,8 @@ class SparkCommitter:
             receipt = self._publisher.publish(committing.request_body(txn), fields=fields)
         except OutcomeUnknown as error:
             raise committing.perhaps_sent(name, error.statement()) from error
+        except NotFound as error:
+            raise committing.no_stores(error) from error
         self._require_kept(name, receipt)
         return name
 

@@ -8,6 +8,7 @@
     event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
+    event: error          no id                  data: as the body of an error; the stream ends after it
 
 ``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
 reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
@@ -17,6 +18,7 @@ is closed, and resumes by ``Last-Event-ID``. Subscribers without a filter share 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,9 +30,10 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
-from holdfast.errors import Backpressure, Code, InvalidRequest
+from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest
 from holdfast.server.gateway import Gateway, ShownStores
 from holdfast.server.http.auth import Role
+from holdfast.server.http.responses import error_body
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,
@@ -57,6 +60,8 @@ KEEPALIVE_TICKS: Final = 8
 FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
+PART_BYTES: Final = 16 << 20
+"""A client takes events of 64 MiB by default, and one request may publish more."""
 
 Subscribe = Callable[[int, bool, bool], AsyncIterator[EventBatch]]
 
@@ -112,8 +117,14 @@ def encode_event(
         case StoresEvent():
             if not published:
                 return b""
-            data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), published))
-            return b"id: %d@%b\nevent: published\ndata: %b\n\n" % (event.version, log, data)
+            texts: list[bytes] = []
+            *earlier, last = _parts(published)
+            for part in earlier:  # without an id: a reader that resumes gets the whole version again
+                data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), part, True))
+                texts.append(b"event: published\ndata: %b\n\n" % data)
+            data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), last))
+            texts.append(b"id: %d@%b\nevent: published\ndata: %b\n\n" % (event.version, log, data))
+            return b"".join(texts)
         case Checkpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
             # A stream that is ahead of durability cannot resume from a checkpoint.
@@ -122,6 +133,23 @@ def encode_event(
         case LeaderChange(roll_back_to=version, leader_id=leader_id):
             data = _encode(LeaderChangeData(version, leader_id))
             return b"id: %d~%b@%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), log, data)
+
+
+def _parts(published: Sequence[StreamMessage]) -> list[Sequence[StreamMessage]]:
+    """The messages in parts of about ``PART_BYTES`` of text, each with at least one message."""
+    if sum(len(message.body or b"") for message in published) <= PART_BYTES // 4:
+        return [published]
+    parts: list[Sequence[StreamMessage]] = []
+    part: list[StreamMessage] = []
+    size = 0
+    for message in published:
+        length = len(_encode(message))
+        if part and size + length > PART_BYTES:
+            parts.append(part)
+            part, size = [], 0
+        part.append(message)
+        size += length
+    return [*parts, part]
 
 
 def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
@@ -211,7 +239,12 @@ class Subscriptions:
         self._keep_alive()
         try:
             with ended_by_disconnect(call):
-                await self._run(call, subscriber, batches, log_id, durable, selection)
+                try:
+                    await self._run(call, subscriber, batches, log_id, durable, selection)
+                except HoldfastError as error:
+                    if call.started:
+                        await self._end_with_error(call, error)
+                    raise
         finally:
             self.open.discard(subscriber)
             close = getattr(batches, "aclose", None)
@@ -277,6 +310,14 @@ class Subscriptions:
     def _is_live(self, batch: EventBatch) -> bool:
         reader = self._gateway.reader
         return reader is not None and batch.last_version >= reader.local_version()
+
+    async def _end_with_error(self, call: Call, error: HoldfastError) -> None:
+        """Say why the stream ends: a reader that meets the same damage again and again would never know it."""
+        text = b"event: error\ndata: %b\n\n" % _encode(error_body(error, self._gateway.leader))
+        with contextlib.suppress(TimeoutError):  # a reader that does not read is cut off
+            async with asyncio.timeout(LINGER_SECONDS):
+                await call.write(text)
+                await call.finish()
 
     async def _end_lagging(self, call: Call, unsent: int) -> None:
         self.lagged += 1

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.ingest import Ingest, IngestCounts
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, LeadershipOptions
+from holdfast.spark.bulk.numbered_source import NumberedSource
 from holdfast.spark.bulk.requests import AS_NAMED, RequestFormat
 from holdfast.spark.bulk.verdict_output import VerdictOutput
 from holdfast.spark.runtime.session import task_errors
@@ -58,9 +59,11 @@ class CommitStream:
         return self._spark.readStream.format("holdfast").option("table", url).load()
 
     def wait(self, stop: Event | None = None) -> None:
-        """Return when the query has ended, or ``stop`` is set. Raises: what ended the query."""
+        """Return when the query has ended, or ``stop`` is set. Raises: what ended the query, or the leadership."""
         while self.query.isActive and not (stop or _NEVER).wait(POLL_SECONDS):
-            pass
+            failure = self._ingest.failure
+            if failure is not None and not self._failures:
+                raise failure
         if self._failures:
             raise self._failures[-1]
         with task_errors():
@@ -79,6 +82,10 @@ class CommitStream:
 _NEVER: Final = Event()
 
 
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def commit_stream(
     requests: DataFrame,
     log: str,
@@ -87,6 +94,7 @@ def commit_stream(
     checkpoint: str,
     *,
     request_format: RequestFormat | None = AS_NAMED,
+    source: NumberedSource | None = None,
     leading: LeadershipOptions = DEFAULT_LEADERSHIP,
     every_seconds: float | None = None,
     report: Report = lambda _: None,
@@ -94,11 +102,14 @@ def commit_stream(
     """Begin to commit what the stream ``requests`` brings, each row one request; see ``RequestFormat`` and ``Ingest``.
 
     ``verdicts``: the URL of a table, or a ``VerdictStore``. ``name`` and ``checkpoint`` belong together permanently.
-    ``request_format`` None: each row is a message with one request. ``every_seconds``: the time from the beginning of
-    one micro-batch to that of the next, 0 for at once; by default the query ends when it has taken all that exists now.
-    Raises: InvalidRequest. After a crash: a start with the same arguments answers each request exactly once.
+    ``request_format`` None: each row is a message with one request; ``source``: where they come from, see ``Ingest``.
+    ``every_seconds``: the time from the beginning of one micro-batch to that of the next, 0 for at once; by default the
+    query ends when it has taken all that exists now. Raises: InvalidRequest. After a crash: a start with the same
+    arguments answers each request exactly once.
     """
-    ingest = Ingest(log, verdicts, name, request_format=request_format, leading=leading)
+    ingest = Ingest(log, verdicts, name, request_format=request_format, source=source, leading=leading)
+    if every_seconds is not None:
+        report({"step": "leads", "leader_id": ingest.lead(requests.sparkSession), "at": _utc_now()})
     failures: list[Exception] = []
 
     def micro_batch(frame: DataFrame, number: int) -> None:
@@ -114,7 +125,7 @@ def commit_stream(
                 "number": number,
                 "requests_in": ingest.counts.requests - before,
                 "seconds": round(time.monotonic() - began, 3),
-                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "at": _utc_now(),
                 **asdict(ingest.counts),
             }
         )
@@ -124,7 +135,11 @@ def commit_stream(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{every_seconds} seconds")
-    return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
+    try:
+        return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
+    except BaseException:
+        ingest.close()
+        raise
 
 
 def message_source(text: str) -> dict[str, str] | None:
@@ -137,6 +152,13 @@ def message_source(text: str) -> dict[str, str] | None:
 
     Raises: InvalidRequest.
     """
+    if text.startswith(_SERVICES):
+        raise InvalidRequest(
+            "files cannot be read from the address of a service",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"did you mean store:{text}? The whole form is store:URL/STORE/DURABLE",
+            given=text,
+        )
     kind, _, rest = text.partition(":")
     if kind == "queue":
         return {"shape": "messages", "queue": rest}
@@ -144,6 +166,9 @@ def message_source(text: str) -> dict[str, str] | None:
         return None
     url, store, durable = store_of(rest, 2)
     return {"shape": "messages", "url": url, "store": store, "durable": durable}
+
+
+_SERVICES: Final = ("http://", "https://", "unix:")
 
 
 def store_of(text: str, names: int) -> tuple[str, ...]:
@@ -154,16 +179,18 @@ def store_of(text: str, names: int) -> tuple[str, ...]:
     """
     parts = text.rsplit("/", names)
     address = parts[0].partition("//")[2] if parts[0].startswith("http") else parts[0].partition(":")[2]
-    if (
-        len(parts) <= names
-        or not all(parts)
-        or not address
-        or not parts[0].startswith(("http://", "https://", "unix:"))
-    ):
+    if len(parts) <= names or not all(parts) or not address or not parts[0].startswith(_SERVICES):
         raise InvalidRequest(
             "not the address of a store",
             code=Code.BAD_CONFIGURATION,
             hint=f"for example store:http://127.0.0.1:8080/requests{'/spark' if names == 2 else ''}",
+            given=text,
+        )
+    if names == 1 and parts[0].startswith("http") and "/" in address:
+        raise InvalidRequest(
+            "verdicts go to a store, and this names more than one",
+            code=Code.BAD_CONFIGURATION,
+            hint=f"give the store without a durable: store:{parts[0]}",
             given=text,
         )
     return tuple(parts)

@@ -1,9 +1,11 @@
 """``ingest``: the four commit stages on a stream of commit requests, micro-batch by micro-batch.
 
-Exactly once, by crash. (1) Before a group is durable: nothing was reported, and the replay of the micro-batch takes it
-again. (2) After: the record tells the replay the outcomes. (3) Between the log and the verdicts: as 2; the verdicts are
-taken once (``verdict_output``). A run leads before it reads records, so an older run can add nothing after that. A
-crash costs the conflict window: older read versions are then ``too_old``.
+Exactly once, by crash. (1) Before a group is durable: nothing was reported, and its requests come again. (2) After: the
+record has the outcomes. (3) Between the log and the verdicts: as 2; the verdicts are taken once (``verdict_output``).
+(4) Between the verdicts and the acknowledgement: the record says through which number its source is decided, and lower
+ones are left out. (5) Before Spark's checkpoint has the micro-batch: it comes again, perhaps without messages.
+A run leads before it reads records, so an older run can add nothing after that. A crash costs the conflict window:
+older read versions are then ``too_old``. Without a ``source``, 4 and 5 rest on Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Unanswered, Write
+from holdfast.commit.format.transaction import (
+    Committed,
+    Operation,
+    RangeDelete,
+    Rejected,
+    Reused,
+    Transaction,
+    Unanswered,
+    Write,
+    prefix_end,
+)
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.status import AttemptHistory
@@ -33,10 +45,14 @@ from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
-from holdfast.spark.bulk.message_requests import message_requests
+from holdfast.spark.bulk.message_requests import MessageRequest, lost_request, message_requests
+from holdfast.spark.bulk.numbered_source import NumberedSource, same_source
 from holdfast.spark.bulk.records import (
+    RECORDS_PREFIX,
     GroupRecord,
     RequestOutcome,
+    newest_records,
+    ranges_of,
     record_key,
     records_nearby,
     records_of_log,
@@ -82,11 +98,14 @@ class IngestCounts:
 class Ingest:
     """Commits micro-batches to the log at ``log_url``; leads it from the first one until ``close``.
 
-    Give ``micro_batch`` to ``foreachBatch``. ``name`` belongs to the stream and its checkpoint permanently: a stream
-    that starts again from 0 under a name whose log is further is refused. Read versions are versions of the log.
-    ``verdicts``: a table's URL, or a ``VerdictStore``. ``request_format`` None: the rows are messages, each with one
-    request (``message_requests``). Use ``load_requests`` for a complete input. Memory: a micro-batch and the conflict
-    window on the driver.
+    Give ``micro_batch`` to ``foreachBatch``. ``name`` belongs to the stream permanently. Read versions are versions of
+    the log. ``verdicts``: a table's URL, or a ``VerdictStore``. ``request_format`` None: the rows are messages, each
+    with one request (``message_requests``). Use ``load_requests`` for a complete input. Memory: a micro-batch and the
+    conflict window on the driver.
+
+    ``source``: where the messages come from. It belongs to the name, too: the log's record says how far it is decided,
+    so that no checkpoint is needed. Without it the checkpoint belongs to the name: a stream that starts again from 0
+    under a name whose log is further is refused, except that micro-batch 0 may come again with the same requests.
     """
 
     def __init__(
@@ -96,6 +115,7 @@ class Ingest:
         name: str,
         *,
         request_format: RequestFormat | None = AS_NAMED,
+        source: NumberedSource | None = None,
         leading: LeadershipOptions = DEFAULT_LEADERSHIP,
         rules: PipelineRules | None = None,
         group_requests: int = GROUP_REQUESTS,
@@ -111,6 +131,7 @@ class Ingest:
         self._name = name
         self._key = record_key(name)
         self._format = request_format
+        self._source = source
         self._leading = leading
         self._rules = rules or PipelineRules()
         self._group_requests = group_requests
@@ -120,6 +141,8 @@ class Ingest:
         # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
         self._earlier: list[GroupRecord] | None = None
         self._before = 0  # requests of the micro-batches before the next one
+        self._through = 0  # of numbered requests: the last one that the log has decided
+        self._newest = -1  # of numbered requests: the newest micro-batch in the log, as the log counts them
         self._last: tuple[int, str] | None = None  # the newest micro-batch of this object, and its requests' digest
         self._life: tuple[int, int] = (
             0,
@@ -133,13 +156,20 @@ class Ingest:
         return self._output.url if isinstance(self._output, VerdictTable) else None
 
     def micro_batch(self, frame: DataFrame, number: int) -> None:
-        """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
+        """Commit the requests of one micro-batch and report their verdicts. Harmless when repeated.
 
         Raises: Closed, Fenced, Unavailable, InvalidRequest end the stream, which can be started again. After a crash:
         the replay of the micro-batch commits the rest.
         """
         stages = self._stages or self._begin(frame.sparkSession)
         written = self._output.begin(stages.log_id, self._name)
+        if self._source is not None and (not self._earlier or self._earlier[0].seqs or number > self._earlier[0].batch):
+            try:
+                self._decide_numbered(self._source, stages, self._requests(frame), number, written)
+            except BaseException:
+                self._abandon(stages)
+                raise
+            return
         earlier = self._earlier or []
         earlier_batch = earlier[0].batch if earlier else -1
         records = earlier if number == earlier_batch else []
@@ -170,15 +200,75 @@ class Ingest:
                 )
             )  # fmt: skip
             self._earlier = None
+            self._newest, self._through = number, int(requests[-1].order) if self._source and requests else 0
             self._before += len(requests)
             self._written_ms = now().boot_ms
             self._last = number, requests_digest(requests)
         except BaseException:
-            # The requests in flight are unknown now; the next leader finds them in the log.
-            stages.leadership.stop()
-            self._stages = None
+            self._abandon(stages)
             raise
         self._count(outcomes)
+
+    def _abandon(self, stages: _Stages) -> None:
+        """The requests in flight are unknown now; the next leader finds them in the log."""
+        stages.leadership.stop()
+        self._stages = None
+        if self._source is not None:
+            self._source.close()
+
+    def _decide_numbered(
+        self, source: NumberedSource, stages: _Stages, offered: Sequence[ParsedRequest], number: int, written: int
+    ) -> None:
+        """Commit the requests above ``_through``, report their verdicts, and acknowledge all that were offered.
+
+        The messages of the newest micro-batch that the log has are acknowledged after its verdicts are durable. So it
+        may lack verdicts only if one of its messages comes again, or if Spark repeats it.
+        """
+        fresh = [each for each in offered if int(each.order) > self._through]
+        earlier, again = self._earlier or [], False
+        if earlier:
+            numbers = {each for record in earlier for each in record.numbers()}
+            again = number == earlier[0].batch or any(int(each.order) in numbers for each in offered)
+            if again and earlier[0].batch >= written:
+                self._report_again(source, stages, earlier)
+            if again or fresh:
+                self._earlier = None
+                self._before += 0 if earlier[0].seqs else sum(len(record.outcomes) for record in earlier)
+        outcomes: list[RequestOutcome] = []
+        if fresh:
+            batch = self._newest + 1
+            if batch < written:
+                raise _table_ahead(batch, written)
+            self._live_on((), batch)
+            self._commit(stages, fresh, outcomes, batch)
+            self._newest, self._through = batch, int(fresh[-1].order)
+            self._output.write(
+                Judged(batch, self._before, *self._life, fresh, outcomes, stages.durable_version, stages.leader_id)
+            )
+            self._before += len(fresh)
+            self._written_ms = now().boot_ms
+        if offered or again:
+            source.acknowledge(self._through)
+        self._count(outcomes)
+
+    def _report_again(self, source: NumberedSource, stages: _Stages, records: Sequence[GroupRecord]) -> None:
+        """Report the outcomes that ``records`` have: what was reported before is a duplicate and not taken twice."""
+        numbers = [each for record in records for each in record.numbers()]
+        outcomes = [each for record in records for each in record.outcomes]
+        kept = source.kept(numbers[0], numbers[-1])
+        requests: list[ParsedRequest] = [kept.get(each) or lost_request(each) for each in numbers]
+        for record in records:
+            if all(each in kept for each in record.numbers()) and not record.covers(requests):
+                raise _other_messages(source, self._name)
+        first = records[0]
+        self._life = first.publisher, first.published
+        self._output.write(
+            Judged(
+                first.batch, first.before, *self._life, requests, outcomes, stages.durable_version, stages.leader_id
+            )
+        )  # fmt: skip
+        self._written_ms = now().boot_ms
+        self.counts.found += len(outcomes)
 
     def _live_on(self, records: Sequence[GroupRecord], number: int) -> None:
         """Choose the publisher of this micro-batch's verdicts: what has begun keeps its own."""
@@ -188,6 +278,19 @@ class Ingest:
         elif self._written_ms is None or silent_ms > LIFE_SILENCE_MS:
             self._life = number, self._before
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended the leadership between two micro-batches, for example another leader; None while it leads."""
+        stages = self._stages
+        return None if stages is None else stages.leadership.failure
+
+    def lead(self, spark: SparkSession) -> str:
+        """Lead the log from now on, and not from the first micro-batch on. Returns the leader id.
+
+        Raises: Closed (another leader), Unavailable, InvalidRequest. After a crash: as ``micro_batch``.
+        """
+        return (self._stages or self._begin(spark)).leader_id
+
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing is led."""
         thread, stages = self._thread, self._stages
@@ -195,9 +298,15 @@ class Ingest:
         if thread is None:
             return
         try:
-            if stages is not None:
+            if stages is None:
+                pass
+            elif stages.leadership.failure is not None:
+                stages.leadership.stop()
+            else:
                 stages.leadership.resign()
         finally:
+            if self._source is not None:
+                self._source.close()
             thread.__exit__(None, None, None)
 
     def _begin(self, spark: SparkSession) -> _Stages:
@@ -212,13 +321,38 @@ class Ingest:
             records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
             if not complete:
                 records = records_of_log(spark, self._url, self._key)
+            records.sort(key=lambda record: record.first)
+            if self._source is not None:
+                self._require_own_source(spark, self._source, records)
+        except InvalidRequest:
+            leadership.resign()
+            raise
         except BaseException:
             leadership.stop()
             raise
-        self._earlier = sorted(records, key=lambda record: record.first)
+        self._earlier = records
         self._before = records[0].before if records else 0
+        if records and records[0].seqs:
+            self._before += sum(len(record.outcomes) for record in records)
+        self._newest = records[0].batch if records else -1
+        self._through = max((last for record in records for _, last in record.seqs), default=0)
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
+
+    def _require_own_source(self, spark: SparkSession, source: NumberedSource, records: Sequence[GroupRecord]) -> None:
+        """Raise InvalidRequest unless name and source belong together in the log. Cost: a scan for a new name."""
+        newest = records[-1] if records else None
+        if newest is not None and newest.source is not None:
+            if not same_source(newest.source, source.identity):
+                raise _another_source(self._name, newest.source, source.identity)
+            if not source.is_continued(newest.seqs[-1][1], newest.time_ms):
+                raise _other_messages(source, self._name)
+            return
+        for name, record in newest_records(spark, self._url).items():
+            if name == self._name or record.source is None or not same_source(record.source, source.identity):
+                continue
+            if source.is_continued(record.seqs[-1][1], record.time_ms):
+                raise _another_name(name, source.identity)
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
         """The requests of the micro-batch in their order. Raises: InvalidRequest."""
@@ -248,12 +382,21 @@ class Ingest:
             first = len(outcomes)
             while first < len(requests) and len(groups) < WAVE:
                 past = _group_end(requests, first, self._group_requests)
-                place = GroupRecord(number, first, (), None, 1, self._before, *self._life)
+                place = self._place(number, first, requests[first:past])
                 groups.append(stages.decide(requests[first:past], self._key, place))
                 first = past
             stages.persist(groups)
             for group in groups:
                 outcomes += group.record.outcomes
+
+    def _place(self, number: int, first: int, group: Sequence[ParsedRequest]) -> GroupRecord:
+        """The record of a group, without outcomes and digest."""
+        place = GroupRecord(number, first, (), None, 1, self._before, *self._life)
+        if self._source is None:
+            return place
+        time_ms = max((each.time_ms for each in group if isinstance(each, MessageRequest)), default=0)
+        seqs = ranges_of(int(each.order) for each in group)
+        return msgspec.structs.replace(place, source=self._source.identity, seqs=seqs, time_ms=time_ms)
 
     def _count(self, outcomes: Sequence[RequestOutcome]) -> None:
         counts = self.counts
@@ -276,13 +419,56 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
 
 def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
     return InvalidRequest(
-        "this stream's log is further than its checkpoint",
+        "this stream's log is further than its checkpoint, or a micro-batch comes again with other requests",
         code=Code.BAD_CONFIGURATION,
-        hint="restore the checkpoint, or take another name if these requests were never offered before; a micro-batch "
-        "that is repeated has to hold the same requests: leave out what gives another value each time, and give "
-        "messages with requests no time to live",
-        micro_batch=number,
-        settled=newest,
+        hint="restore the checkpoint. Without it, offer the requests that have no verdict under another name, with a "
+        "new checkpoint: one with a request_id and a read_version is committed once in any case; look for any other "
+        "in the log first. A micro-batch that is repeated needs the same requests, without values that are new each "
+        "time",
+        next_in_checkpoint=number,
+        newest_in_log=newest,
+    )
+
+
+def _table_ahead(batch: int, written: int) -> InvalidRequest:
+    return InvalidRequest(
+        "the table of verdicts has more micro-batches than the log: one of them was put back to an earlier state",
+        code=Code.BAD_CONFIGURATION,
+        hint="give --to the URL of a new table",
+        next_in_log=batch,
+        in_table=written,
+    )
+
+
+def _another_source(name: str, first: str, given: str) -> InvalidRequest:
+    return InvalidRequest(
+        "the name of this ingest belongs to another source of requests",
+        code=Code.BAD_CONFIGURATION,
+        hint="give each source a name of its own",
+        name=name,
+        source_of_name=first,
+        source=given,
+    )
+
+
+def _another_name(first: str, source: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the ingest {first!r} has taken requests from this source, so another name would commit them twice",
+        code=Code.BAD_CONFIGURATION,
+        hint=f"continue with --name {first}, which needs no checkpoint of its own; or give this ingest a durable of "
+        "its own",
+        name=first,
+        source=source,
+    )
+
+
+def _other_messages(source: NumberedSource, name: str) -> InvalidRequest:
+    return InvalidRequest(
+        "the source has other messages under the numbers that the log has decided: it was deleted and made again",
+        code=Code.LOG_MISMATCH,
+        hint="take another name for the new source, and a new checkpoint",
+        name=name,
+        source=source.identity,
     )
 
 
@@ -316,14 +502,14 @@ class _Stages:
         """The last version that is durable."""
         return self._durable.last_version
 
-    def _refusal(self, request: ParsedRequest, key: bytes) -> str | None:
-        """Why a request is not decided: it breaks a rule, is for another log or leader, or writes this job's record."""
+    def _refusal(self, request: ParsedRequest) -> str | None:
+        """Why a request is not decided: it breaks a rule, is not for this log or leader, or changes a job's record."""
         txn = request.transaction
         if txn is None:
             return request.refusal
         if txn.has_parts:
             return str(Code.STORES_NOT_IN_LOG)
-        if any(isinstance(operation, Write) and operation.key == key for operation in txn.operations):
+        if any(_changes_records(operation) for operation in txn.operations):
             return str(Code.PERMISSION_DENIED)
         if txn.log_id not in (None, self.log_id):
             if self._lineage is None:
@@ -343,7 +529,7 @@ class _Stages:
         ``place``: their record, without outcomes and digest.
         """
         self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
-        refusals = [self._refusal(each, key) for each in requests]
+        refusals = [self._refusal(each) for each in requests]
         entries = [
             None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
             for each, refusal in zip(requests, refusals, strict=True)
@@ -417,6 +603,15 @@ class _Stages:
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
+
+
+def _changes_records(operation: Operation) -> bool:
+    """Whether it writes or deletes a key at which an ingest keeps its record."""
+    end = prefix_end(RECORDS_PREFIX)
+    if isinstance(operation, RangeDelete):
+        is_above = operation.end is None or operation.end > RECORDS_PREFIX
+        return is_above and (end is None or operation.begin < end)
+    return operation.key.startswith(RECORDS_PREFIX)
 
 
 def _outcome_of(entry: CommitEntry) -> RequestOutcome:

@@ -9,12 +9,23 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.client import Client, ClientOptions
+from holdfast.client.protocol.effects import Request
+from holdfast.client.protocol.stores.administration import ask, browse_target
+from holdfast.client.protocol.stores.messages import durable_path, request_of, store_path
 from holdfast.client.stores import StoreClient, define_spark_stores
+from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.bulk.commit_stream import message_source, store_of
-from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.bulk.numbered_source import (
+    ANSWER_MS_MAX,
+    DurableSource,
+    NumberedSource,
+    QueueSource,
+    log_id_of,
+)
+from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, VerdictStore
 from holdfast.spark.options import PARTITION_BYTES_MIN
-from holdfast.spark.runtime.service_client import service_token
+from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.plan import log_head
 
@@ -23,8 +34,6 @@ BYTES_AT_ONCE: Final = 64 << 20
 """A micro-batch is in the driver's memory, and keeps its size when Spark repeats it."""
 PARTITION_BYTES: Final = PARTITION_BYTES_MIN
 """Requests are small: this is some thousands of them for a task."""
-ANSWER_MS_MAX: Final = 30_000
-"""How long a service is tried before Spark is started for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class LiveRequests:
 
     ``verdicts_table``: a URL; or ``verdicts_store``: ``store:URL/STORE``, or the name of a store at the service with
     the requests. ``at_once``: the most files, or requests, in a micro-batch; ``bytes_at_once``: about how many
-    bytes of messages.
+    bytes of messages. ``retry_seconds``: how long the services of both stores may be away.
     """
 
     source: str
@@ -41,6 +50,7 @@ class LiveRequests:
     verdicts_store: str | None = None
     at_once: int | None = None
     bytes_at_once: int | None = None
+    retry_seconds: float = RETRY_SECONDS
 
     @property
     def options(self) -> dict[str, str] | None:
@@ -55,7 +65,19 @@ class LiveRequests:
             "maxBytesPerTrigger": self.bytes_at_once or BYTES_AT_ONCE,
             "targetPartitionBytes": PARTITION_BYTES,
         }
-        return found | {name: str(bound) for name, bound in bounds.items()}
+        bounded = found | {name: str(bound) for name, bound in bounds.items()}
+        # The ingest acknowledges: it knows when the verdicts are durable.
+        served = {"acknowledge": "false", "retryDuration": f"{round(self.retry_seconds * 1000)}ms"}
+        return bounded | served if "durable" in found else bounded
+
+    def numbered(self) -> NumberedSource | None:
+        """The source of messages as the ingest uses it, None for files. Raises: InvalidRequest."""
+        options = self.options
+        if options is None:
+            return None
+        if "queue" in options:
+            return QueueSource(options["queue"])
+        return DurableSource(options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000))
 
     def stream(self, spark: SparkSession) -> DataFrame | None:
         """The messages, None where files have the requests. Raises: InvalidRequest."""
@@ -84,7 +106,7 @@ class LiveRequests:
                 hint="give --verdicts-to another store",
                 store=store,
             )
-        return VerdictStore(url, store, token=service_token())
+        return VerdictStore(url, store, token=service_token(), retry_seconds=self.retry_seconds)
 
     def prepare(self, log: str) -> None:
         """Make the stores that are missing. Raises: InvalidRequest (they live in ``log`` itself); as the client."""
@@ -100,6 +122,18 @@ class LiveRequests:
                     verdicts if url_of_verdicts == url else None,
                     options.get("durable", ""),
                 )
+        self._require_rights(verdicts, url_of_verdicts)
+
+    def _require_rights(self, verdicts: str | None, url_of_verdicts: str) -> None:
+        """Raises: PermissionDenied, NotFound, Unavailable."""
+        options = self.options or {}
+        if "durable" in options:
+            url, store, path = options["url"], options["store"], durable_path(options["store"], options["durable"])
+            _require_right(url, store, "browse", Request("GET", browse_target(path, 0, 1, None, False)))
+            _require_right(url, store, "subscribe", request_of("POST", f"{path}/acks", {}))
+        if verdicts is not None:
+            publish = request_of("POST", f"{store_path(verdicts)}/messages", {})
+            _require_right(url_of_verdicts, verdicts, "publish", publish)
 
     def _store_of_verdicts(self) -> tuple[str, str]:
         text = self.verdicts_store or ""
@@ -117,6 +151,34 @@ class LiveRequests:
         return options["url"], text
 
 
+def _require_right(url: str, store: str, right: str, request: Request) -> None:
+    """Send a request that needs this right and, where it changes something, has no content: it is then refused later.
+
+    Raises: PermissionDenied, which names service, store and right; NotFound, Unavailable.
+    """
+    with Client(url, token=service_token(), options=_options()) as client:
+        try:
+            client.run(ask(client.session, request, now_ms(), ANSWER_MS_MAX))
+        except PermissionDenied as error:
+            raise PermissionDenied(
+                f"the token of this job lacks the right to {right} in a store",
+                code=error.code,
+                hint=f"set {TOKEN_VARIABLE} to a token whose user has the right {right!r} for this store",
+                service=url,
+                store=store,
+            ) from error
+        except NotFound as error:
+            raise NotFound(
+                "a store, or its durable, does not exist, and the token of this job may not make it",
+                code=error.code,
+                hint="make it with define_spark_stores, or give the job a token with the right administer",
+                service=url,
+                store=store,
+            ) from error
+        except InvalidRequest:
+            pass  # the right was checked before the body
+
+
 def _options() -> ClientOptions:
     return ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
 
@@ -127,12 +189,11 @@ def _require_another_log(url: str, log: str) -> None:
         own = log_head(log).log_id
     except NotFound:
         return  # the job makes it
-    with suppress(PermissionDenied), Client(url, token=service_token(), options=_options()) as client:
-        if client.version().log_id == own:
-            raise InvalidRequest(
-                "the requests come from a service that leads this very log: it serves no stores while Spark leads",
-                code=Code.BAD_CONFIGURATION,
-                hint="keep requests and verdicts in the stores of a service with another log",
-                service=url,
-                log=log,
-            )
+    if log_id_of(url) == own:
+        raise InvalidRequest(
+            "the requests come from a service that leads this very log: it serves no stores while Spark leads",
+            code=Code.BAD_CONFIGURATION,
+            hint="keep requests and verdicts in the stores of a service with another log",
+            service=url,
+            log=log,
+        )

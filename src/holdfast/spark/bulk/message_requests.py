@@ -26,14 +26,15 @@ PROBLEM_MAX: Final = 500
 
 
 class MessageRequest(ParsedRequest, frozen=True, kw_only=True):
-    """A request, the fields of its message, and in words why it is refused."""
+    """A request, the fields of its message, in words why it is refused, and when it was published (0: not known)."""
 
     fields: dict[str, str | int | bool]
     problem: str = ""
+    time_ms: int = 0
 
 
 def message_requests(frame: DataFrame) -> list[ParsedRequest]:
-    """The requests in the messages of ``frame`` (columns ``seq``, and ``body`` or ``payload``; perhaps ``fields``).
+    """The requests in the messages of ``frame``: ``seq``, ``body`` or ``payload``; perhaps ``fields`` and ``time``.
 
     Raises: InvalidRequest (other columns); what reading the frame raises. Cost: all of it in memory, and about 5
     microseconds for each.
@@ -46,20 +47,27 @@ def message_requests(frame: DataFrame) -> list[ParsedRequest]:
             columns=", ".join(frame.columns),
         )
     fields = F.col("fields") if "fields" in frame.columns else F.lit(None).cast("string")
+    times = F.unix_millis(F.col("time").cast("timestamp")) if "time" in frame.columns else F.lit(0).cast("long")
     with task_errors():
-        table = frame.select("seq", F.col(body).cast("binary").alias("body"), fields.alias("fields")).toArrow()
+        table = frame.select(
+            "seq", F.col(body).cast("binary").alias("body"), fields.alias("fields"), times.alias("time_ms")
+        ).toArrow()
     return requests_in(table)
 
 
 def requests_in(messages: pa.Table) -> list[ParsedRequest]:
     """The requests in these messages (``seq``, ``body``, ``fields`` as JSON or null), in the order of their numbers."""
     ordered = messages.sort_by("seq")
-    columns = (ordered[name].to_pylist() for name in ("seq", "body", "fields"))
-    return [_request(seq, body or b"", fields) for seq, body, fields in zip(*columns, strict=True)]
+    columns = [ordered[name].to_pylist() for name in ("seq", "body", "fields")]
+    times = ordered["time_ms"].to_pylist() if "time_ms" in ordered.column_names else [0] * len(ordered)
+    return [
+        request_in(seq, body or b"", {} if text is None else msgspec.json.decode(text), time_ms or 0)
+        for seq, body, text, time_ms in zip(*columns, times, strict=True)
+    ]
 
 
-def _request(seq: int, body: bytes, fields_text: str | None) -> MessageRequest:
-    fields: dict[str, str | int | bool] = {} if fields_text is None else msgspec.json.decode(fields_text)
+def request_in(seq: int, body: bytes, fields: dict[str, str | int | bool], time_ms: int) -> MessageRequest:
+    """The request in one message."""
     named = fields.get(REQUEST_ID)
     try:
         txn = decode_json(body)
@@ -68,10 +76,17 @@ def _request(seq: int, body: bytes, fields_text: str | None) -> MessageRequest:
         problem = error
     else:
         if problem is None:
-            return MessageRequest(str(seq), txn.request_id or _text(named), txn, None, fields=fields)
+            return MessageRequest(str(seq), txn.request_id or _text(named), txn, None, fields=fields, time_ms=time_ms)
         named = txn.request_id or named
     said = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-    return MessageRequest(str(seq), _text(named), None, str(problem.code), fields=fields, problem=said[:PROBLEM_MAX])
+    return MessageRequest(
+        str(seq), _text(named), None, str(problem.code), fields=fields, problem=said[:PROBLEM_MAX], time_ms=time_ms
+    )
+
+
+def lost_request(seq: int) -> MessageRequest:
+    """In the place of a request that was decided and whose message is gone: its verdict names the number only."""
+    return MessageRequest(str(seq), None, None, None, fields={})
 
 
 def _text(value: object) -> str | None:

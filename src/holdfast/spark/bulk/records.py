@@ -10,15 +10,17 @@ micro-batch's number; ``first``, the index in it of the group's first request; `
 (null: committed), its version, and its failed preconditions; ``digest``, which names the requests of the group (null:
 written by an earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the
 micro-batch that began the life of the publisher of its verdicts, and ``published``, the requests before that one. The
-last three are 0 where an earlier version wrote the record. A record is its own transaction, the last one of its batch
-object, so it is durable exactly when its group is.
+last three are 0 where an earlier version wrote the record. Where the requests are numbered messages: ``source`` names
+where they come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], and ``time_ms`` is when
+the newest of them was published. A record is its own transaction, the last one of its batch object, so it is durable
+exactly when its group is.
 
 Any other bytes under these keys raise CorruptData.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -133,10 +135,18 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: int = 0
     publisher: int = 0
     published: int = 0
+    source: str | None = None
+    seqs: tuple[tuple[int, int], ...] = ()
+    time_ms: int = 0
 
     def encode(self) -> bytes:
         """The bytes of the record."""
         return msgspec.json.encode(self)
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the group's messages, ascending."""
+        for first, last in self.seqs:
+            yield from range(first, last + 1)
 
     def covers(self, requests: Sequence[ParsedRequest]) -> bool:
         """Whether the requests of a micro-batch hold this very group at its place."""
@@ -157,9 +167,27 @@ def requests_digest(requests: Sequence[ParsedRequest]) -> str:
     return digest.hexdigest()
 
 
+RECORDS_PREFIX: Final = b"spark/ingest/"
+
+
 def record_key(name: str) -> bytes:
     """The key of a stream's records."""
-    return f"spark/ingest/{name}".encode()
+    return RECORDS_PREFIX + name.encode()
+
+
+def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as ranges [first, last].
+
+    >>> ranges_of([1, 2, 3, 7])
+    ((1, 3), (7, 7))
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 def _decode_group(data: bytes, key: bytes) -> GroupRecord:
@@ -214,3 +242,15 @@ def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecor
     with task_errors():
         values: Iterable[bytes] = same.select("value").toArrow()["value"].to_pylist()
     return [_decode_group(bytes(value), key) for value in values]
+
+
+def newest_records(spark: SparkSession, url: str) -> dict[str, GroupRecord]:
+    """The newest record of every stream in the log, by its name. Cost: a scan of the log, by tasks."""
+    rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
+    written = rows.option("columns", "version,kind,key,value").load().where(F.col("kind") == "write")
+    with task_errors():
+        found = written.groupBy("key").agg(F.max_by("value", "version").alias("value")).toArrow().to_pylist()
+    return {
+        bytes(row["key"]).removeprefix(RECORDS_PREFIX).decode(errors="replace"): _decode_group(row["value"], row["key"])
+        for row in sorted(found, key=lambda row: bytes(row["key"]))
+    }

@@ -118,25 +118,35 @@ class VerdictStore:
     the number of its message. The publisher is ``ingest/NAME/LOG/NUMBER``: a new one for each life (see ``Judged``).
     """
 
-    def __init__(self, url: str | Sequence[str], store: str, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        store: str,
+        *,
+        token: str | None = None,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
         self._urls = url
         self._store = store
         self._token = token
-        self._stream = ""
+        self._retry_seconds = retry_seconds
+        self._stream = self._log_id = ""
 
     def begin(self, log_id: str, name: str) -> int:
         """As ``VerdictOutput`` has it; it counts none. Raises also: InvalidRequest (the store could lose verdicts)."""
         stream = f"ingest/{name}/{log_id}"
         if stream != self._stream:
             self._check()
-            self._stream = stream
+            self._stream, self._log_id = stream, log_id
         return 0
 
     def write(self, judged: Judged) -> None:
         """As ``VerdictOutput`` has it. Cost: a request for each 1,000 verdicts. Raises: what a publisher raises."""
         pairs = zip(judged.requests, judged.outcomes, strict=True)
-        messages = [_message(judged, request, outcome) for request, outcome in pairs]
-        options = PublisherOptions(retry_duration=RETRY_SECONDS, batch_messages=BATCH_MESSAGES, batch_bytes=BATCH_BYTES)
+        messages = [_message(judged, request, outcome, self._log_id) for request, outcome in pairs]
+        options = PublisherOptions(
+            retry_duration=self._retry_seconds, batch_messages=BATCH_MESSAGES, batch_bytes=BATCH_BYTES
+        )
         unmatched = 0
         with (
             StoreClient(self._urls, token=self._token) as client,
@@ -206,7 +216,7 @@ def _is_key(request_id: str | None) -> TypeGuard[str]:
     return request_id is not None and 0 < len(request_id.encode()) <= KEY_BYTES_MAX
 
 
-def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome) -> Message:
+def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome, log_id: str) -> Message:
     fields = dict(request.fields) if isinstance(request, MessageRequest) else {}
     request_id = request.request_id
     key = request_id if _is_key(request_id) else f"#{request.order}"
@@ -219,7 +229,10 @@ def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome) ->
         answer = CommitReceipt(outcome.version, judged.leader_id, request_id)
     elif code in INVALID_CODES:
         said = request.problem if isinstance(request, MessageRequest) else ""
-        answer = ErrorResponse(ErrorBody(code, said or _SAID.get(code, "this request breaks a rule")))
+        said = said or _SAID.get(code, "this request breaks a rule")
+        if code in (Code.LOG_MISMATCH, Code.ROLLED_BACK) and request.transaction is not None:
+            said += f": the request names log {request.transaction.log_id}, and this log is {log_id}"
+        answer = ErrorResponse(ErrorBody(code, said))
     else:
         assert code in ("conflict", "too_old"), "all other codes are of invalid requests"
         reason: RejectedBecause = "conflict" if code == "conflict" else "too_old"
@@ -229,7 +242,7 @@ def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome) ->
 
 
 _SAID: Final[Mapping[str, str]] = {
-    Code.PERMISSION_DENIED: "this request writes the key in which the ingest keeps its own record",
+    Code.PERMISSION_DENIED: "this request changes keys below spark/ingest/, where ingests keep their records",
     Code.LOG_TRUNCATED: "retention has removed the part of the log that would say whether this attempt was committed",
     Code.STORES_NOT_IN_LOG: "Spark has no stores: a request that it commits has no parts for them",
     Code.REQUEST_ID_REUSED: "another request with this id was committed",

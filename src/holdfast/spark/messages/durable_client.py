@@ -18,6 +18,7 @@ from holdfast.client.protocol.stores.administration import Definition, ask, brow
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, Conflict, LimitExceeded, NotFound
+from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
@@ -28,14 +29,18 @@ PAGE_MESSAGES_MAX: Final = 1_000
 POLL_MESSAGES: Final = 512
 ACKNOWLEDGED_AT_ONCE: Final = 10_000
 ROUNDS_EXTRA_MAX: Final = 1_000
-GIVE_UP_MS: Final = 60_000
+GIVE_UP_MS: Final = SERVED_STORE_RETRY_MS
 
 
 class DurableClient:
-    """A client of one durable. Not shared by threads. Raises: what the service refuses with; Unavailable after 60 s."""
+    """A client of one durable. Not shared by threads.
 
-    def __init__(self, url: str, store: str, durable: str) -> None:
-        self._client = ServiceClient(url, ClientOptions(give_up_after_ms=GIVE_UP_MS))
+    Raises: what the service refuses with; Unavailable when it has not answered for ``retry_ms``.
+    """
+
+    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
+        self._retry_ms = GIVE_UP_MS if retry_ms is None else retry_ms
+        self._client = ServiceClient(url, ClientOptions(give_up_after_ms=self._retry_ms))
         self._store = store
         self._durable = durable
         self._path = durable_path(store, durable)
@@ -243,4 +248,4 @@ class DurableClient:
 
     def _ask(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Response:
         request = request_of(method, target, body)
-        return self._client.run(ask(self._client.session, request, now_ms(), GIVE_UP_MS))
+        return self._client.run(ask(self._client.session, request, now_ms(), self._retry_ms))

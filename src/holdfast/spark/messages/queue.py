@@ -57,7 +57,7 @@ def plan_messages(options: MessageOptions) -> list[MessagePartition]:
 
 def _pieces(queue: Queue, options: MessageOptions, first: int, last: int) -> list[MessagePartition]:
     """The messages ``first`` to ``last`` in pieces of whole pages. Cost: a header for each page from ``first`` on."""
-    queue_id = _id_of(queue)
+    queue_id = id_of_queue(queue)
     starts: list[tuple[int, int]] = []
     for number in reversed(queue.pages.numbers()):
         header = queue.pages.header_of(number)
@@ -121,7 +121,7 @@ def _mean_bytes(queue: Queue, seq: int) -> int:
         reader.close()
 
 
-def _id_of(queue: Queue) -> str | None:
+def id_of_queue(queue: Queue) -> str | None:
     """The queue's id; None where its small file is missing, which no message depends on."""
     with queue.asking():
         identity = read_identity(queue.pages)
@@ -129,7 +129,7 @@ def _id_of(queue: Queue) -> str | None:
 
 
 def _require_id(queue: Queue, options: MessageOptions, expected: str | None) -> None:
-    found = _id_of(queue)
+    found = id_of_queue(queue)
     if None not in (expected, found) and expected != found:
         raise InvalidRequest(
             "another queue is at this path than the one that was read: it was deleted and made again",
@@ -160,7 +160,7 @@ def _require_position(queue: Queue, options: MessageOptions, position: QueuePosi
             last_seq=last,
             read_through=position.seq,
         )
-    found = _time_of(queue, position.seq)
+    found = time_of_message(queue, position.seq)
     if found is not None and found != position.time_ns:
         raise InvalidRequest(
             "the queue gave the number of a message that was read to another one: it lost power before the first was "
@@ -172,7 +172,7 @@ def _require_position(queue: Queue, options: MessageOptions, position: QueuePosi
         )
 
 
-def _time_of(queue: Queue, seq: int) -> int | None:
+def time_of_message(queue: Queue, seq: int) -> int | None:
     """When a message arrived; None where it cannot be read any more."""
     if seq < 1:
         return None
@@ -231,7 +231,7 @@ def _rows(messages: Sequence[Message], columns: Sequence[str]) -> pa.RecordBatch
 
 def _offset(queue: Queue, seq: int) -> Offset:
     """The offset after message ``seq``, with what shows later that this is still the same message."""
-    queue_id, time_ns = _id_of(queue), _time_of(queue, seq)
+    queue_id, time_ns = id_of_queue(queue), time_of_message(queue, seq)
     named: Offset = {} if queue_id is None else {"queue": queue_id}
     return {"seq": seq, **named, **({} if time_ns is None else {"time_ns": time_ns})}
 

@@ -84,7 +84,7 @@ def _rows(messages: Sequence[Delivery], columns: Sequence[str]) -> pa.RecordBatc
 
 
 def _opened(options: ServedStoreOptions) -> DurableClient:
-    return DurableClient(options.url, options.store, options.durable)
+    return DurableClient(options.url, options.store, options.durable, options.retry_ms)
 
 
 @states_errors
@@ -175,7 +175,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         Spark has committed ``begin`` if this process has not planned a micro-batch yet.
         """
         is_left = client.require_continued(begin, time_ms, fail_on_data_loss=self._options.fail_on_data_loss)
-        if is_left and not self._is_planned:
+        if is_left and not self._is_planned and self._options.acknowledge:
             client.acknowledge_left(begin)
             self._acknowledge(client, begin)
         self._is_continued = True
@@ -192,7 +192,8 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
 
     def commit(self, end: Mapping[str, int]) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
-        self._acknowledge(self._opened(), _numbers(end)[0])
+        if self._options.acknowledge:
+            self._acknowledge(self._opened(), _numbers(end)[0])
 
     def _acknowledge(self, client: DurableClient, through: int) -> None:
         self._acknowledged_total = client.acknowledge_own(through, self._acknowledged_through, self._acknowledged_total)

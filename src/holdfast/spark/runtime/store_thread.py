@@ -185,6 +185,7 @@ class StoreThread(_LoopThread[ObjectStore]):
 
     def __init__(self, url: str) -> None:
         super().__init__(lambda: _DirectoryHere(url) if is_directory(url) else _budgeted(url))
+        self.url = url
 
 
 class PlannedObjectsThread(_LoopThread[ObjectReader]):

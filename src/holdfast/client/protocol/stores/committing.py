@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.client.protocol.messages import decode_commit, error_of
 from holdfast.commit.format.transaction import Transaction
-from holdfast.errors import Code, CorruptData, HoldfastError, OutcomeUnknown
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, OutcomeUnknown
 from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import CommitReceipt, ErrorResponse, NotCommitted
 
@@ -53,6 +53,12 @@ def perhaps_sent(request_id: str, reason: str) -> OutcomeUnknown:
         request_id=request_id,
         reason=reason,
     )
+
+
+def no_stores(error: NotFound) -> NotFound:
+    """The error of a store that does not exist, with what makes it."""
+    hint = "start `holdfast spark ingest`, or call define_spark_stores: either makes the stores that are missing"
+    return NotFound(error.message, code=error.code, hint=hint, facts=error.fields)
 
 
 def no_verdict(request_id: str, reason: str, held: int, oldest: str | None) -> OutcomeUnknown:

@@ -1,0 +1,151 @@
+"""The address of a job that leads a log: it answers ``GET /livez`` as a service does, and refuses everything else.
+
+A service that starts, and a standby, ask the leader that the newest record names before they claim. Without an answer
+they would take an idle job for dead. Liveness only: what a deposed job wrote is never live, whatever it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.wire.log import STANDBY_HEADER, STANDBY_PROOF_HEADER
+
+HEAD_BYTES_MAX: Final = 16_384
+REQUEST_SECONDS_MAX: Final = 5.0
+CONNECTIONS_MAX: Final = 64
+CLOSE_SECONDS_MAX: Final = 5.0
+
+Asked = Callable[[str, str], None]
+"""Gets the name of a standby that asked, and its proof that it can read the log."""
+
+
+class JobAddress:
+    """Listens from construction until ``close``. ``leader_id`` is what it answers, from the first answer on.
+
+    Raises: InvalidRequest (nothing can listen there). Cost: a thread, and nothing while nobody asks.
+    """
+
+    def __init__(self, listen: str, leader_id: str, asked: Asked) -> None:
+        self._leader_id = leader_id
+        self._asked = asked
+        self._connections = 0
+        host, port = _parts(listen)
+        try:
+            listening = socket.create_server((host, port), family=_family(host))
+        except OSError as error:
+            raise InvalidRequest(
+                "a job cannot listen at this address",
+                code=Code.BAD_CONFIGURATION,
+                hint="give --listen HOST:PORT, an address of this machine that services of the log can reach",
+                listen=listen,
+                cause=str(error),
+            ) from error
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{listening.getsockname()[1]}"
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, args=(listening,), name="holdfast-address", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more. Harmless when repeated."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(CLOSE_SECONDS_MAX)
+
+    def _serve(self, listening: socket.socket) -> None:
+        try:
+            self._loop.run_until_complete(self._serve_until_closed(listening))
+        finally:
+            self._loop.close()
+
+    async def _serve_until_closed(self, listening: socket.socket) -> None:
+        server = await asyncio.start_server(self._answer, sock=listening, limit=HEAD_BYTES_MAX)
+        await self._closing.wait()
+        server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            if self._connections <= CONNECTIONS_MAX:
+                async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                    line, *rest = head.split("\r\n")
+                    pairs = (each.partition(":") for each in rest)
+                    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+                    writer.write(self._response(line, headers))
+                    await writer.drain()
+                    if "content-length" in headers or "transfer-encoding" in headers:
+                        # A connection that is closed before its request was read may lose the answer.
+                        while await reader.read(HEAD_BYTES_MAX):
+                            pass
+        except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
+            pass  # the other side gets no answer, and asks again
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _response(self, line: str, headers: Mapping[str, str]) -> bytes:
+        method, _, target = line.partition(" ")
+        path, _, query = target.partition(" ")[0].partition("?")
+        if method != "GET" or path != "/livez":
+            return _encode("503 Service Unavailable", _REFUSAL, "Retry-After: 1\r\n")
+        if "standby=true" in query:
+            self._asked(headers.get(STANDBY_HEADER.lower(), ""), headers.get(STANDBY_PROOF_HEADER.lower(), ""))
+        alive = {"leader_id": self._leader_id, "leading": True, "address": self.address, "job": True}
+        return _encode("200 OK", alive)
+
+
+_REFUSAL: Final = {
+    "error": {
+        "code": str(Code.NOT_LEADER),
+        "message": "a Spark job leads this log, and takes no requests over HTTP",
+    }
+}
+
+
+def _encode(status: str, body: object, more: str = "") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{more}"
+    return f"{head}Connection: close\r\n\r\n".encode() + data
+
+
+def own_address(*, shared_by_machines: bool) -> str:
+    """Where a job listens by default, with any free port: this machine alone, or its address in the network."""
+    if not shared_by_machines:
+        return "127.0.0.1:0"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; chooses the interface that leads to other machines
+            host = str(probe.getsockname()[0])
+        except OSError:
+            host = "127.0.0.1"
+    return f"{host}:0"
+
+
+def _parts(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidRequest(
+            "not an address to listen at",
+            code=Code.BAD_CONFIGURATION,
+            hint="give HOST:PORT, for example 10.0.0.7:8090; port 0 is any free one",
+            listen=listen,
+        )
+    return host, int(port)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
