@@ -24,7 +24,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,7 @@ from holdfast.retention.truncator import NO_SNAPSHOT, STORES_NEED_IT, Truncator,
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.console_child import ConsoleChild, url_for_console
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWatch
 from holdfast.server.http.auth import Authenticator
@@ -104,11 +105,13 @@ def main(
     force_new: bool = False,
     read_only: bool = False,
     configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
+    console: Sequence[str] | None = None,
 ) -> int:
     """Serve until a signal or the end of the leadership, and return the exit code.
 
     ``init`` allows a new log where there is none; ``force_new`` also where another log left something. ``read_only``
-    never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows.
+    never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows. ``console``: options of a
+    web console that this process starts and ends; None for none.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -128,6 +131,7 @@ def main(
                 read_only=read_only,
                 exits=True,
                 configuration=configuration,
+                console=console,
             )
             return runner.run(process.run())
     except HoldfastError as error:
@@ -169,10 +173,12 @@ class _Process:
         read_only: bool = False,
         exits: bool = False,
         configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
+        console: Sequence[str] | None = None,
     ) -> None:
         """``read_only``: never claim. ``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
         self._configuration = configuration
+        self._console_options = console
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._force_new = force_new
@@ -246,13 +252,27 @@ class _Process:
         watching = asyncio.ensure_future(reloading.watch())
         self._gateway.own = LeaderHint("", self._address)
         try:
-            return await self._serve(addresses)
+            async with self._with_console(addresses[0]):
+                return await self._serve(addresses)
         finally:
             watching.cancel()
             self._stopping.begin()
             await self._subscriptions.close()
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.close()
+
+    @contextlib.asynccontextmanager
+    async def _with_console(self, bound: str) -> AsyncGenerator[None]:
+        """A console runs, if one was asked for."""
+        if self._console_options is None:
+            yield
+            return
+        url = url_for_console(bound, self._address, with_tls=self._tls is not None)
+        console = ConsoleChild(self._console_options, url, _say)
+        try:
+            yield
+        finally:
+            await console.close()
 
     def _http_server(self) -> HttpServer:
         stores = self._stores
