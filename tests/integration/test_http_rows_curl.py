@@ -551,6 +551,8 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         assert service.ask("PUT", "/v1/retention/all", keep, token=TOKENS["admin"]).status == 200
         assert service.ask("GET", "/v1/retention", token=TOKENS["read"]).status == 200
         assert service.ask("GET", "/v1/configuration", token=TOKENS["write"]).status == 403
+        assert service.ask("GET", "/v1/admin/log-level", token=TOKENS["write"]).status == 403
+        assert service.ask("PUT", "/v1/admin/log-level", {"level": "debug"}, token=TOKENS["write"]).status == 403
         configuration = service.ask("GET", "/v1/configuration", token=TOKENS["admin"])
         assert not [token for token in TOKENS.values() if token.encode() in configuration.body]
         for path in ("objects", "leaderships", "transactions/1"):
@@ -768,6 +770,26 @@ def test_the_configuration_in_force_is_shown_without_secrets(main: Service) -> N
     assert settings["server.listen"]["value"] == f"127.0.0.1:{main.process.port}"
     assert settings["server.listen"]["source"] == "flag"
     assert settings["leader.silence_ms"]["source"] in ("default", "flag", "env")
+
+
+def test_the_log_level_is_changed_until_the_process_ends(main: Service) -> None:
+    assert main.ask("GET", "/v1/admin/log-level").json == {"level": "info", "configured": "info"}
+
+    def written(level: str) -> bool:
+        """Whether setting a retention policy writes its line at this level."""
+        assert main.ask("PUT", "/v1/admin/log-level", {"level": level}).json["level"] == level
+        name = f"level-{an_id()}"
+        main.ask("PUT", f"/v1/retention/{name}", {"keep": "everything"})
+        main.ask("DELETE", f"/v1/retention/{name}")
+        return name in main.process.tail()
+
+    assert not written("error")
+    assert "act=set_log_level" in main.process.tail(), "the last line at the old level"
+    assert written("info")
+    for body in ({"level": "loud"}, {}, {"level": "info", "for": 1}, b"", [1]):
+        assert main.ask("PUT", "/v1/admin/log-level", body).code == "malformed", body
+    assert main.ask("PUT", "/v1/admin/log-level", b" " * 2_000).code == "too_large"
+    assert main.ask("GET", "/v1/admin/log-level").json["level"] == "info"
 
 
 def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:

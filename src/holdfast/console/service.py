@@ -23,7 +23,7 @@ from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.wire.log import Liveness, Readiness
 
 Document = dict[str, object]
@@ -110,6 +110,12 @@ class Service:
         """The same of a route that answers text."""
         return (await self._kept_response(Request("GET", target), member)).body.decode()
 
+    def member_named(self, url: str) -> str:
+        """One of the addresses, that of a page's query; without one the first. Raises: InvalidRequest."""
+        if url and url not in self._members:
+            raise InvalidRequest("the console was not started with this address", address=url[:200])
+        return url or self.urls[0]
+
     async def members(self) -> list[Member]:
         """Every address asked by itself, once, at the same time."""
         return list(await asyncio.gather(*(self._member(url) for url in self.urls)))
@@ -128,10 +134,14 @@ class Service:
         response = await self._kept_response(Request("GET", "/readyz"), member)
         return msgspec.json.decode(response.body, type=Readiness)
 
-    async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
-        """Ask for a change that no call of the client has; what is kept is forgotten. Raises: as the service does."""
+    async def change(
+        self, method: str, target: str, body: Mapping[str, object] | None = None, *, member: str = ""
+    ) -> Document:
+        """Ask for a change that no call of the client has, of ``member`` where one is named. Raises: as the service
+        does."""
         request = request_of(method, target, None if body is None else dict(body))
-        response = await self.log.run(ask(self.log.session, request, now_ms(), REQUEST_MS, repeatable=False))
+        client = self._members[member] if member else self.log
+        response = await client.run(ask(client.session, request, now_ms(), REQUEST_MS, repeatable=False))
         return decode(response, Document) if response.body else {}
 
     def forget(self) -> None:

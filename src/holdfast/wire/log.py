@@ -298,6 +298,19 @@ class ConfigurationAnswer(msgspec.Struct, frozen=True):
     file: str | None = None
 
 
+class NewLogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The level of the process log from now on."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+class LogLevelInForce(msgspec.Struct, frozen=True):
+    """The level of the log of the process that answers. ``configured``: the one that it starts with."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    configured: Literal["debug", "info", "warning", "error"]
+
+
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """What went wrong. ``code`` is stable; the fields with a default are there where they apply."""
 

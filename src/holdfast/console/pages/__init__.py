@@ -26,4 +26,5 @@ PAGES: Final[tuple[Page, ...]] = (
 )  # fmt: skip
 ACTIONS: Final[tuple[Action, ...]] = (
     *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
+    *configuration.ACTIONS,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The routes that show the log itself: its objects, one transaction with its preconditions, its leaderships.
 
-They read the log's store, within bounds, and change nothing. ``/v1/configuration`` shows the settings in force.
+They read the log's store, within bounds, and change nothing. ``/v1/configuration`` shows the settings in force, and
+``/v1/admin/log-level`` the level of the process log, which it also changes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Final
 
+import msgspec
+import structlog
+
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
 from holdfast.commit.reading.reader import damage_unless_truncated, follow, leaderships_back, read_header
 from holdfast.commit.reading.survey import walker_from
@@ -19,13 +23,16 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
+from holdfast.server.logs import in_force
 from holdfast.values import LogPosition, parse_slot, slot_text
 from holdfast.wire.log import (
     ConfigurationAnswer,
     LeadershipPeriod,
     Leaderships,
+    LogLevelInForce,
     LogObject,
     LogObjects,
+    NewLogLevel,
     TransactionInLog,
 )
 
@@ -34,7 +41,10 @@ LEADERSHIPS_MAX: Final = 100
 AT_ONCE_MAX: Final = 4
 """Requests of these routes that read the store at the same time."""
 SECONDS_MAX: Final = 10.0
+LEVEL_BYTES_MAX: Final = 1_024
 _CODES: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.LOG_TRUNCATED)
+
+log = structlog.get_logger("holdfast.server.commit.inspection")
 
 
 class Inspection:
@@ -154,6 +164,25 @@ async def _configuration(answer: ConfigurationAnswer, call: Call) -> Response:
     return json_response(answer)
 
 
+async def _log_level(call: Call) -> Response:
+    del call
+    return json_response(LogLevelInForce(in_force.level, in_force.configured))
+
+
+async def _change_log_level(call: Call) -> Response:
+    try:
+        level = msgspec.json.decode(await call.body(LEVEL_BYTES_MAX), type=NewLogLevel).level
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
+    if in_force.is_written("info", at=in_force.level):  # else the new level may allow the line
+        log.info("audit", act="set_log_level", author=call.who, level=level)
+        in_force.change(level)
+    else:
+        in_force.change(level)
+        log.info("audit", act="set_log_level", author=call.who, level=level)
+    return await _log_level(call)
+
+
 def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> tuple[Route, ...]:
     """The rows of the route table. ``configuration``: the settings in force, without a secret."""
     inspection = Inspection(gateway)
@@ -187,5 +216,15 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
             method="GET", path="/v1/configuration", role=Role.ADMIN,
             summary="Every setting in force and where it came from, without secrets",
             handler=partial(_configuration, configuration), answers={JSON: ConfigurationAnswer}, tag="admin",
+        ),
+        Route(
+            method="GET", path="/v1/admin/log-level", role=Role.ADMIN, summary="The level of the process log",
+            handler=_log_level, answers={JSON: LogLevelInForce}, tag="admin",
+        ),
+        Route(
+            method="PUT", path="/v1/admin/log-level", role=Role.ADMIN,
+            summary="Change the level of the process log until the process ends",
+            handler=_change_log_level, body={JSON: NewLogLevel}, answers={JSON: LogLevelInForce},
+            codes=(Code.TOO_LARGE,), tag="admin",
         ),
     )  # fmt: skip
