@@ -21,7 +21,7 @@ LEVELS = {name: name for name in ("debug", "info", "warning", "error")} | {"exce
 
 EVENTS = {
     "accepting_paused": "no descriptor is left, so no connection is accepted for a moment",
-    "audit": "an administrative act: a policy set or removed, a step-down, a log level, tokens or certificates read again",
+    "audit": "an administrative act: a policy set or removed, a step-down, a log level, new tokens or certificates",
     "cannot_serve": "the service ends at its start; `code` and `hint` say why",
     "connections_limited": "the limit of open files allows fewer connections than configured",
     "console_ended": "the console that this service started has ended; it is started again, and the service goes on",

@@ -241,6 +241,9 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
     pages.go(f"/message?{place}&seq=1")
     expect(pages.page.locator("pre").first).to_have_text("hello")
     assert "is deleted" in pages.act(f"/message/delete?{place}&seq=1", {}, confirm="message 1")
+    assert "1 message" in pages.go(f"/durable/purge?{place}").locator(".effect").inner_text()
+    said = pages.act(f"/durable/purge?{place}", {"at_most_message": "0"}, confirm="made/work")
+    assert "would now delete 1 message, and the form allows 0" in said
     assert "Removed 1 messages" in pages.act(f"/durable/purge?{place}", {}, confirm="made/work")
     assert "Nothing was done" in pages.act("/store/delete?store=made", {}, confirm="work")
     with StoreClient(service.url, token=ADMIN) as stores:
@@ -286,14 +289,29 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
     with StoreClient(service.url, token=ADMIN) as stores:
         revision = int(str(stores.definition()["revision"]))
         stores.define_store("later")
+        stores.define_durable("later", "work", {"type": "shared"})
+        with stores.publisher("later") as publisher:
+            publisher.publish(b"it would be lost")
     said = pages.act("/stores/parameters", {"parameters": "max_deployment_history: 30"})
     assert "changed" in said
     users = "users: {ann: {token: ann-has-16-characters, roles: [all]}}\nroles: {all: {stores: {'*': [browse]}}}"
     assert "changed" in pages.act("/stores/permissions", {"permissions": users})
     expect(pages.page.locator("main")).to_contain_text("ann")
     assert "ann-has-16-characters" not in pages.text()
-    said = pages.act(f"/stores/rollback?revision={revision}", {"delete": True}, confirm=f"revision {revision}")
-    assert "in force again" in said
+    page = pages.go(f"/stores/rollback?revision={revision}")
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator("form.act button").click()
+    expect(page.locator(".notice.warn")).to_contain_text("would delete messages of later (1)")
+    pages.check()
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator('[name="at_most_message"]').fill("0")
+    page.locator("form.act button").click()
+    expect(page.locator(".notice.bad")).to_contain_text("would now delete 1 message")
+    with StoreClient(service.url, token=ADMIN) as stores:
+        assert "later" in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator("form.act button").click()
+    expect(page.locator(".flashes")).to_contain_text("in force again")
     with StoreClient(service.url, token=ADMIN) as stores:
         assert "later" not in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
     for path, fields in (("save", {}), ("compact", {}), ("backup", {"name": "monday"})):

@@ -34,6 +34,8 @@ KEPT_SECONDS_MIN: Final = 0.5
 KEPT_SECONDS_MAX: Final = 10.0
 KEPT_MAX: Final = 128
 """Results that are kept at the same time."""
+STORES_PATHS: Final = ("/v1/stores", "/v1/cluster")
+"""Their requests may be msgpack, which has bytes; the log's routes take JSON."""
 
 
 def client_options(*, follow_leader: bool = True) -> ClientOptions:
@@ -139,7 +141,10 @@ class Service:
     ) -> Document:
         """Ask for a change that no call of the client has, of ``member`` where one is named. Raises: as the service
         does."""
-        request = request_of(method, target, None if body is None else dict(body))
+        if body is None or target.startswith(STORES_PATHS):
+            request = request_of(method, target, None if body is None else dict(body))
+        else:
+            request = Request(method, target, msgspec.json.encode(body), (("content-type", "application/json"),))
         client = self._members[member] if member else self.log
         response = await client.run(ask(client.session, request, now_ms(), REQUEST_MS, repeatable=False))
         return decode(response, Document) if response.body else {}

@@ -24,7 +24,12 @@ _LEVELS: Final[Mapping[LogLevel, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_METHODS: Final[Mapping[str, int]] = {**_LEVELS, "warn": logging.WARNING}
+_METHODS: Final[Mapping[str, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "warn": logging.WARNING,
+}
 """Any other method of a logger is for errors."""
 _ORDER: Final = ("timestamp", "level", "event")
 
