@@ -321,7 +321,7 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
 def test_the_log_level_is_changed(pages: Pages, service: Service) -> None:
     assert "has the level debug" in pages.act("/configuration/log-level", {"level": "debug"})
     expect(pages.page.locator("main")).to_contain_text("debug")
-    assert "level=debug" in service.process.tail()
+    assert "log_level=debug" in service.process.tail()
     assert "has the level info" in pages.act("/configuration/log-level", {"level": "info"})
 
 

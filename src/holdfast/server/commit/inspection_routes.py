@@ -175,11 +175,11 @@ async def _change_log_level(call: Call) -> Response:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body cannot be read: {error}") from None
     if in_force.is_written("info", at=in_force.level):  # else the new level may allow the line
-        log.info("audit", act="set_log_level", author=call.who, level=level)
+        log.info("audit", act="set_log_level", author=call.who, log_level=level)
         in_force.change(level)
     else:
         in_force.change(level)
-        log.info("audit", act="set_log_level", author=call.who, level=level)
+        log.info("audit", act="set_log_level", author=call.who, log_level=level)
     return await _log_level(call)
 
 
