@@ -318,6 +318,22 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
         assert "done" in pages.act(f"/cluster/{path}", fields)
 
 
+def test_a_snapshot_and_a_verification_are_begun_and_watched(pages: Pages) -> None:
+    assert "being made" in pages.act("/retention/snapshot", {})
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    page = pages.go("/retention")
+    expect(page.locator("main")).to_contain_text("Up to the batch")
+    pages.check()
+    assert "has begun" in pages.act("/log/verify", {"after": "0"})
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    pages.check()
+    assert "has begun" in pages.act("/log/verify", {"after": "0"})
+    assert "has ended" in pages.act("/log/end-verification", {})
+    expect(pages.page.locator("#job")).to_contain_text("ended before its time")
+    assert "future_version" in pages.act("/log/verify", {"through": "999999999999999"})
+    assert "has ended" in pages.act("/retention/end-snapshot", {})
+
+
 def test_the_log_level_is_changed(pages: Pages, service: Service) -> None:
     assert "has the level debug" in pages.act("/configuration/log-level", {"level": "debug"})
     expect(pages.page.locator("main")).to_contain_text("debug")

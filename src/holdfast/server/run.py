@@ -24,7 +24,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,7 @@ from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_sli
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.truncator import NO_SNAPSHOT, STORES_NEED_IT, Truncator, TruncatorOptions
+from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
@@ -60,6 +61,7 @@ from holdfast.server.health import STANDBY_HEADER, STANDBY_PROOF_HEADER, StoreWa
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
+from holdfast.server.log_job import LogJob, seconds_of
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.reloading import Reloading, tls_of, tokens_of
@@ -75,7 +77,7 @@ from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
-from holdfast.wire.log import ConfigurationAnswer, Liveness, RetentionPolicy
+from holdfast.wire.log import ConfigurationAnswer, Liveness, LogJobState, RetentionPolicy
 
 GRACE_SECONDS: Final = 5.0
 AFTER_FOLLOWING_SECONDS: Final = 1.0
@@ -89,7 +91,6 @@ READER_CONNECTIONS: Final = 8
 UNANSWERED_MAX: Final = 2
 """How often a read may time out: one request may be lost."""
 UNBOUNDED: Final = 1 << 62
-SNAPSHOT_NICE: Final = 10
 BUG: Final = 70
 """The exit code of a bug."""
 
@@ -241,6 +242,7 @@ class _Process:
             self._gateway.parts = PartsOfCommits(self._stores)
             self._gateway.published = PublishedStores(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
+        self._jobs = LogJobs(self._gateway)
         server = self._server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
@@ -283,6 +285,7 @@ class _Process:
             subscriptions=self._subscriptions,
             view=self._view,
             retention=self._retention,
+            jobs=self._jobs,
             version=__version__,
             stores=stores,
             configuration=self._configuration,
@@ -504,8 +507,18 @@ class _Process:
         retention = self._retention.leading()
 
         async def make() -> None:
-            await make_snapshot_apart(log_settings.url)
+            snapshot.begin({})
+            await snapshot.wait()
+
+        def made(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("version", "rows", "bytes")}
+            log.info("snapshot_made", seconds=seconds_of(state), **facts)
+            schedule.look_again()
             retention.look_now()
+
+        def verified(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("objects", "bytes", "transactions")}
+            log.info("log_verified", seconds=seconds_of(state), **state.parameters, **facts)
 
         options = ScheduleOptions(
             every_bytes=UNBOUNDED if settings.every_bytes is None else settings.every_bytes,
@@ -515,6 +528,10 @@ class _Process:
             wanted=lambda: retention.state.warning == NO_SNAPSHOT,
         )
         schedule = SnapshotSchedule(service, service.store, options, now)
+        printed = ("--json", "--progress-lines")
+        snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
+        verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
+        self._jobs.lead(snapshot, verify)
         self._snapshotting = asyncio.ensure_future(schedule.run())
         self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
 
@@ -557,6 +574,7 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
+        await self._jobs.end()
         if self._truncating is not None:
             self._truncating.cancel()
             await asyncio.wait({self._truncating})
@@ -670,31 +688,14 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
     )
 
 
-async def make_snapshot_apart(log_url: str) -> None:
-    """Make a snapshot in a process of its own, which yields to this one. Raises: Unavailable with what it wrote.
+def wall_ms() -> int:
+    """The time."""
+    return int(time.time() * 1000)
 
-    Cancelled, it ends that process; parts without a manifest are removed later.
-    """
-    began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "holdfast.cli.main", "log", "snapshot", log_url, "--json"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=partial(os.nice, SNAPSHOT_NICE),
-    )
-    try:
-        output, errors = await process.communicate()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
-    if process.returncode:
-        text = errors.decode(errors="replace").strip()
-        raise Unavailable("the process that makes a snapshot failed", exit_code=process.returncode, cause=text[-500:])
-    made = msgspec.json.decode(output)
-    facts = {name: made[name] for name in ("version", "rows", "bytes")}
-    log.info("snapshot_made", seconds=round(time.monotonic() - began, 1), **facts)
+
+def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
+    after, through = str(parameters["after"]), str(parameters["through"])
+    return "log", "verify", log_url, "--after", after, "--through", through, *printed
 
 
 def _tell_ended(event: str, work: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from holdfast.console.call import Action, Page
 from holdfast.console.pages import (
     cluster,
     configuration,
+    jobs,
     keys,
     log,
     maps,
@@ -26,5 +27,5 @@ PAGES: Final[tuple[Page, ...]] = (
 )  # fmt: skip
 ACTIONS: Final[tuple[Action, ...]] = (
     *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
-    *configuration.ACTIONS,
+    *configuration.ACTIONS, *jobs.ACTIONS,
 )  # fmt: skip
