@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from tests.integration.console_harness import ADMIN, READER, ConsoleProcess, Pages, Service, chromium
 
-from holdfast import Client, Write
+from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
 from holdfast.console.pages import ACTIONS, PAGES
 
@@ -190,6 +190,17 @@ def test_the_log_is_searched_by_version_time_request_and_key(pages: Pages, servi
     expect(page.locator("main")).to_contain_text("found")
     page = pages.go("/log?time=yesterday")
     expect(page.locator("main")).to_contain_text("ISO 8601")
+
+
+def test_the_keys_of_conflicts_are_shown(pages: Pages, service: Service) -> None:
+    with Client(service.url, token=ADMIN) as client:
+        before = client.version().version
+        client.commit([Write(b"fought/over", b"1")])
+        with pytest.raises(Conflict):
+            client.commit([Write(b"fought/over", b"2")], [PointRead(b"fought/over")], read_version=before)
+    page = pages.go("/keys")
+    expect(page.locator("#t-conflicts")).to_contain_text("fought/over")
+    pages.check()
 
 
 def test_tables_are_sorted_and_filtered_by_their_address(pages: Pages) -> None:

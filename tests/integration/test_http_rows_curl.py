@@ -213,6 +213,13 @@ def test_a_conflict_names_the_preconditions_and_what_broke_them(main: Service) -
         "leader_id": main.leader_id,
         "request_id": name,
     }
+    shown = main.ask("GET", "/v1/log/conflicts").json
+    places = [(each["begin"], each.get("end"), each["is_range"]) for each in shown["places"] if each["conflicts"]]
+    assert (b64(b"row/conflict"), None, False) in places
+    assert (b64(b"row/c"), b64(b"row/d"), True) in places
+    assert (shown["total"] >= 2, shown["lost"]) == (True, 0)
+    assert len(main.ask("GET", "/v1/log/conflicts?limit=1").json["places"]) == 1
+    assert main.ask("GET", "/v1/log/conflicts?limit=101").code == "malformed"
     # What is told is worth trying again from.
     again = main.commit(write(b"row/now", preconditions=[{"type": "point_read", "key": b64(b"row/conflict")}],
                               read_version=version))  # fmt: skip
@@ -557,7 +564,7 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         assert not [token for token in TOKENS.values() if token.encode() in configuration.body]
         for method, job in (("GET", "snapshot"), ("POST", "snapshot"), ("DELETE", "verify"), ("POST", "verify")):
             assert service.ask(method, f"/v1/admin/{job}", token=TOKENS["write"]).status == 403
-        for path in ("objects", "leaderships", "storage", "transactions/1"):
+        for path in ("objects", "leaderships", "storage", "conflicts", "transactions/1"):
             assert service.ask("GET", f"/v1/log/{path}").status == 401
         for path in ("/livez", "/readyz", "/ok", "/openapi.json", "/docs"):
             assert service.ask("GET", path).status == 200, path

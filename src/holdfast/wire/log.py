@@ -281,6 +281,25 @@ class Leaderships(msgspec.Struct, frozen=True):
     leaderships: tuple[LeadershipPeriod, ...]
 
 
+class ConflictingPlace(msgspec.Struct, frozen=True):
+    """A key, or the range ``[begin, end)`` (None: to the last key), and how many preconditions on it were broken."""
+
+    begin: bytes
+    end: bytes | None
+    is_range: bool
+    conflicts: int
+
+
+class Conflicts(msgspec.Struct, frozen=True):
+    """What broke preconditions in the last ``seconds``, most first. Each count is at most ``lost`` too low; ``total``
+    counts every broken precondition of that time."""
+
+    seconds: float
+    total: int
+    lost: int
+    places: tuple[ConflictingPlace, ...]
+
+
 class SnapshotOfLog(msgspec.Struct, frozen=True):
     """A snapshot: the value of every key at ``version``, up to the object ``slot``."""
 

@@ -133,7 +133,7 @@ def _traffic(watcher: Watcher) -> Html:
 
     return tiles(
         drawn("Commits", committed, "/log", "rate", "committed"),
-        drawn("Conflicts", conflicts, "/keys#hot", "rate", "read what others changed"),
+        drawn("Conflicts", conflicts, "/keys#conflicts", "rate", "read what others changed"),
         drawn("Publishes", published, "/stores", "rate", "messages accepted"),
         drawn("Refused requests", refused, "/runbooks#holdfastoverloaded", "rate", "503, all routes"),
         drawn("Commit latency, median", half, "/#slow", "seconds", "arrival to answer"),

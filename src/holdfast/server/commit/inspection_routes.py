@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.reader import damage_unless_truncated, follow, leaderships_back, read_header
 from holdfast.commit.reading.survey import walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
@@ -27,6 +28,8 @@ from holdfast.server.logs import in_force
 from holdfast.values import LogPosition, parse_slot, slot_text
 from holdfast.wire.log import (
     ConfigurationAnswer,
+    ConflictingPlace,
+    Conflicts,
     LeadershipPeriod,
     Leaderships,
     LogLevelInForce,
@@ -38,6 +41,7 @@ from holdfast.wire.log import (
 
 OBJECTS_MAX: Final = 100
 LEADERSHIPS_MAX: Final = 100
+CONFLICTS_MAX: Final = 100
 AT_ONCE_MAX: Final = 4
 """Requests of these routes that read the store at the same time."""
 SECONDS_MAX: Final = 10.0
@@ -135,6 +139,14 @@ class Inspection:
                     break
         return json_response(Leaderships(tuple(found)))
 
+    async def conflicts(self, call: Call) -> Response:
+        """The keys of the conflicts of the last minutes."""
+        service = self._gateway.leading()
+        limit = call.number("limit", low=1, high=CONFLICTS_MAX) or CONFLICTS_MAX
+        top = service.metrics.conflict_keys.top(limit, now().boot_ms)
+        places = tuple(ConflictingPlace(*place, count) for place, count in top.places)
+        return json_response(Conflicts(round(top.seconds, 1), top.total, top.lost, places))
+
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
         try:
@@ -211,6 +223,12 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
             method="GET", path="/v1/log/leaderships", role=Role.READ, summary="The leaders of the log, newest first",
             handler=inspection.leaderships, answers={JSON: Leaderships}, codes=_CODES,
             parameters=(limit(LEADERSHIPS_MAX),),
+        ),
+        Route(
+            method="GET", path="/v1/log/conflicts", role=Role.READ,
+            summary="The keys that broke preconditions in the last minutes, most first",
+            handler=inspection.conflicts, answers={JSON: Conflicts}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED),
+            parameters=(limit(CONFLICTS_MAX),),
         ),
         Route(
             method="GET", path="/v1/configuration", role=Role.ADMIN,
