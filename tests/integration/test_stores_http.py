@@ -542,6 +542,30 @@ def test_collections_are_filtered_by_attributes(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_collections_have_pages_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            for name in ("c", "a", "b"):
+                await stores.define(name, durables={f"d{number}": SHARED for number in range(5)}, description=name)
+            pages, after = [], ""
+            while True:
+                page = (await stores.ask("GET", f"/v1/stores?max=2{after}")).json
+                pages.append([store["name"] for store in page["stores"]])
+                if not page["more"]:
+                    break
+                after = f"&after={pages[-1][-1]}"
+            assert pages == [["a", "b"], ["c"]]
+            page = (await stores.ask("GET", "/v1/stores/a/durables?max=2&after=d1&type=shared")).json
+            assert ([each["name"] for each in page["durables"]], page["more"]) == (["d2", "d3"], True)
+            page = (await stores.ask("GET", "/v1/stores?after=a&description=c")).json
+            assert ([store["name"] for store in page["stores"]], page["more"]) == (["c"], False)
+            assert (await stores.ask("GET", "/v1/stores/a/templates?max=1")).json == {"templates": [], "more": False}
+            for wrong in ("max=0", "max=1001", "max=x"):
+                assert (await stores.ask("GET", f"/v1/stores?{wrong}")).code == "malformed"
+
+    run(scenario)
+
+
 def test_a_store_is_defined_again_without_losing_its_durables(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Final, cast
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -34,6 +35,8 @@ KEPT_SECONDS_MIN: Final = 0.5
 KEPT_SECONDS_MAX: Final = 10.0
 KEPT_MAX: Final = 128
 """Results that are kept at the same time."""
+PAGE_MAX: Final = 500
+COLLECTION_MAX: Final = 50_000
 STORES_PATHS: Final = ("/v1/stores", "/v1/cluster")
 """Their requests may be msgpack, which has bytes; the log's routes take JSON."""
 
@@ -107,6 +110,23 @@ class Service:
     async def read(self, target: str, *, member: str = "") -> Document:
         """A document of the service, at most as old as the module says. Raises: what the service refuses with."""
         return decode(await self._kept_response(request_of("GET", target), member), Document)
+
+    async def collection(self, target: str, name: str) -> list[Document]:
+        """Every document of a collection of the stores, page by page, so that no request is long. Raises: as ``read``;
+        InvalidRequest above ``COLLECTION_MAX``."""
+        found: list[Document] = []
+        after = ""
+        while True:
+            separator = "&" if "?" in target else "?"
+            page = await self.read(
+                f"{target}{separator}{urlencode({'max': PAGE_MAX, **({'after': after} if after else {})})}"
+            )
+            found += documents(page.get(name))
+            if not page.get("more"):
+                return found
+            if len(found) >= COLLECTION_MAX:
+                raise InvalidRequest(f"there are more than {COLLECTION_MAX:,} {name}: the console does not show them")
+            after = str(found[-1]["name"])
 
     async def read_text(self, target: str, *, member: str = "") -> str:
         """The same of a route that answers text."""

@@ -12,7 +12,7 @@ from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, w
 from holdfast.console.documents import count_of, name_of
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import Column, action, anchor, attempt, button, code, commands, facts, live, section, table
-from holdfast.console.service import document, documents
+from holdfast.console.service import document
 from holdfast.console.values import form_named, value_of
 from holdfast.errors import InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
@@ -30,7 +30,7 @@ async def _maps(call: Call) -> Html:
 
 
 async def _all(call: Call) -> Html:
-    stores = documents((await call.service.read("/v1/stores")).get("stores"))
+    stores = await call.service.collection("/v1/stores", "stores")
     rows = [
         (name_of(store), name)
         for store in stores
@@ -39,8 +39,10 @@ async def _all(call: Call) -> Html:
     ]
     # Of dynamic durables only their stores know the type.
     for store in [store for store in stores if count_of(store, "dynamic_durables")][:STORES_ASKED_MAX]:
-        answer = await call.service.read(f"{store_path(name_of(store))}/durables?type=map&dynamic=true")
-        rows += [(name_of(store), name_of(durable)) for durable in documents(answer.get("durables"))]
+        found = await call.service.collection(
+            f"{store_path(name_of(store))}/durables?type=map&dynamic=true", "durables"
+        )
+        rows += [(name_of(store), name_of(durable)) for durable in found]
 
     def figure(row: tuple[str, str], name: str) -> float:
         return call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0

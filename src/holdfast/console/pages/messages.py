@@ -75,7 +75,7 @@ def _acts(call: Call, store: str, durable: str) -> list[Content]:
 
 
 async def _choose_store(call: Call) -> Html:
-    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    rows = await call.service.collection("/v1/stores", "stores")
     return table(
         call,
         "stores",
@@ -100,7 +100,7 @@ async def _choose_store(call: Call) -> Html:
 
 
 async def _choose_durable(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+    rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
 
     def place(row: Document) -> str:
         name = str(row["name"])

@@ -29,7 +29,7 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.console.service import document, documents
+from holdfast.console.service import document
 from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError, Unavailable
 
@@ -205,7 +205,7 @@ def _quantiles(
 async def _kinds(call: Call) -> dict[tuple[str, str], str]:
     """The types of the durables, as far as the definition names them."""
     try:
-        stores = documents((await call.service.read("/v1/stores")).get("stores"))
+        stores = await call.service.collection("/v1/stores", "stores")
     except HoldfastError:
         return {}
     return {

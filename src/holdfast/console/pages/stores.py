@@ -120,7 +120,7 @@ async def _cluster(call: Call) -> Html:
 
 
 async def _store_table(call: Call) -> Html:
-    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    rows = await call.service.collection("/v1/stores", "stores")
     watcher = call.watcher
 
     def published(row: Document) -> float:
@@ -227,7 +227,7 @@ async def _store_facts(call: Call, store: str) -> Html:
 
 
 async def _durable_table(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+    rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
     watcher, now_ms = call.watcher, time.time() * 1000
 
     def acknowledged(row: Document) -> float:
@@ -284,7 +284,7 @@ def _shown(value: object) -> Content:
 
 
 async def _templates(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/templates")).get("templates"))
+    rows = await call.service.collection(f"{store_path(store)}/templates", "templates")
     return table(
         call,
         "templates",
