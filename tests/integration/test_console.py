@@ -249,8 +249,12 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
     )
     pages.act("/store/publish?store=made", {"body": "again", "fields": ""})
     place = "store=made&durable=work"
-    pages.go(f"/message?{place}&seq=1")
-    expect(pages.page.locator("pre").first).to_have_text("hello")
+    page = pages.go(f"/messages?{place}&newest=1")
+    assert page.locator("#t-messages tbody a").all_inner_texts() == ["2", "1"], "the newest first"
+    page = pages.go(f"/message?{place}&seq=1")
+    expect(page.locator("pre").first).to_have_text("hello")
+    page.locator('select[name="form"]').select_option("hex")
+    expect(page.locator("pre").first).to_have_text("68 65 6c 6c 6f")
     assert "is deleted" in pages.act(f"/message/delete?{place}&seq=1", {}, confirm="message 1")
     assert "1 message" in pages.go(f"/durable/purge?{place}").locator(".effect").inner_text()
     said = pages.act(f"/durable/purge?{place}", {"at_most_message": "0"}, confirm="made/work")
@@ -283,6 +287,7 @@ def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None
         assert entry is not None
         assert entry.value == b"4"
         stores.map("orders", "prices").lock("us.bread", owner="desk", ttl_ms=60_000)
+    expect(pages.go(f"/map?{place}").locator("#t-locks")).to_contain_text("desk")
     assert "lock_held" in pages.act(f"/map/lock?{place}&key=us.bread", {})
     assert "console has the lock" in pages.act(f"/map/lock?{place}&key=us.bread", {"steal": True})
     assert "is removed" in pages.act(f"/map/remove?{place}&key=us.bread", {}, confirm="us.bread")

@@ -517,6 +517,8 @@ def test_a_lock_fences_older_holders(tmp_path: Path) -> None:
             assert (await stores.ask("POST", f"{whole}/lock", stolen)).json["fence"] > held["fence"]
             late = await stores.ask("PUT", f"{whole}/k?fence={held['fence']}", {"value": ""})
             assert (late.status, late.code) == (409, "not_holder")
+            shown = (await stores.ask("GET", whole.replace("/maps/", "/durables/"))).json["locks"]
+            assert [(lock["key"], lock["owner"]) for lock in shown] == [("k", "b")]
             back = await stores.ask("POST", f"{whole}/unlock", {"key": "k", "owner": "a", "fence": held["fence"]})
             assert back.code == "not_holder"
 

@@ -212,7 +212,8 @@ class Console:
             tokens = self.options.tokens()
         except HoldfastError as error:
             return await self.login_page(request, str(error), 503)
-        found = self.logins.token_of(fields.get("token", ""), tokens, time.monotonic())
+        address = "" if request.client is None else request.client.host
+        found = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
         if isinstance(found, Refused):
             return await self.login_page(request, found.reason, found.status)
         self.sessions.end(request.cookies.get(self.cookie))

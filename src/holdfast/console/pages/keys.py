@@ -28,7 +28,7 @@ from holdfast.console.parts import (
     section,
     table,
 )
-from holdfast.console.values import bytes_of, form_named, key_link, packed, unpacked, value_of
+from holdfast.console.values import bytes_of, form_choice, form_named, key_link, packed, unpacked, value_of
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.wire.log import ConflictingPlace, Conflicts, Found
 
@@ -206,17 +206,6 @@ async def _value(call: Call, key: bytes) -> Html:
     if found is None:
         return notice("none", "The key does not exist. Its history may say when it was deleted.")
     form = form_named(call.text("form"))
-    forms = [element("option", each, value=each, selected=each == form) for each in units.FORMS]
-    choose = element(
-        "form",
-        element("input", type="hidden", name="key", value=packed(key)),
-        element("label", "Shown as", element("select", forms, name="form")),
-        element("button", "Show", type="submit"),
-        method="get",
-        action="/key",
-        data_auto=True,
-        class_="query",
-    )
     return text_of(
         [
             facts(
@@ -226,7 +215,7 @@ async def _value(call: Call, key: bytes) -> Html:
                     "Key in base64url": code(packed(key), copy=True),
                 }
             ),
-            choose,
+            form_choice(call, key=packed(key)),
             value_of(found.value, form),
         ]
     )

@@ -35,6 +35,7 @@ from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at, f
 from holdfast.stores.definitions.permissions import Right, permissions_document
 from holdfast.stores.definitions.reader import Reader, raise_problems
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.store import Durable, Revision
 from holdfast.stores.storage.disk_limit import disk_use
@@ -267,6 +268,7 @@ DEFINE_CODES: Final = (
     *(Code.BAD_CONFIGURATION, Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.REVISION_MISMATCH),
     Code.DELETES_MESSAGES,
 )
+LOCKS_SHOWN_MAX: Final = 100
 PAGE_MAX: Final = 1_000
 PAGING: Final = (
     parameter("after", "string", "A page by name: only names above this one"),
@@ -417,7 +419,15 @@ async def _list_durables(call: StoreCall) -> Response:
 
 
 async def _get_durable(call: StoreCall) -> Response:
-    return call.answer(durable_document(call.opened, call.store, call.durable))
+    """A map also has its newest locks: a route below the map would take the name of a key."""
+    document = durable_document(call.opened, call.store, call.durable)
+    durable = call.opened.state.stores[call.store].durables[call.durable]
+    if isinstance(durable, Map):
+        locks = durable.locks.newest(LOCKS_SHOWN_MAX)
+        document["locks"] = [
+            {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "until_ms": lock.until_ms} for lock in locks
+        ]
+    return call.answer(document)
 
 
 async def put_durable(call: StoreCall) -> Response:
