@@ -21,9 +21,12 @@ LEVELS = {name: name for name in ("debug", "info", "warning", "error")} | {"exce
 
 EVENTS = {
     "accepting_paused": "no descriptor is left, so no connection is accepted for a moment",
-    "audit": "an administrative act: a policy set or removed, a step-down, tokens or certificates read again",
+    "audit": "an administrative act: a policy set or removed, a step-down, a log level, new tokens or certificates",
     "cannot_serve": "the service ends at its start; `code` and `hint` say why",
     "connections_limited": "the limit of open files allows fewer connections than configured",
+    "console_ended": "the console that this service started has ended; it is started again, and the service goes on",
+    "console_not_started": "the console could not be started; it is tried again, and the service goes on",
+    "console_refused": "the options of the console are wrong; the service goes on without one",
     "definition_changed": "a store or durable was created, changed or deleted",
     "delivery_stopped": "too many messages of a durable are parked, so it delivers nothing",
     "disk_statistics": "the pages of the message stores on their disk",
@@ -39,6 +42,9 @@ EVENTS = {
     "leading": "this process leads the log",
     "lineage_waits": "the ancestors of a forked log could not be read yet",
     "log_damaged": "the log breaks a rule, in the place that is named",
+    "log_job_cancelled": "a snapshot or a verification was ended, by a request or with the leadership",
+    "log_job_failed": "a snapshot or a verification failed; `code` and `error` say why",
+    "log_verified": "every object of a range of the log was read and is intact",
     "log_truncated": "the log says that versions at or below `through` may be removed",
     "look_up_failed": "the log could not be read for the outcome of an old attempt",
     "messages_parked": "messages were delivered too often and wait for a decision",

@@ -30,6 +30,7 @@ from holdfast.cli.output import Exit
 from holdfast.objects.budget import StoreMetrics
 from holdfast.retention.truncator import Kept
 from holdfast.server import openapi
+from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.responses import STATUS_OF
 from holdfast.server.http.routes import Route
@@ -175,6 +176,7 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
                 subscriptions=here.subscriptions,
                 view=here.view,
                 retention=here.retention,
+                jobs=LogJobs(here.front),
                 version="test",
                 stores=stores.host,
             )

@@ -22,6 +22,7 @@ from holdfast.objects.budget import TimeLimited
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, ObjectStore
 from holdfast.retention.truncator import Truncator, TruncatorOptions
+from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
@@ -203,6 +204,7 @@ async def serving(
         subscriptions=subscriptions,
         view=embedded,
         retention=retention,
+        jobs=LogJobs(front),
         version="test",
     )
     server = HttpServer(front, rows)

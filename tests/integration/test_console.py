@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from tests.integration.console_harness import ADMIN, READER, ConsoleProcess, Pages, Service, chromium
 
-from holdfast import Client, Write
+from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
 from holdfast.console.pages import ACTIONS, PAGES
 
@@ -192,6 +192,17 @@ def test_the_log_is_searched_by_version_time_request_and_key(pages: Pages, servi
     expect(page.locator("main")).to_contain_text("ISO 8601")
 
 
+def test_the_keys_of_conflicts_are_shown(pages: Pages, service: Service) -> None:
+    with Client(service.url, token=ADMIN) as client:
+        before = client.version().version
+        client.commit([Write(b"fought/over", b"1")])
+        with pytest.raises(Conflict):
+            client.commit([Write(b"fought/over", b"2")], [PointRead(b"fought/over")], read_version=before)
+    page = pages.go("/keys")
+    expect(page.locator("#t-conflicts")).to_contain_text("fought/over")
+    pages.check()
+
+
 def test_tables_are_sorted_and_filtered_by_their_address(pages: Pages) -> None:
     page = pages.go("/store?store=orders")
     page.locator("th a", has_text="Durable").click()
@@ -238,9 +249,16 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
     )
     pages.act("/store/publish?store=made", {"body": "again", "fields": ""})
     place = "store=made&durable=work"
-    pages.go(f"/message?{place}&seq=1")
-    expect(pages.page.locator("pre").first).to_have_text("hello")
+    page = pages.go(f"/messages?{place}&newest=1")
+    assert page.locator("#t-messages tbody a").all_inner_texts() == ["2", "1"], "the newest first"
+    page = pages.go(f"/message?{place}&seq=1")
+    expect(page.locator("pre").first).to_have_text("hello")
+    page.locator('select[name="form"]').select_option("hex")
+    expect(page.locator("pre").first).to_have_text("68 65 6c 6c 6f")
     assert "is deleted" in pages.act(f"/message/delete?{place}&seq=1", {}, confirm="message 1")
+    assert "1 message" in pages.go(f"/durable/purge?{place}").locator(".effect").inner_text()
+    said = pages.act(f"/durable/purge?{place}", {"at_most_message": "0"}, confirm="made/work")
+    assert "would now delete 1 message, and the form allows 0" in said
     assert "Removed 1 messages" in pages.act(f"/durable/purge?{place}", {}, confirm="made/work")
     assert "Nothing was done" in pages.act("/store/delete?store=made", {}, confirm="work")
     with StoreClient(service.url, token=ADMIN) as stores:
@@ -269,6 +287,7 @@ def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None
         assert entry is not None
         assert entry.value == b"4"
         stores.map("orders", "prices").lock("us.bread", owner="desk", ttl_ms=60_000)
+    expect(pages.go(f"/map?{place}").locator("#t-locks")).to_contain_text("desk")
     assert "lock_held" in pages.act(f"/map/lock?{place}&key=us.bread", {})
     assert "console has the lock" in pages.act(f"/map/lock?{place}&key=us.bread", {"steal": True})
     assert "is removed" in pages.act(f"/map/remove?{place}&key=us.bread", {}, confirm="us.bread")
@@ -286,18 +305,56 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
     with StoreClient(service.url, token=ADMIN) as stores:
         revision = int(str(stores.definition()["revision"]))
         stores.define_store("later")
+        stores.define_durable("later", "work", {"type": "shared"})
+        with stores.publisher("later") as publisher:
+            publisher.publish(b"it would be lost")
     said = pages.act("/stores/parameters", {"parameters": "max_deployment_history: 30"})
     assert "changed" in said
     users = "users: {ann: {token: ann-has-16-characters, roles: [all]}}\nroles: {all: {stores: {'*': [browse]}}}"
     assert "changed" in pages.act("/stores/permissions", {"permissions": users})
     expect(pages.page.locator("main")).to_contain_text("ann")
     assert "ann-has-16-characters" not in pages.text()
-    said = pages.act(f"/stores/rollback?revision={revision}", {"delete": True}, confirm=f"revision {revision}")
-    assert "in force again" in said
+    page = pages.go(f"/stores/rollback?revision={revision}")
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator("form.act button").click()
+    expect(page.locator(".notice.warn")).to_contain_text("would delete messages of later (1)")
+    pages.check()
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator('[name="at_most_message"]').fill("0")
+    page.locator("form.act button").click()
+    expect(page.locator(".notice.bad")).to_contain_text("would now delete 1 message")
+    with StoreClient(service.url, token=ADMIN) as stores:
+        assert "later" in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
+    page.locator('[name="confirm"]').fill(f"revision {revision}")
+    page.locator("form.act button").click()
+    expect(page.locator(".flashes")).to_contain_text("in force again")
     with StoreClient(service.url, token=ADMIN) as stores:
         assert "later" not in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
     for path, fields in (("save", {}), ("compact", {}), ("backup", {"name": "monday"})):
         assert "done" in pages.act(f"/cluster/{path}", fields)
+
+
+def test_a_snapshot_and_a_verification_are_begun_and_watched(pages: Pages) -> None:
+    assert "being made" in pages.act("/retention/snapshot", {})
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    page = pages.go("/retention")
+    expect(page.locator("main")).to_contain_text("Up to the batch")
+    pages.check()
+    assert "has begun" in pages.act("/log/verify", {"after": "0"})
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    pages.check()
+    assert "has begun" in pages.act("/log/verify", {"after": "0"})
+    assert "has ended" in pages.act("/log/end-verification", {})
+    expect(pages.page.locator("#job")).to_contain_text("ended before its time")
+    assert "future_version" in pages.act("/log/verify", {"through": "999999999999999"})
+    assert "has ended" in pages.act("/retention/end-snapshot", {})
+
+
+def test_the_log_level_is_changed(pages: Pages, service: Service) -> None:
+    assert "has the level debug" in pages.act("/configuration/log-level", {"level": "debug"})
+    expect(pages.page.locator("main")).to_contain_text("debug")
+    assert "log_level=debug" in service.process.tail()
+    assert "has the level info" in pages.act("/configuration/log-level", {"level": "info"})
 
 
 def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:

@@ -213,6 +213,13 @@ def test_a_conflict_names_the_preconditions_and_what_broke_them(main: Service) -
         "leader_id": main.leader_id,
         "request_id": name,
     }
+    shown = main.ask("GET", "/v1/log/conflicts").json
+    places = [(each["begin"], each.get("end"), each["is_range"]) for each in shown["places"] if each["conflicts"]]
+    assert (b64(b"row/conflict"), None, False) in places
+    assert (b64(b"row/c"), b64(b"row/d"), True) in places
+    assert (shown["total"] >= 2, shown["lost"]) == (True, 0)
+    assert len(main.ask("GET", "/v1/log/conflicts?limit=1").json["places"]) == 1
+    assert main.ask("GET", "/v1/log/conflicts?limit=101").code == "malformed"
     # What is told is worth trying again from.
     again = main.commit(write(b"row/now", preconditions=[{"type": "point_read", "key": b64(b"row/conflict")}],
                               read_version=version))  # fmt: skip
@@ -551,9 +558,13 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         assert service.ask("PUT", "/v1/retention/all", keep, token=TOKENS["admin"]).status == 200
         assert service.ask("GET", "/v1/retention", token=TOKENS["read"]).status == 200
         assert service.ask("GET", "/v1/configuration", token=TOKENS["write"]).status == 403
+        assert service.ask("GET", "/v1/admin/log-level", token=TOKENS["write"]).status == 403
+        assert service.ask("PUT", "/v1/admin/log-level", {"level": "debug"}, token=TOKENS["write"]).status == 403
         configuration = service.ask("GET", "/v1/configuration", token=TOKENS["admin"])
         assert not [token for token in TOKENS.values() if token.encode() in configuration.body]
-        for path in ("objects", "leaderships", "transactions/1"):
+        for method, job in (("GET", "snapshot"), ("POST", "snapshot"), ("DELETE", "verify"), ("POST", "verify")):
+            assert service.ask(method, f"/v1/admin/{job}", token=TOKENS["write"]).status == 403
+        for path in ("objects", "leaderships", "storage", "conflicts", "transactions/1"):
             assert service.ask("GET", f"/v1/log/{path}").status == 401
         for path in ("/livez", "/readyz", "/ok", "/openapi.json", "/docs"):
             assert service.ask("GET", path).status == 200, path
@@ -725,6 +736,8 @@ def test_a_hole_and_a_damaged_object_are_named_and_what_is_whole_is_served(tmp_p
         answer = probe_until(lambda: service.ask("GET", damage), "corrupt_batch")
         assert answer.status == 500
         assert damaged.name in answer.json["error"]["message"]
+        found = job_ended(service, "verify", query=f"?after={versions[0] - 1}")
+        assert (found["state"], found["code"], damaged.name in found["error"]) == ("failed", "corrupt_batch", True)
         main.codes |= service.codes
 
 
@@ -768,6 +781,67 @@ def test_the_configuration_in_force_is_shown_without_secrets(main: Service) -> N
     assert settings["server.listen"]["value"] == f"127.0.0.1:{main.process.port}"
     assert settings["server.listen"]["source"] == "flag"
     assert settings["leader.silence_ms"]["source"] in ("default", "flag", "env")
+
+
+def test_the_log_level_is_changed_until_the_process_ends(main: Service) -> None:
+    assert main.ask("GET", "/v1/admin/log-level").json == {"level": "info", "configured": "info"}
+
+    def written(level: str) -> bool:
+        """Whether setting a retention policy writes its line at this level."""
+        assert main.ask("PUT", "/v1/admin/log-level", {"level": level}).json["level"] == level
+        name = f"level-{an_id()}"
+        main.ask("PUT", f"/v1/retention/{name}", {"keep": "everything"})
+        main.ask("DELETE", f"/v1/retention/{name}")
+        return name in main.process.tail()
+
+    assert not written("error")
+    assert "act=set_log_level" in main.process.tail(), "the last line at the old level"
+    assert written("info")
+    for body in ({"level": "loud"}, {}, {"level": "info", "for": 1}, b"", [1]):
+        assert main.ask("PUT", "/v1/admin/log-level", body).code == "malformed", body
+    assert main.ask("PUT", "/v1/admin/log-level", b" " * 2_000).code == "too_large"
+    assert main.ask("GET", "/v1/admin/log-level").json["level"] == "info"
+
+
+def job_ended(service: Service, kind: str, method: str = "POST", query: str = "") -> dict[str, Any]:
+    """The state of a job after it was begun."""
+    state = service.ask(method, f"/v1/admin/{kind}{query}").json
+    end = time.monotonic() + 60
+    while state["state"] == "running":
+        assert time.monotonic() < end, state
+        time.sleep(0.1)
+        state = service.ask("GET", f"/v1/admin/{kind}").json
+    return dict(state)
+
+
+def test_a_snapshot_and_a_verification_are_jobs_of_another_process(main: Service) -> None:
+    first, last = main.committed(write(b"job")), main.committed(write(b"job"))
+    assert main.ask("GET", "/v1/admin/snapshot").json["state"] in ("idle", "done")
+    made = job_ended(main, "snapshot")
+    storage = main.ask("GET", "/v1/log/storage").json
+    assert [each["version"] for each in storage["snapshots"]] == [made["result"]["version"]]
+    assert (storage["checkpoints"], storage["is_whole"], storage["ages"][0]["seconds_max"]) == ([], True, 3600)
+    assert storage["ages"][0]["bytes"] > 0
+    assert (made["state"], made["result"]["version"] >= last, made["result"]["rows"] > 0) == ("done", True, True)
+    assert made["ended_ms"] >= made["began_ms"] > 0
+    whole = job_ended(main, "verify")
+    assert (whole["state"], whole["parameters"]["after"], whole["parameters"]["through"] >= last) == ("done", 0, True)
+    part = job_ended(main, "verify", query=f"?after={first}&through={last}")
+    assert (part["state"], part["parameters"]) == ("done", {"after": first, "through": last})
+    assert 0 < part["result"]["objects"] < whole["result"]["objects"]
+    assert part["result"]["last_version"] >= last
+    for query, code in (
+        (f"?through={last + 10**9}", "future_version"),
+        (f"?after={last}&through={first}", "future_version"),
+        ("?after=x", "malformed"),
+    ):
+        assert main.ask("POST", f"/v1/admin/verify{query}").code == code, query
+    for kind in ("snapshot", "verify"):
+        begun = main.ask("POST", f"/v1/admin/{kind}").json
+        assert begun["state"] == "running"
+        assert main.ask("POST", f"/v1/admin/{kind}").json["began_ms"] == begun["began_ms"], "one at a time"
+        assert main.ask("DELETE", f"/v1/admin/{kind}").json["state"] == "cancelled"
+        assert main.ask("DELETE", f"/v1/admin/{kind}").json["state"] == "cancelled"
 
 
 def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:

@@ -517,6 +517,8 @@ def test_a_lock_fences_older_holders(tmp_path: Path) -> None:
             assert (await stores.ask("POST", f"{whole}/lock", stolen)).json["fence"] > held["fence"]
             late = await stores.ask("PUT", f"{whole}/k?fence={held['fence']}", {"value": ""})
             assert (late.status, late.code) == (409, "not_holder")
+            shown = (await stores.ask("GET", whole.replace("/maps/", "/durables/"))).json["locks"]
+            assert [(lock["key"], lock["owner"]) for lock in shown] == [("k", "b")]
             back = await stores.ask("POST", f"{whole}/unlock", {"key": "k", "owner": "a", "fence": held["fence"]})
             assert back.code == "not_holder"
 
@@ -538,6 +540,30 @@ def test_collections_are_filtered_by_attributes(tmp_path: Path) -> None:
             listed = (await stores.ask("GET", "/v1/stores/a/durables?type=standard&counts.messages=0")).json["durables"]
             assert [durable["name"] for durable in listed] == ["two"]
             assert (await stores.ask("GET", "/v1/stores?colour=red")).code == "malformed"
+
+    run(scenario)
+
+
+def test_collections_have_pages_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            for name in ("c", "a", "b"):
+                await stores.define(name, durables={f"d{number}": SHARED for number in range(5)}, description=name)
+            pages, after = [], ""
+            while True:
+                page = (await stores.ask("GET", f"/v1/stores?max=2{after}")).json
+                pages.append([store["name"] for store in page["stores"]])
+                if not page["more"]:
+                    break
+                after = f"&after={pages[-1][-1]}"
+            assert pages == [["a", "b"], ["c"]]
+            page = (await stores.ask("GET", "/v1/stores/a/durables?max=2&after=d1&type=shared")).json
+            assert ([each["name"] for each in page["durables"]], page["more"]) == (["d2", "d3"], True)
+            page = (await stores.ask("GET", "/v1/stores?after=a&description=c")).json
+            assert ([store["name"] for store in page["stores"]], page["more"]) == (["c"], False)
+            assert (await stores.ask("GET", "/v1/stores/a/templates?max=1")).json == {"templates": [], "more": False}
+            for wrong in ("max=0", "max=1001", "max=x"):
+                assert (await stores.ask("GET", f"/v1/stores?{wrong}")).code == "malformed"
 
     run(scenario)
 

@@ -26,6 +26,7 @@ BODIES = {
     "POST /v1/commits": write(KEY) + b"\n",
     "PUT /v1/retention/{policy_id}": json.dumps({"keep": "everything"}).encode(),
     "POST /v1/admin/step-down": b"",
+    "PUT /v1/admin/log-level": b'{"level": "info"}',
 }
 QUERIES = {
     "GET /v1/status/{request_id}": "?min_version=1",

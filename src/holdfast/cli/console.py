@@ -35,6 +35,9 @@ def console(
     table: Annotated[
         list[str] | None, typer.Option("--table", help="A Delta table that a Spark pipeline makes; repeatable.")
     ] = None,
+    until_input_ends: Annotated[
+        bool, typer.Option("--until-input-ends", help="Also end when standard input ends.", hidden=True)
+    ] = False,
 ) -> None:
     """Show a service in a browser. It listens on this machine only and reads only, unless the options say more."""
     from holdfast.console.options import ConsoleOptions, parse_listen
@@ -55,4 +58,4 @@ def console(
     )
     from holdfast.console.run import run  # brings the web framework
 
-    run(options)
+    run(options, until_input_ends=until_input_ends)

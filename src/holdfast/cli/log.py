@@ -95,15 +95,31 @@ def cat(
     log_views.cat(log_url_of(url, config), after=after, limit=limit, from_snapshot=from_snapshot, as_json=as_json)
 
 
+ProgressLines: TypeAlias = Annotated[
+    bool, typer.Option("--progress-lines", help="Progress as JSON lines on standard output.", hidden=True)
+]
+
+
 @commands.command()
-def verify(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Read the whole log and check every rule: the chain, every CRC, every version.
+def verify(
+    url: LogArgument = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only objects with a higher version.")] = 0,
+    through: Annotated[
+        int | None, typer.Option("--through", min=0, help="Only up to this version; the end of the log if not given.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    progress_lines: ProgressLines = False,
+) -> None:
+    """Read the whole log, or a range, and check every rule: the chain, every CRC, every version.
 
     Exit code 6 if a rule is broken, with its name and the slot.
     """
     from holdfast.cli import log_views
 
-    log_views.verify(log_url_of(url, config), as_json=as_json)
+    log_views.verify(
+        log_url_of(url, config), after=after, through=through, as_json=as_json, progress_lines=progress_lines
+    )
 
 
 @commands.command()
@@ -120,6 +136,7 @@ def snapshot(
     at: Annotated[int | None, typer.Option("--at", min=0, help="The version; the newest one if not given.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    progress_lines: ProgressLines = False,
 ) -> None:
     """Write the state of a log at one version as Parquet files next to the log; it may run while a service leads.
 
@@ -127,7 +144,7 @@ def snapshot(
     """
     from holdfast.cli import snapshots
 
-    snapshots.make(log_url_of(url, config), at=at, as_json=as_json)
+    snapshots.make(log_url_of(url, config), at=at, as_json=as_json, progress_lines=progress_lines)
 
 
 @commands.command("snapshots")

@@ -250,16 +250,16 @@ def _print_row(row: Row, snapshot: int, *, as_json: bool) -> None:
         print_line(f"{version}  in the snapshot of {snapshot}\n    {operation_text(write)}")
 
 
-def verify(url: str, *, as_json: bool) -> None:
-    """Read and check everything."""
-    with progress("verifying", shown=not as_json) as moved:
-        check = with_store(url, lambda store: verify_log(store, moved))
+def verify(url: str, *, after: int, through: int | None, as_json: bool, progress_lines: bool) -> None:
+    """Read and check everything, or a range of versions."""
+    with progress("verifying", shown=not as_json, as_lines=progress_lines) as moved:
+        check = with_store(url, lambda store: verify_log(store, moved, after=after, through=through))
     fields = asdict(check) | {"newest_slot": slot_text(check.newest_slot)}
     if as_json:
         print_json({"url": url, "ok": True} | fields)
         return
     print_fields(fields)
-    print_line("the log is intact")
+    print_line("the log is intact" if not after and through is None else "this range of the log is intact")
 
 
 def stat(url: str, *, as_json: bool) -> None:

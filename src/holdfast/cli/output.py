@@ -12,14 +12,17 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError
+
+LINE_SECONDS: Final = 0.5
 
 
 class Exit(IntEnum):
@@ -213,9 +216,28 @@ class Progress(Protocol):
         ...
 
 
+def _progress_lines() -> Progress:
+    next_line = 0.0
+
+    def moved(done: int, total: int | None = None) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_SECONDS
+            print_json({"done": done, "total": total})
+            sys.stdout.flush()
+
+    return moved
+
+
 @contextmanager
-def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
-    """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``."""
+def progress(what: str, *, shown: bool = True, as_lines: bool = False) -> Generator[Progress]:
+    """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``.
+
+    ``as_lines``: instead, JSON lines on stdout, one each ``LINE_SECONDS`` at most, for a program that started this one.
+    """
+    if as_lines:
+        yield _progress_lines()
+        return
     if not shown or not sys.stderr.isatty():
         yield lambda done, total=None: None  # noqa: ARG005 - nothing is shown
         return

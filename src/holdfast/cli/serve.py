@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,16 @@ def serve(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Never lead: follow the log and answer readers, also of a mirror.")
     ] = False,
+    console: Annotated[
+        bool, typer.Option("--console", help="Also start the web console, as a process that ends with this one.")
+    ] = False,
+    console_listen: Annotated[
+        str, typer.Option("--console-listen", help="HOST:PORT of the console, on this machine only.")
+    ] = "127.0.0.1:8081",
+    console_token_file: Annotated[
+        Path | None,
+        typer.Option("--console-token-file", help="The token of the console; without it the console only reads."),
+    ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -49,6 +60,9 @@ def serve(
     if force_new and not init:
         raise InvalidRequest("--force-new requires --init")
     result = configuration(config, settings, log=log, listen=listen)
+    console_options = _console_options(console_listen, console_token_file) if console else None
+    if console_options is not None and result.settings.server.has_tokens and console_token_file is None:
+        raise InvalidRequest("the service needs tokens, so --console needs --console-token-file")
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     # The only import of the server in cli: see the contract "tops" in pyproject.toml.
@@ -64,8 +78,19 @@ def serve(
         force_new=force_new,
         read_only=read_only,
         configuration=_shown(result),
+        console=console_options,
     )
     raise typer.Exit(code)
+
+
+def _console_options(listen: str, token_file: Path | None) -> tuple[str, ...]:
+    """The options of the console that `holdfast serve --console` starts. Raises: InvalidRequest, before anything."""
+    from holdfast.console.options import ConsoleOptions, parse_listen
+
+    host, port = parse_listen(listen)
+    ConsoleOptions(("",), host, port, token_file=token_file)  # it refuses what the child would refuse
+    token = () if token_file is None else ("--token-file", str(token_file.absolute()))
+    return "--listen", listen, *token
 
 
 def _shown(configuration: Configuration) -> ConfigurationAnswer:

@@ -21,9 +21,9 @@ def _facts(url: str, manifest: Manifest) -> dict[str, object]:
     }
 
 
-def make(url: str, *, at: int | None, as_json: bool) -> None:
+def make(url: str, *, at: int | None, as_json: bool, progress_lines: bool) -> None:
     """Make a snapshot, or report the one that exists."""
-    with progress("reading the log", shown=not as_json) as moved:
+    with progress("reading the log", shown=not as_json, as_lines=progress_lines) as moved:
         manifest = with_store(url, lambda store: make_snapshot(store, MakingOptions(at=at), moved))
     (print_json if as_json else print_fields)(_facts(url, manifest))
 

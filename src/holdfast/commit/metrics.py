@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Final, Literal
 
+from holdfast.commit.conflict_keys import ConflictKeys
 from holdfast.commit.format.transaction import Committed, Rejected, Reused
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, InvalidRequest
@@ -68,13 +69,14 @@ class ServiceMetrics:
     """
 
     __slots__ = (
-        "backpressure", "committed", "conflicts", "latency", "other", "ownership_checks", "refused", "rejected",
-        "stalled", "waited",
+        "backpressure", "committed", "conflict_keys", "conflicts", "latency", "other", "ownership_checks", "refused",
+        "rejected", "stalled", "waited",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.committed = 0
         self.conflicts = 0
+        self.conflict_keys = ConflictKeys()
         self.rejected = 0
         self.other = 0
         self.latency = LatencyBuckets()
@@ -95,18 +97,20 @@ class ServiceMetrics:
             if type(outcome) is Committed:
                 self.committed += 1
             else:
-                self._note_refusal(outcome)
+                self._note_refusal(entry, now_ms)
             if entry.arrived_ms != last_arrived:
                 last_arrived = entry.arrived_ms
                 bucket = bisect_left(LATENCY_BOUNDS_MS, now_ms - last_arrived)
             counts[bucket] += 1
             latency.sum_ms += now_ms - last_arrived
 
-    def _note_refusal(self, outcome: object) -> None:
-        match outcome:
-            case Rejected(reason=reason):
+    def _note_refusal(self, entry: CommitEntry, now_ms: float) -> None:
+        match entry.outcome:
+            case Rejected(reason=reason, conflicts=failed):
                 self.rejected += 1
-                self.conflicts += reason == "conflict"
+                if reason == "conflict":
+                    self.conflicts += 1
+                    self.conflict_keys.note(entry.txn.preconditions, failed, now_ms)
                 self.refused["sequence" if reason == "banned" else "resolve", reason] += 1
                 return
             case Reused():

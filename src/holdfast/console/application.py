@@ -23,8 +23,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.console.call import Action, Call, Page
-from holdfast.console.frame import CONFIRM_FIELD, bare_page, form_of, page
+from holdfast.console.call import Action, Call, Done, Page
+from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Html, element
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import ACTIONS, PAGES
@@ -156,24 +156,29 @@ class Console:
         if self.options.needs_login and session.token is None:
             return RedirectResponse("/login", 303)
         call = replace(await self.call(request, session), form=fields)
-        problems: list[str] = []
+        call.service.forget()  # what is confirmed is compared with what is there now
         try:
             form = await shown.form(call)
-            if form.typed is not None and fields.get(CONFIRM_FIELD, "") != form.typed:
-                problems.append(f"Nothing was done. Type {form.typed} exactly as it is shown.")
-            else:
+            problems = form.problems_with(fields)
+            if not problems:
                 done = await shown.act(call)
                 call.service.forget()
-                session.flash("good", done.text)
-                return RedirectResponse(done.to, 303)
+                if isinstance(done, Done):
+                    session.flash("good", done.text)
+                    return RedirectResponse(done.to, 303)
+                form = done
+                problems = form.problems_with(fields) if any(each.field in fields for each in form.limits) else []
+            content = form_of(call, form, problems)
         except HoldfastError as error:
-            problems.append(f"Not done: {error} ({error.code.value})")
+            content = await self._after_error(shown, call, error)
+        return HTMLResponse(page(call, theme_of(request), shown.title, shown.section, content), 409)
+
+    async def _after_error(self, shown: Action, call: Call, error: HoldfastError) -> Html:
         call.service.forget()
         try:
-            content = form_of(call, await shown.form(call), problems)
-        except HoldfastError as error:
-            content = refusal(error)
-        return HTMLResponse(page(call, theme_of(request), shown.title, shown.section, content), 409)
+            return form_of(call, await shown.form(call), [f"Not done: {error} ({error.code.value})"])
+        except HoldfastError as problem:
+            return refusal(problem)
 
     async def login_page(self, request: Request, problem: str = "", status: int = 200) -> Response:
         """The form to log in."""
@@ -207,7 +212,8 @@ class Console:
             tokens = self.options.tokens()
         except HoldfastError as error:
             return await self.login_page(request, str(error), 503)
-        found = self.logins.token_of(fields.get("token", ""), tokens, time.monotonic())
+        address = "" if request.client is None else request.client.host
+        found = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
         if isinstance(found, Refused):
             return await self.login_page(request, found.reason, found.status)
         self.sessions.end(request.cookies.get(self.cookie))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlencode
 
 from holdfast.console.html import Content, Html
+from holdfast.console.units import counted
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ SECTIONS: Final[Mapping[Section, str]] = {
     "Overview": "/", "Log": "/log", "Keys": "/keys", "Stores": "/stores", "Messages": "/messages", "Maps": "/maps",
     "Retention": "/retention", "Cluster": "/cluster", "Pipelines": "/pipelines", "Configuration": "/configuration",
 }  # fmt: skip
+
+
+CONFIRM_FIELD: Final = "confirm"
 
 
 def link(path: str, **query: str | int | None) -> str:
@@ -102,15 +106,47 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """How many things an action would delete now. The form carries it, and a person may change it there: the action is
+    refused where it would delete more. ``noun``: in the singular."""
+
+    noun: str
+    number: int
+
+    @property
+    def field(self) -> str:
+        """Its field of the form."""
+        return f"at_most_{self.noun}"
+
+    def __str__(self) -> str:
+        return counted(self.number, self.noun)
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """What an action asks before it acts. ``effect``: what it will do, with numbers. ``typed``: what a person has to
-    type because the action deletes something, None for an action that does not. ``back``: where "Cancel" leads."""
+    type because the action deletes something, None for an action that does not. ``limits``: what it would delete.
+    ``back``: where "Cancel" leads."""
 
     effect: Content
     button: str
     back: str
     inputs: tuple[Input, ...] = ()
     typed: str | None = None
+    limits: tuple[Limit, ...] = ()
+
+    def problems_with(self, fields: Mapping[str, str]) -> list[str]:
+        """Why what a person sent does not confirm this form, as it is now."""
+        problems: list[str] = []
+        if self.typed is not None and fields.get(CONFIRM_FIELD, "") != self.typed:
+            problems.append(f"Nothing was done. Type {self.typed} exactly as it is shown.")
+        for limit in self.limits:
+            given = whole("the limit", fields.get(limit.field, "0"))
+            if limit.number > given:
+                problems.append(
+                    f"Nothing was done. This would now delete {limit}, and the form allows {given:,}. Confirm again."
+                )
+        return problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +159,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something to do: GET shows its form, POST checks the form and acts."""
+    """Something to do: GET shows its form, POST checks the form and acts.
+
+    ``act`` returns a form, having done nothing, where a person has to confirm what only the service knew.
+    """
 
     path: str
     title: str
     section: Section
     form: Callable[[Call], Awaitable[Form]]
-    act: Callable[[Call], Awaitable[Done]]
+    act: Callable[[Call], Awaitable[Done | Form]]
 
     def link(self, **query: str | int | None) -> str:
         """Where its form is."""

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidRequest
 
 COUNTS: Final = "counts"
 NOT_PARAMETERS: Final = frozenset(
-    {"name", "store", "dynamic", "template", COUNTS, "subscribers", "durables", "templates"}
+    {"name", "store", "dynamic", "template", COUNTS, "subscribers", "durables", "templates", "locks"}
 )
 
 

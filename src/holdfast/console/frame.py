@@ -7,14 +7,13 @@ from typing import Final, Literal
 
 from holdfast import __version__
 from holdfast.console import units
-from holdfast.console.call import SECTIONS, Call, Form, Input, Section, link
+from holdfast.console.call import CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.parts import anchor, badge, live, moment, notice
 from holdfast.console.security import CSRF_FIELD
 
 Theme = Literal["light", "dark", "system"]
 THEMES: Final[tuple[Theme, ...]] = ("system", "light", "dark")
-CONFIRM_FIELD: Final = "confirm"
 
 
 def document(title: str, theme: str, *body: Content) -> str:
@@ -146,6 +145,7 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
         [notice("bad", problem) for problem in problems],
         element("div", form.effect, class_="effect"),
         [_field(call, each) for each in form.inputs],
+        [_limit(each) for each in form.limits],
         confirm,
         element(
             "div",
@@ -157,6 +157,23 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
         action=link(call.path, **call.query),
         class_="act",
     )
+
+
+def _limit(limit: Limit) -> Html:
+    """The number that the page named. It is not kept from a form before: a person confirms the newest number."""
+    note = f"It is refused if there are more {limit.noun}s by then."
+    field = element(
+        "input",
+        type="text",
+        inputmode="numeric",
+        name=limit.field,
+        value=limit.number,
+        required=True,
+        autocomplete="off",
+        aria_describedby=f"n-{limit.field}",
+    )
+    label = element("span", f"Delete at most this many {limit.noun}s")
+    return element("label", label, field, element("small", note, id=f"n-{limit.field}"))
 
 
 def _field(call: Call, given: Input) -> Html:

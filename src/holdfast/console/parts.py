@@ -117,12 +117,14 @@ def action(call: Call, of: Action, label: str, *, danger: bool = False, **query:
     return button(label, of.link(**query), danger=danger) if call.options.acts else None
 
 
-def bar(used: float, maximum: float, label: str, text: Callable[[float], str] = units.size) -> Html:
-    """How much of a maximum is used; "no limit" without one."""
+def bar(
+    used: float, maximum: float, label: str, text: Callable[[float], str] = units.size, *, is_good: bool = False
+) -> Html:
+    """How much of a maximum is used; "no limit" without one. ``is_good``: reaching the maximum is no danger."""
     if maximum <= 0:
         return element("small", "no limit")
     part = min(1.0, used / maximum)
-    tone: Tone = "bad" if part > 0.9 else "warn" if part > 0.75 else "good"
+    tone: Tone = "good" if is_good or part <= 0.75 else "bad" if part > 0.9 else "warn"
     drawn = element("rect", width=100, height=8, class_="track") + element(
         "rect", width=round(part * 100, 1), height=8, class_=tone
     )
@@ -133,7 +135,7 @@ def bar(used: float, maximum: float, label: str, text: Callable[[float], str] = 
         preserveAspectRatio="none",
         class_="bar",
         role="img",
-        aria_label=f"{label}: {part:.0%} used",
+        aria_label=f"{label}: {part:.0%}" if is_good else f"{label}: {part:.0%} used",
     )
     return element("div", picture, element("small", f"{text(used)} of {text(maximum)} ({part:.0%})"))
 

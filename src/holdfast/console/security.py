@@ -14,6 +14,7 @@ Nothing here does I/O. ``Guard`` has the rules about one request.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ SESSION_SECONDS: Final = 8 * 3_600.0
 FLASHES_MAX: Final = 10
 LOGIN_FAILURES_MAX: Final = 10
 LOGIN_FAILURES_SECONDS: Final = 60.0
+LOGIN_PLACES_MAX: Final = 1_000
+"""Addresses with failures that are remembered; then the one whose last failure is oldest goes."""
 CSRF_FIELD: Final = "csrf"
 OPEN_PATHS: Final = frozenset({"/login", "/logout"})
 """Posting here changes nothing of the service."""
@@ -132,18 +135,41 @@ class Guard:
 
 
 class Logins:
-    """Recognises the tokens that may log in, and slows down guessing."""
+    """Recognises the tokens that may log in, and slows down guessing: each address has some failures a minute."""
 
     def __init__(self) -> None:
-        self._failed_at: list[float] = []
+        self._failed_at: dict[str, list[float]] = {}
+        """By address; the one that failed last is at the end."""
 
-    def token_of(self, given: str, tokens: Sequence[str], now: float) -> str | Refused:
+    def token_of(self, given: str, tokens: Sequence[str], address: str, now: float) -> str | Refused:
         """The token that was given, if it is one of ``tokens``. Each one is compared, in constant time."""
-        self._failed_at = [at for at in self._failed_at if now - at < LOGIN_FAILURES_SECONDS]
-        if len(self._failed_at) >= LOGIN_FAILURES_MAX:
-            return Refused(429, "Too many failed logins. Wait a minute.")
+        place = place_of(address)
+        failed_at = [at for at in self._failed_at.pop(place, []) if now - at < LOGIN_FAILURES_SECONDS]
+        if failed_at:
+            self._failed_at[place] = failed_at
+        if len(failed_at) >= LOGIN_FAILURES_MAX:
+            return Refused(429, "Too many failed logins from your address. Wait a minute.")
         found = [token for token in tokens if hmac.compare_digest(token.encode(), given.strip().encode())]
-        if not found:
-            self._failed_at.append(now)
-            return Refused(403, "This token may not log in here.")
-        return found[0]
+        if found:
+            return found[0]
+        self._failed_at[place] = [*failed_at, now]
+        while len(self._failed_at) > LOGIN_PLACES_MAX:
+            del self._failed_at[next(iter(self._failed_at))]
+        return Refused(403, "This token may not log in here.")
+
+
+def place_of(address: str) -> str:
+    """Whose failures count together: an IPv4 address, or the 64 bits of a network of IPv6.
+
+    >>> place_of("10.0.0.7"), place_of("2001:db8::1:2:3:4"), place_of("::ffff:10.0.0.7")
+    ('10.0.0.7', '2001:db8::/64', '10.0.0.7')
+    """
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

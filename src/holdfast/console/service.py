@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Final, cast
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -23,7 +24,7 @@ from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.wire.log import Liveness, Readiness
 
 Document = dict[str, object]
@@ -34,6 +35,10 @@ KEPT_SECONDS_MIN: Final = 0.5
 KEPT_SECONDS_MAX: Final = 10.0
 KEPT_MAX: Final = 128
 """Results that are kept at the same time."""
+PAGE_MAX: Final = 500
+COLLECTION_MAX: Final = 50_000
+STORES_PATHS: Final = ("/v1/stores", "/v1/cluster")
+"""Their requests may be msgpack, which has bytes; the log's routes take JSON."""
 
 
 def client_options(*, follow_leader: bool = True) -> ClientOptions:
@@ -106,9 +111,32 @@ class Service:
         """A document of the service, at most as old as the module says. Raises: what the service refuses with."""
         return decode(await self._kept_response(request_of("GET", target), member), Document)
 
+    async def collection(self, target: str, name: str) -> list[Document]:
+        """Every document of a collection of the stores, page by page, so that no request is long. Raises: as ``read``;
+        InvalidRequest above ``COLLECTION_MAX``."""
+        found: list[Document] = []
+        after = ""
+        while True:
+            separator = "&" if "?" in target else "?"
+            page = await self.read(
+                f"{target}{separator}{urlencode({'max': PAGE_MAX, **({'after': after} if after else {})})}"
+            )
+            found += documents(page.get(name))
+            if not page.get("more"):
+                return found
+            if len(found) >= COLLECTION_MAX:
+                raise InvalidRequest(f"there are more than {COLLECTION_MAX:,} {name}: the console does not show them")
+            after = str(found[-1]["name"])
+
     async def read_text(self, target: str, *, member: str = "") -> str:
         """The same of a route that answers text."""
         return (await self._kept_response(Request("GET", target), member)).body.decode()
+
+    def member_named(self, url: str) -> str:
+        """One of the addresses, that of a page's query; without one the first. Raises: InvalidRequest."""
+        if url and url not in self._members:
+            raise InvalidRequest("the console was not started with this address", address=url[:200])
+        return url or self.urls[0]
 
     async def members(self) -> list[Member]:
         """Every address asked by itself, once, at the same time."""
@@ -128,10 +156,17 @@ class Service:
         response = await self._kept_response(Request("GET", "/readyz"), member)
         return msgspec.json.decode(response.body, type=Readiness)
 
-    async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
-        """Ask for a change that no call of the client has; what is kept is forgotten. Raises: as the service does."""
-        request = request_of(method, target, None if body is None else dict(body))
-        response = await self.log.run(ask(self.log.session, request, now_ms(), REQUEST_MS, repeatable=False))
+    async def change(
+        self, method: str, target: str, body: Mapping[str, object] | None = None, *, member: str = ""
+    ) -> Document:
+        """Ask for a change that no call of the client has, of ``member`` where one is named. Raises: as the service
+        does."""
+        if body is None or target.startswith(STORES_PATHS):
+            request = request_of(method, target, None if body is None else dict(body))
+        else:
+            request = Request(method, target, msgspec.json.encode(body), (("content-type", "application/json"),))
+        client = self._members[member] if member else self.log
+        response = await client.run(ask(client.session, request, now_ms(), REQUEST_MS, repeatable=False))
         return decode(response, Document) if response.body else {}
 
     def forget(self) -> None:

@@ -6,7 +6,7 @@ import base64
 import binascii
 
 from holdfast.console import units
-from holdfast.console.call import link
+from holdfast.console.call import Call, link
 from holdfast.console.html import Html, element
 from holdfast.console.parts import anchor, copied
 from holdfast.errors import InvalidRequest
@@ -50,6 +50,22 @@ def form_named(name: str) -> units.Form:
         if form == (name or "auto"):
             return form
     raise InvalidRequest(f"a form is one of {', '.join(units.FORMS)}")
+
+
+def form_choice(call: Call, **hidden: str | int) -> Html:
+    """A field to choose in which form a value is shown. ``hidden``: the rest of the page's address."""
+    chosen = form_named(call.text("form"))
+    forms = [element("option", each, value=each, selected=each == chosen) for each in units.FORMS]
+    return element(
+        "form",
+        [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
+        element("label", "Shown as", element("select", forms, name="form")),
+        element("button", "Show", type="submit"),
+        method="get",
+        action=call.path,
+        data_auto=True,
+        class_="query",
+    )
 
 
 def value_of(value: bytes, form: units.Form = "auto") -> Html:

@@ -1,6 +1,7 @@
 """The log lines of a serving process: structlog to standard error, as logfmt or JSON.
 
-The order is timestamp, level, event, then the facts. A line that cannot be written is lost.
+The order is timestamp, level, event, then the facts. A line that cannot be written is lost. The level can be changed
+while the process runs.
 """
 
 from __future__ import annotations
@@ -8,15 +9,58 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final, Literal, TextIO, cast
+from typing import Final, Literal, TextIO, TypeAlias, cast
 
 import structlog
 
-_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+_LEVELS: Final[Mapping[LogLevel, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_METHODS: Final[Mapping[str, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "warn": logging.WARNING,
+}
+"""Any other method of a logger is for errors."""
 _ORDER: Final = ("timestamp", "level", "event")
+
+
+class LevelInForce:
+    """The level of this process: lines below it are dropped."""
+
+    def __init__(self) -> None:
+        self.configured: LogLevel = "info"
+        self.level: LogLevel = "info"
+
+    def change(self, level: LogLevel) -> None:
+        """From the next line on."""
+        self.level = level
+
+    def is_written(self, level: LogLevel, *, at: LogLevel) -> bool:
+        """Whether a line of ``level`` is written while ``at`` is in force."""
+        return _LEVELS[level] >= _LEVELS[at]
+
+    def drop_below(
+        self, logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """The first of structlog's processors. Raises: DropEvent."""
+        del logger
+        if _METHODS.get(method, logging.ERROR) < _LEVELS[self.level]:
+            raise structlog.DropEvent
+        return event
+
+
+in_force: Final = LevelInForce()
+"""That of this process, as structlog has one configuration for a process."""
 
 
 class _StandardError:
@@ -33,8 +77,9 @@ class _StandardError:
             sys.stderr.flush()
 
 
-def configure_logs(log_format: Literal["logfmt", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
+def configure_logs(log_format: Literal["logfmt", "json"], level: LogLevel) -> None:
     """Set up logging for this process."""
+    in_force.configured = in_force.level = level
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -42,12 +87,13 @@ def configure_logs(log_format: Literal["logfmt", "json"], level: Literal["debug"
     )
     structlog.configure(
         processors=[
+            in_force.drop_below,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from holdfast.server.commit.commit_stream import stream_route
 from holdfast.server.commit.inspection_routes import inspection_routes
+from holdfast.server.commit.log_job_routes import LogJobs, log_job_routes
 from holdfast.server.commit.retention_routes import RetentionHost, retention_routes
 from holdfast.server.commit.routes import log_routes
 from holdfast.server.commit.snapshot_route import SnapshotSender, snapshot_route
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
+from holdfast.server.commit.storage_route import storage_route
 from holdfast.server.gateway import Gateway
 from holdfast.server.health import StoreWatch, description_routes, health_routes
 from holdfast.server.http.routes import Route
@@ -28,6 +30,7 @@ def route_table(
     subscriptions: Subscriptions,
     view: EmbeddedView,
     retention: RetentionHost,
+    jobs: LogJobs,
     version: str,
     stores: StoreHost | None = None,
     configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
@@ -43,6 +46,8 @@ def route_table(
         subscribe_route(subscriptions),
         snapshot_route(SnapshotSender(gateway, retention)),
         *inspection_routes(gateway, configuration),
+        storage_route(gateway),
+        *log_job_routes(jobs),
         *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
         *health_routes(gateway, watch, stores=stores, scrape=metrics.text),

@@ -24,7 +24,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -51,14 +51,17 @@ from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_sli
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.truncator import NO_SNAPSHOT, STORES_NEED_IT, Truncator, TruncatorOptions
+from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.console_child import ConsoleChild, url_for_console
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
+from holdfast.server.log_job import LogJob, seconds_of
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.reloading import Reloading, tls_of, tokens_of
@@ -79,6 +82,7 @@ from holdfast.wire.log import (
     STANDBY_PROOF_HEADER,
     ConfigurationAnswer,
     Liveness,
+    LogJobState,
     RetentionPolicy,
 )
 
@@ -94,7 +98,6 @@ READER_CONNECTIONS: Final = 8
 UNANSWERED_MAX: Final = 2
 """How often a read may time out: one request may be lost."""
 UNBOUNDED: Final = 1 << 62
-SNAPSHOT_NICE: Final = 10
 BUG: Final = 70
 """The exit code of a bug."""
 
@@ -110,11 +113,13 @@ def main(
     force_new: bool = False,
     read_only: bool = False,
     configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
+    console: Sequence[str] | None = None,
 ) -> int:
     """Serve until a signal or the end of the leadership, and return the exit code.
 
     ``init`` allows a new log where there is none; ``force_new`` also where another log left something. ``read_only``
-    never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows.
+    never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows. ``console``: options of a
+    web console that this process starts and ends; None for none.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -134,6 +139,7 @@ def main(
                 read_only=read_only,
                 exits=True,
                 configuration=configuration,
+                console=console,
             )
             return runner.run(process.run())
     except HoldfastError as error:
@@ -175,10 +181,12 @@ class _Process:
         read_only: bool = False,
         exits: bool = False,
         configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
+        console: Sequence[str] | None = None,
     ) -> None:
         """``read_only``: never claim. ``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
         self._configuration = configuration
+        self._console_options = console
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._force_new = force_new
@@ -241,6 +249,7 @@ class _Process:
             self._gateway.parts = PartsOfCommits(self._stores)
             self._gateway.published = PublishedStores(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
+        self._jobs = LogJobs(self._gateway)
         server = self._server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
@@ -252,13 +261,27 @@ class _Process:
         watching = asyncio.ensure_future(reloading.watch())
         self._gateway.own = LeaderHint("", self._address)
         try:
-            return await self._serve(addresses)
+            async with self._with_console(addresses[0]):
+                return await self._serve(addresses)
         finally:
             watching.cancel()
             self._stopping.begin()
             await self._subscriptions.close()
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.close()
+
+    @contextlib.asynccontextmanager
+    async def _with_console(self, bound: str) -> AsyncGenerator[None]:
+        """A console runs, if one was asked for."""
+        if self._console_options is None:
+            yield
+            return
+        url = url_for_console(bound, self._address, with_tls=self._tls is not None)
+        console = ConsoleChild(self._console_options, url, _say)
+        try:
+            yield
+        finally:
+            await console.close()
 
     def _http_server(self) -> HttpServer:
         stores = self._stores
@@ -269,6 +292,7 @@ class _Process:
             subscriptions=self._subscriptions,
             view=self._view,
             retention=self._retention,
+            jobs=self._jobs,
             version=__version__,
             stores=stores,
             configuration=self._configuration,
@@ -490,8 +514,18 @@ class _Process:
         retention = self._retention.leading()
 
         async def make() -> None:
-            await make_snapshot_apart(log_settings.url)
+            snapshot.begin({})
+            await snapshot.wait()
+
+        def made(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("version", "rows", "bytes")}
+            log.info("snapshot_made", seconds=seconds_of(state), **facts)
+            schedule.look_again()
             retention.look_now()
+
+        def verified(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("objects", "bytes", "transactions")}
+            log.info("log_verified", seconds=seconds_of(state), **state.parameters, **facts)
 
         options = ScheduleOptions(
             every_bytes=UNBOUNDED if settings.every_bytes is None else settings.every_bytes,
@@ -501,6 +535,10 @@ class _Process:
             wanted=lambda: retention.state.warning == NO_SNAPSHOT,
         )
         schedule = SnapshotSchedule(service, service.store, options, now)
+        printed = ("--json", "--progress-lines")
+        snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
+        verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
+        self._jobs.lead(snapshot, verify)
         self._snapshotting = asyncio.ensure_future(schedule.run())
         self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
 
@@ -543,6 +581,7 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
+        await self._jobs.end()
         if self._truncating is not None:
             self._truncating.cancel()
             await asyncio.wait({self._truncating})
@@ -656,31 +695,14 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
     )
 
 
-async def make_snapshot_apart(log_url: str) -> None:
-    """Make a snapshot in a process of its own, which yields to this one. Raises: Unavailable with what it wrote.
+def wall_ms() -> int:
+    """The time."""
+    return int(time.time() * 1000)
 
-    Cancelled, it ends that process; parts without a manifest are removed later.
-    """
-    began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "holdfast.cli.main", "log", "snapshot", log_url, "--json"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=partial(os.nice, SNAPSHOT_NICE),
-    )
-    try:
-        output, errors = await process.communicate()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
-    if process.returncode:
-        text = errors.decode(errors="replace").strip()
-        raise Unavailable("the process that makes a snapshot failed", exit_code=process.returncode, cause=text[-500:])
-    made = msgspec.json.decode(output)
-    facts = {name: made[name] for name in ("version", "rows", "bytes")}
-    log.info("snapshot_made", seconds=round(time.monotonic() - began, 1), **facts)
+
+def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
+    after, through = str(parameters["after"]), str(parameters["through"])
+    return "log", "verify", log_url, "--after", after, "--through", through, *printed
 
 
 def _tell_ended(event: str, work: asyncio.Task[None]) -> None:

@@ -58,6 +58,10 @@ class SnapshotSchedule:
         self.made = 0
         self.failed = 0
 
+    def look_again(self) -> None:
+        """A snapshot may have been made that this schedule did not ask for."""
+        self._known = False
+
     async def run(self) -> None:
         """Look every ``check_seconds``. A failure is logged, and tried again after ``AGAIN_SECONDS``."""
         while True:

@@ -294,6 +294,64 @@ class Leaderships(msgspec.Struct, frozen=True):
     leaderships: tuple[LeadershipPeriod, ...]
 
 
+class ConflictingPlace(msgspec.Struct, frozen=True):
+    """A key, or the range ``[begin, end)`` (None: to the last key), and how many preconditions on it were broken."""
+
+    begin: bytes
+    end: bytes | None
+    is_range: bool
+    conflicts: int
+
+
+class Conflicts(msgspec.Struct, frozen=True):
+    """What broke preconditions in the last ``seconds``, most first. Each count is at most ``lost`` too low; ``total``
+    counts every broken precondition of that time."""
+
+    seconds: float
+    total: int
+    lost: int
+    places: tuple[ConflictingPlace, ...]
+
+
+class SnapshotOfLog(msgspec.Struct, frozen=True):
+    """A snapshot: the value of every key at ``version``, up to the object ``slot``."""
+
+    version: int
+    rows: int
+    bytes: int
+    parts: int
+    slot: str
+
+
+class CheckpointOfStores(msgspec.Struct, frozen=True):
+    """A checkpoint of stores that live in the log: all of them after ``version``."""
+
+    version: int
+    bytes: int
+
+
+class AgeOfLog(msgspec.Struct, frozen=True):
+    """The objects of the log that are at most ``seconds_max`` old and older than the row before; None: all others."""
+
+    seconds_max: float | None
+    objects: int
+    bytes: int
+
+
+class LogStorage(msgspec.Struct, frozen=True):
+    """What the store keeps of a log. Snapshots and checkpoints newest first, at most 20 of each.
+
+    The ages were counted at ``at_ms``. Without ``is_whole`` the log has more objects than were counted, and the oldest
+    are not in ``ages``.
+    """
+
+    at_ms: int
+    snapshots: tuple[SnapshotOfLog, ...]
+    checkpoints: tuple[CheckpointOfStores, ...]
+    ages: tuple[AgeOfLog, ...]
+    is_whole: bool
+
+
 class SettingInForce(msgspec.Struct, frozen=True):
     """A setting, and where its value came from. A token is not shown."""
 
@@ -309,6 +367,37 @@ class ConfigurationAnswer(msgspec.Struct, frozen=True):
     settings: tuple[SettingInForce, ...] = ()
     warnings: tuple[str, ...] = ()
     file: str | None = None
+
+
+class NewLogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The level of the process log from now on."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+class LogLevelInForce(msgspec.Struct, frozen=True):
+    """The level of the log of the process that answers. ``configured``: the one that it starts with."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    configured: Literal["debug", "info", "warning", "error"]
+
+
+class LogJobState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Work on the log that the leader has another process do, since the leader began to lead.
+
+    ``done`` and ``total`` count versions. ``result``: of a job that is done, as the command prints it. ``code`` and
+    ``error``: of one that failed. Times are Unix milliseconds.
+    """
+
+    state: Literal["idle", "running", "done", "failed", "cancelled"]
+    parameters: dict[str, int] = {}
+    began_ms: int = 0
+    ended_ms: int = 0
+    done: int = 0
+    total: int | None = None
+    result: dict[str, int | str | bool] = {}
+    code: str = ""
+    error: str = ""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):

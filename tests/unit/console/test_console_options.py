@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import application, main
 from holdfast.console.options import ConsoleOptions, parse_listen, read_tokens
 from holdfast.errors import InvalidRequest
+from holdfast.server.console_child import url_for_console
 
 
 @pytest.fixture
@@ -95,3 +96,26 @@ def test_the_command_refuses_before_it_listens(capsys: pytest.CaptureFixture[str
     assert "TLS" in capsys.readouterr().err
     shown = CliRunner().invoke(application(), ["console", "--help"])
     assert "--read-only" in shown.output
+
+
+def test_a_service_with_tokens_starts_no_console_that_could_see_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve", "--log", "memory:", "--set", "server.tokens=admin:0123456789abcdef", "--console"]
+    assert main(command) == 2
+    assert "--console-token-file" in capsys.readouterr().err
+    assert main(["serve", "--log", "memory:", "--console", "--console-listen", "0.0.0.0:8081"]) == 2
+    assert "needs TLS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bound", "advertised", "with_tls", "url"),
+    [
+        ("127.0.0.1:8080", "log.example:8080", False, "http://127.0.0.1:8080"),
+        ("[::]:8080", "[::]:8080", False, "http://[::1]:8080"),
+        ("0.0.0.0:8443", "log.example:8443", True, "https://log.example:8443"),
+        ("unix:/run/holdfast", "", False, "unix:/run/holdfast"),
+    ],
+)
+def test_the_console_of_a_service_asks_it_on_this_machine(
+    bound: str, advertised: str, with_tls: bool, url: str
+) -> None:
+    assert url_for_console(bound, advertised, with_tls=with_tls) == url

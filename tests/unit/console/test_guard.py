@@ -14,7 +14,16 @@ import pytest
 
 from holdfast.console.application import application
 from holdfast.console.options import ConsoleOptions
-from holdfast.console.security import SESSION_SECONDS, SESSIONS_MAX, Sessions
+from holdfast.console.security import (
+    LOGIN_FAILURES_MAX,
+    LOGIN_FAILURES_SECONDS,
+    LOGIN_PLACES_MAX,
+    SESSION_SECONDS,
+    SESSIONS_MAX,
+    Logins,
+    Refused,
+    Sessions,
+)
 
 TOKEN = "0123456789abcdef-the-token"
 OTHER = "fedcba9876543210-the-other"
@@ -298,3 +307,22 @@ def test_no_page_has_the_token_and_what_an_address_says_is_escaped(tmp_path: Pat
                 assert "<script>alert" not in page
 
     run(scenario)
+
+
+def test_failed_logins_are_counted_by_address_in_a_bounded_table() -> None:
+    logins, tokens = Logins(), [TOKEN]
+
+    def log_in(token: str, address: str, now: float = 0.0) -> int:
+        found = logins.token_of(token, tokens, address, now)
+        return found.status if isinstance(found, Refused) else 200
+
+    assert [log_in("wrong", "10.0.0.7") for _ in range(LOGIN_FAILURES_MAX + 1)] == [403] * LOGIN_FAILURES_MAX + [429]
+    assert log_in(TOKEN, "10.0.0.7") == 429, "not even the right one"
+    assert log_in(TOKEN, "10.0.0.8") == 200, "another address may"
+    assert log_in(TOKEN, "10.0.0.7", LOGIN_FAILURES_SECONDS) == 200
+    for number in range(LOGIN_FAILURES_MAX):
+        assert log_in("wrong", f"2001:db8::{number:x}") == 403
+    assert log_in(TOKEN, "2001:db8::ffff") == 429, "one network has one count"
+    for number in range(2 * LOGIN_PLACES_MAX):
+        log_in("wrong", f"10.1.{number >> 8}.{number & 255}")
+    assert len(logins._failed_at) == LOGIN_PLACES_MAX

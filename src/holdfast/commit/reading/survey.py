@@ -20,7 +20,7 @@ from holdfast.commit.reading.reader import (
     leaderships_back,
     start_after,
 )
-from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import Slot, Version, slot_text
 
@@ -142,25 +142,43 @@ class LogCheck:
 
 
 async def verify_log(
-    store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None, *, truncated_through: int = 0
+    store: ObjectStore,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    *,
+    truncated_through: int = 0,
+    after: int = 0,
+    through: int | None = None,
 ) -> LogCheck:
     """Read and check every live object, oldest first, then check that the chain ends where recovery says it does.
 
     In a log that was truncated it begins with the first object after ``truncated_through``, which a copy that is not
-    complete has to be told.
+    complete has to be told. ``after`` and ``through``: only the objects that have a version above the one and up to the
+    other; whether the chain ends well is checked without ``through``.
 
-    ``on_progress`` gets the number of objects read and in total.
-    Raises: CorruptData naming the slot and the rule; NotFound (log_empty); Unavailable.
+    ``on_progress`` gets the number of objects read and in total; with a range, of versions.
+    Raises: CorruptData naming the slot and the rule; NotFound (log_empty); InvalidRequest (future_version);
+    Unavailable.
     """
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    end = frontier[0].last_version if through is None else through
+    if not 0 <= after <= end <= frontier[0].last_version:
+        raise InvalidRequest(
+            "the log has no such range of versions",
+            code=Code.FUTURE_VERSION,
+            after=after,
+            through=end,
+            last_version=frontier[0].last_version,
+        )
+    has_range = after > 0 or through is not None
     leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
     truncated_through = max(truncated_through, frontier[0].truncated_through)
     check_truncated(leaderships[-1], replace(frontier[0], truncated_through=Version(truncated_through)))
-    total = _objects_in(frontier[0], leaderships)
+    begin = max(truncated_through, after)
+    total = max(0, end - begin) if has_range else _objects_in(frontier[0], leaderships)
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
-    walker = await walker_from(store, frontier, truncated_through) if truncated_through else ChainWalker()
+    walker = await walker_from(store, frontier, begin) if begin else ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
         async for batch in batches:
             objects += 1
@@ -173,8 +191,11 @@ async def verify_log(
                 first = first or txn.version
                 last = txn.version
             if on_progress is not None:
-                on_progress(objects, max(total, objects))
-    head = check_reached(walker, frontier[0])
+                done = max(0, min(batch.header.last_version, end) - begin) if has_range else objects
+                on_progress(done, max(total, done))
+            if through is not None and batch.header.last_version >= through:
+                break
+    head = check_reached(walker, frontier[0]) if through is None or walker.head is None else walker.head
     return LogCheck(
         objects=objects,
         bytes=size,

@@ -8,6 +8,7 @@ from holdfast.console.call import Action, Page
 from holdfast.console.pages import (
     cluster,
     configuration,
+    jobs,
     keys,
     log,
     maps,
@@ -25,5 +26,6 @@ PAGES: Final[tuple[Page, ...]] = (
     *cluster.PAGES, *pipelines.PAGES, *configuration.PAGES, *runbooks.PAGES,
 )  # fmt: skip
 ACTIONS: Final[tuple[Action, ...]] = (
-    *overview.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
+    *cluster.ACTIONS, *keys.ACTIONS, *stores_acts.ACTIONS, *messages.ACTIONS, *maps.ACTIONS, *retention.ACTIONS,
+    *configuration.ACTIONS, *jobs.ACTIONS,
 )  # fmt: skip

@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.call import Call, Page
+from holdfast.console.call import Action, Call, Done, Form, Input, Page
 from holdfast.console.exposition import Scrape
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.leaders import leaders
-from holdfast.console.pages.overview import STEP_DOWN
 from holdfast.console.parts import Column, Tone, action, attempt, badge, code, commands, live, moment, section, table
 from holdfast.console.service import Member
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
+
+STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
+AFTERWARDS: Final = (
+    "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
+    "“stand by”, the log has no leader until a service is started."
+)
+_STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
+MIRROR: Final = "mirror-"
+"""How the holds of mirrors begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,35 @@ def _state(seen: Seen) -> Content:
     return [badge(*seen.state), element("small", f" {seen.problem}") if seen.problem else None]
 
 
+async def lag_of_others(call: Call) -> float | None:
+    """How many versions the slowest process lacks that answers and does not lead; None where that is not known."""
+    members = [member for member in call.watcher.members if member.alive is not None]
+    seen = await asyncio.gather(*(_seen(call, member) for member in members))
+    newest = max((each.version for each in seen), default=0.0)
+    behind = [newest - each.version for each in seen if each.version and not each.member.leads]
+    return max(behind) if behind else None
+
+
+async def _mirrors(call: Call) -> Html:
+    """The mirrors that hold the log, by what each lacks of it."""
+    answer = await call.service.log.retention()
+    newest = (await call.service.log.version(local=True)).version
+    rows = sorted((name, hold) for name, hold in answer.holds.items() if name.startswith(MIRROR))
+    return table(
+        call,
+        "mirrors",
+        [
+            Column("Mirror", lambda row: element("code", row[0])),
+            Column("Has versions below", lambda row: str(row[1].from_version), is_number=True),
+            Column("Missing versions", lambda row: units.count(max(0, newest - row[1].from_version)), is_number=True),
+            Column("Holds the log until", lambda row: moment(row[1].expires_ms)),
+        ],
+        rows,
+        caption="Mirrors that hold the log",
+        empty="No mirror holds the log. One with --no-hold is not seen here.",
+    )
+
+
 async def _cluster(call: Call) -> Html:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
     newest = max((seen.version for seen in members), default=0.0)
@@ -81,10 +118,7 @@ async def _cluster(call: Call) -> Html:
         caption="Processes",
         empty="No address.",
     )
-    note = (
-        "The console asks the addresses of --service; give it once for each standby. A mirror of the log writes its "
-        "lag to a metrics file of its own."
-    )
+    note = "The console asks the addresses of --service; give it once for each standby."
     return text_of(
         [
             section(
@@ -93,10 +127,36 @@ async def _cluster(call: Call) -> Html:
                 element("p", note, class_="note"),
                 actions=[action(call, STEP_DOWN, "Step down", danger=True)],
             ),
+            section("Mirrors", await attempt(_mirrors(call))),
             section("Leaderships", live("leaders", await attempt(leaders(call)))),
             commands(call, "/livez", "holdfast version"),
         ]
     )
 
 
+async def _step_down_form(call: Call) -> Form:
+    leading = call.watcher.leading
+    if leading is None or leading.alive is None:
+        raise Unavailable("no process leads")
+    alive = leading.alive
+    return Form(
+        effect=[
+            element("p", "The leader ", code(alive.leader_id), " at ", element("strong", alive.address), STEPPING_DOWN),
+            element("p", AFTERWARDS),
+        ],
+        button="Step down",
+        back="/cluster",
+        inputs=(_STAND_BY,),
+        typed="step down",
+    )
+
+
+async def _step_down(call: Call) -> Done:
+    target = "/v1/admin/step-down" + ("?then=stand_by" if call.form.get("then") == "1" else "")
+    await call.service.change("POST", target)
+    return Done("The leader has stepped down.", "/cluster")
+
+
+STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)
 PAGES: Final = (Page("/cluster", "Cluster", "Cluster", _cluster),)
+ACTIONS: Final = (STEP_DOWN,)

@@ -1,27 +1,78 @@
-"""Every setting in force, and where it came from."""
+"""Every setting of a process in force and where it came from, and the level of its log."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from holdfast.console.call import Call, Page
-from holdfast.console.html import Html, element, text_of
-from holdfast.console.parts import Column, Tone, attempt, badge, code, commands, facts, notice, section, table
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.parts import Column, Tone, action, attempt, badge, code, commands, facts, notice, section, table
 from holdfast.console.service import Document, documents
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_LEVEL: Final = "/v1/admin/log-level"
 
 
 async def _configuration(call: Call) -> Html:
+    member = call.service.member_named(call.text("process"))
+    change = action(call, CHANGE_LEVEL, "Change the level", process=call.text("process"))
     return text_of(
         [
-            section("The service", await attempt(_settings(call))),
+            _choice(call, member),
+            section("Process log", await attempt(_level(call, member)), actions=[change]),
+            section("The service", await attempt(_settings(call, member))),
             section("This console", _own(call)),
             commands(call, "/v1/configuration", ""),
         ]
     )
 
 
-async def _settings(call: Call) -> Html:
-    answer = await call.service.read("/v1/configuration")
+def _choice(call: Call, member: str) -> Content:
+    if len(call.service.urls) == 1:
+        return None
+    options = [element("option", url, value=url, selected=url == member) for url in call.service.urls]
+    return element(
+        "form",
+        element("label", "Process", element("select", options, name="process")),
+        element("button", "Show", type="submit"),
+        method="get",
+        action="/configuration",
+        data_auto=True,
+        class_="query",
+    )
+
+
+async def _level(call: Call, member: str) -> Html:
+    answer = await call.service.read(LOG_LEVEL, member=member)
+    level, configured = str(answer.get("level")), str(answer.get("configured"))
+    shown = badge(level) if level == configured else badge(level, "warn")
+    return facts({"Level in force": shown, "Configured": configured})
+
+
+async def _level_form(call: Call) -> Form:
+    member = call.service.member_named(call.text("process"))
+    answer = await call.service.read(LOG_LEVEL, member=member)
+    text = (
+        f"Changes which lines the process at {member} writes to its log. It lasts until the process ends; then the "
+        f"configured level, {answer.get('configured')}, counts again."
+    )
+    return Form(
+        effect=element("p", text),
+        button="Change the level",
+        back=link("/configuration", process=call.text("process")),
+        inputs=(Input("level", "Level", str(answer.get("level")), "choice", choices=LEVELS),),
+    )
+
+
+async def _change_level(call: Call) -> Done:
+    member = call.service.member_named(call.text("process"))
+    answer = await call.service.change("PUT", LOG_LEVEL, {"level": call.form.get("level", "")}, member=member)
+    back = link("/configuration", process=call.text("process"))
+    return Done(f"The log of {member} has the level {answer.get('level')}.", back)
+
+
+async def _settings(call: Call, member: str) -> Html:
+    answer = await call.service.read("/v1/configuration", member=member)
     rows = documents(answer.get("settings"))
 
     def source(row: Document) -> Html:
@@ -69,4 +120,8 @@ def _own(call: Call) -> Html:
     )
 
 
+CHANGE_LEVEL: Final = Action(
+    "/configuration/log-level", "Change the log level", "Configuration", _level_form, _change_level
+)
 PAGES: Final = (Page("/configuration", "Configuration", "Configuration", _configuration),)
+ACTIONS: Final = (CHANGE_LEVEL,)

@@ -6,6 +6,8 @@ import secrets
 from collections import Counter
 from typing import Final
 
+import msgspec
+
 from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
 from holdfast.console import backwards, units
@@ -26,9 +28,9 @@ from holdfast.console.parts import (
     section,
     table,
 )
-from holdfast.console.values import bytes_of, form_named, key_link, packed, unpacked, value_of
+from holdfast.console.values import bytes_of, form_choice, form_named, key_link, packed, unpacked, value_of
 from holdfast.errors import Conflict, InvalidRequest
-from holdfast.wire.log import Found
+from holdfast.wire.log import ConflictingPlace, Conflicts, Found
 
 ROWS: Final = 50
 HISTORY: Final = 20
@@ -42,6 +44,7 @@ async def _keys(call: Call) -> Html:
         [
             section("Browse", _form(call), await attempt(_browse(call)), actions=[_new(call)]),
             element("div", section("Keys that change most", await attempt(_hot(call))), id="hot"),
+            element("div", section("Keys of conflicts", await attempt(_conflicting(call))), id="conflicts"),
             commands(
                 call, f"/v1/range?prefix_text={call.text('prefix')}&text=true&limit={ROWS}", "holdfast get --help"
             ),
@@ -124,10 +127,7 @@ async def _hot(call: Call) -> Html:
     if not found.transactions:
         return element("p", "No transaction yet.", class_="empty")
     seconds = (found.transactions[0].time_ms - found.transactions[-1].time_ms) / 1000
-    note = (
-        f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}. "
-        "Commits that read such a key and commit later conflict; the service does not report the keys of conflicts."
-    )
+    note = f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}."
     return text_of(
         [
             element("p", note, class_="note"),
@@ -142,6 +142,41 @@ async def _hot(call: Call) -> Html:
                 counted.most_common(HOT_ROWS),
                 caption="Keys that change most",
                 empty="No key was changed.",
+            ),
+        ]
+    )
+
+
+async def _conflicting(call: Call) -> Html:
+    found = msgspec.convert(await call.service.read(f"/v1/log/conflicts?limit={HOT_ROWS}"), Conflicts)
+
+    def place(row: ConflictingPlace) -> Content:
+        if not row.is_range:
+            return key_link(row.begin)
+        end = "the last key" if row.end is None else element("code", units.key_text(row.end))
+        return ["range ", element("code", units.key_text(row.begin)), " to ", end]
+
+    note = (
+        f"Preconditions that were broken in the last {units.duration(max(1.0, found.seconds))} under this leader: "
+        f"{units.count(found.total)}. "
+    )
+    note += f"A count may be {units.count(found.lost)} too low." if found.lost else "The counts are exact."
+    return text_of(
+        [
+            live("conflicts-note", element("p", note, class_="note")),
+            table(
+                call,
+                "conflicts",
+                [
+                    Column("Key or range", place),
+                    Column(
+                        "Conflicts", lambda row: units.count(row.conflicts), lambda row: row.conflicts, is_number=True
+                    ),
+                    Column("Part", lambda row: f"{row.conflicts / max(1, found.total):.0%}", is_number=True),
+                ],
+                found.places,
+                caption="Keys and ranges of conflicts, most first",
+                empty="No commit was refused for a conflict.",
             ),
         ]
     )
@@ -171,17 +206,6 @@ async def _value(call: Call, key: bytes) -> Html:
     if found is None:
         return notice("none", "The key does not exist. Its history may say when it was deleted.")
     form = form_named(call.text("form"))
-    forms = [element("option", each, value=each, selected=each == form) for each in units.FORMS]
-    choose = element(
-        "form",
-        element("input", type="hidden", name="key", value=packed(key)),
-        element("label", "Shown as", element("select", forms, name="form")),
-        element("button", "Show", type="submit"),
-        method="get",
-        action="/key",
-        data_auto=True,
-        class_="query",
-    )
     return text_of(
         [
             facts(
@@ -191,7 +215,7 @@ async def _value(call: Call, key: bytes) -> Html:
                     "Key in base64url": code(packed(key), copy=True),
                 }
             ),
-            choose,
+            form_choice(call, key=packed(key)),
             value_of(found.value, form),
         ]
     )

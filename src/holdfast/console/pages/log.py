@@ -15,9 +15,11 @@ from holdfast.console import backwards, units
 from holdfast.console.backwards import Found, Wanted
 from holdfast.console.call import Call, Page, link, whole
 from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.pages.jobs import VERIFY, job_of
 from holdfast.console.pages.leaders import leaders
 from holdfast.console.parts import (
     Column,
+    action,
     anchor,
     attempt,
     badge,
@@ -49,6 +51,15 @@ async def _log(call: Call) -> Html:
             live("batches", section("Now", await attempt(_now(call)))),
             section("Transactions", _search_form(call), await attempt(_transactions(call))),
             section("Batches", await attempt(_batches(call))),
+            element(
+                "div",
+                section(
+                    "Verification",
+                    live("job", await attempt(job_of(call, "verify"))),
+                    actions=[action(call, VERIFY, "Verify a range")],
+                ),
+                id="verify",
+            ),
             element("div", section("Leaderships", await attempt(leaders(call))), id="leaderships"),
             commands(call, "/v1/subscribe?after=0", "holdfast subscribe --after 0 --limit 10"),
         ]

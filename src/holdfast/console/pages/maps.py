@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.stores.messages import map_path, query_of, store_path
+from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
 from holdfast.console.documents import count_of, name_of
 from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.parts import Column, action, anchor, attempt, button, code, commands, facts, live, section, table
-from holdfast.console.service import document, documents
-from holdfast.console.values import form_named, value_of
+from holdfast.console.parts import (
+    Column,
+    action,
+    anchor,
+    attempt,
+    button,
+    code,
+    commands,
+    facts,
+    live,
+    moment,
+    section,
+    table,
+)
+from holdfast.console.service import Document, document, documents, number
+from holdfast.console.values import form_choice, form_named, value_of
 from holdfast.errors import InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
 
@@ -30,7 +44,7 @@ async def _maps(call: Call) -> Html:
 
 
 async def _all(call: Call) -> Html:
-    stores = documents((await call.service.read("/v1/stores")).get("stores"))
+    stores = await call.service.collection("/v1/stores", "stores")
     rows = [
         (name_of(store), name)
         for store in stores
@@ -39,8 +53,10 @@ async def _all(call: Call) -> Html:
     ]
     # Of dynamic durables only their stores know the type.
     for store in [store for store in stores if count_of(store, "dynamic_durables")][:STORES_ASKED_MAX]:
-        answer = await call.service.read(f"{store_path(name_of(store))}/durables?type=map&dynamic=true")
-        rows += [(name_of(store), name_of(durable)) for durable in documents(answer.get("durables"))]
+        found = await call.service.collection(
+            f"{store_path(name_of(store))}/durables?type=map&dynamic=true", "durables"
+        )
+        rows += [(name_of(store), name_of(durable)) for durable in found]
 
     def figure(row: tuple[str, str], name: str) -> float:
         return call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0
@@ -76,6 +92,7 @@ async def _map(call: Call) -> Html:
     return text_of(
         [
             section("Entries", _form(call, store, name), await attempt(_entries(call, store, name)), actions=acts),
+            section("Locks", await attempt(_locks(call, store, name))),
             commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),
         ]
     )
@@ -130,6 +147,33 @@ async def _entries(call: Call, store: str, name: str) -> Html:
     return text_of([shown, more])
 
 
+async def _locks(call: Call, store: str, name: str) -> Html:
+    rows = documents((await call.service.read(durable_path(store, name))).get("locks"))
+
+    def until(row: Document) -> Content:
+        until_ms = number(row.get("until_ms"))
+        left = until_ms / 1000 - time.time()
+        return [moment(until_ms), element("small", f" in {units.duration(left)}" if left > 0 else " has ended")]
+
+    def key(row: Document) -> Content:
+        return element("code", str(row["key"])) if row.get("key") else "the whole map"
+
+    return table(
+        call,
+        "locks",
+        [
+            Column("Key", key, lambda row: str(row.get("key"))),
+            Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
+            Column("Fence", lambda row: units.count(number(row.get("fence"))), is_number=True),
+            Column("Until", until, lambda row: number(row.get("until_ms"))),
+            Column("", lambda row: action(call, LOCK, "Steal", store=store, map=name, key=str(row.get("key") or ""))),
+        ],
+        rows,
+        caption="Locks, newest first, at most 100",
+        empty="No lock is held.",
+    )
+
+
 def _short(entry: Entry) -> Html:
     try:
         text = units.bytes_text(entry.value, "text")
@@ -164,7 +208,8 @@ async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
             "Revision": code(str(entry.revision), copy=True),
         }
     )
-    return text_of([where, value_of(entry.value, form_named(call.text("form")))])
+    choose = form_choice(call, store=store, map=name, key=key)
+    return text_of([where, choose, value_of(entry.value, form_named(call.text("form")))])
 
 
 def _to_map(call: Call) -> str:

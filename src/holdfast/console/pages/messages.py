@@ -18,6 +18,7 @@ from holdfast.console.parts import (
     anchor,
     attempt,
     badge,
+    button,
     code,
     commands,
     facts,
@@ -26,7 +27,7 @@ from holdfast.console.parts import (
     table,
 )
 from holdfast.console.service import Document, documents
-from holdfast.console.values import form_named, value_of
+from holdfast.console.values import form_choice, form_named, value_of
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Page as MessagePage
@@ -42,7 +43,7 @@ async def _messages(call: Call) -> Html:
     if not durable:
         return text_of([section(f"Durables of {store}", await attempt(_choose_durable(call, store)))])
     parked = call.text("parked") == "1"
-    title = "Parked messages" if parked else "Messages, oldest first"
+    title = "Parked messages" if parked else "Messages, newest first" if _follows(call) else "Messages, oldest first"
     return text_of(
         [
             element(
@@ -67,15 +68,22 @@ async def _messages(call: Call) -> Html:
     )
 
 
+def _follows(call: Call) -> bool:
+    """Whether the page shows the newest messages, and goes on with new ones."""
+    return call.text("newest") == "1" and call.text("parked") != "1"
+
+
 def _acts(call: Call, store: str, durable: str) -> list[Content]:
+    follow = button("Follow the newest", link("/messages", store=store, durable=durable, newest=1))
     return [
+        button("Oldest", link("/messages", store=store, durable=durable)) if _follows(call) else follow,
         action(call, PUBLISH, "Publish a test message", store=store),
         action(call, REDELIVER, "Deliver again, or send dead letters back", store=store, durable=durable),
     ]
 
 
 async def _choose_store(call: Call) -> Html:
-    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    rows = await call.service.collection("/v1/stores", "stores")
     return table(
         call,
         "stores",
@@ -100,7 +108,7 @@ async def _choose_store(call: Call) -> Html:
 
 
 async def _choose_durable(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+    rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
 
     def place(row: Document) -> str:
         name = str(row["name"])
@@ -184,7 +192,10 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"the match is JSON: {error}") from None
     target = f"{durable_path(store, durable)}/browse"
-    query = query_of(after=call.number("after"), max=ROWS, match=match or None, parked="true" if parked else None)
+    after = call.number("after")
+    if _follows(call):
+        after = max(0, int(count_of(await call.service.read(store_path(store)), "next_seq")) - 1 - ROWS)
+    query = query_of(after=after, max=ROWS, match=match or None, parked="true" if parked else None)
     page = msgspec.convert(await call.service.read(target + query), MessagePage)
     stopped = frozenset(page.parked)
 
@@ -211,13 +222,13 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
             Column("Body", lambda message: element("code", _short(message.body))),
             Column("State", state),
         ],
-        page.messages,
+        page.messages[::-1] if _follows(call) else page.messages,
         caption="Messages",
         empty="No message here.",
         is_live=not call.text("after"),
     )
     more: Content = None
-    if page.next_after is not None:
+    if page.next_after is not None and not _follows(call):
         more = element(
             "nav", anchor("Next →", call.here(after=page.next_after)), class_="pages", aria_label="More messages"
         )
@@ -281,6 +292,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                 }
             ),
             element("h3", "Body"),
+            form_choice(call, store=store, durable=durable, seq=seq),
             value_of(message.body, form_named(call.text("form"))),
         ]
     )

@@ -8,13 +8,15 @@ from typing import Final
 
 from holdfast.console import units
 from holdfast.console.alerts import alerts_of
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.call import Call, Page, link
 from holdfast.console.documents import name_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
 from holdfast.console.parts import (
     Column,
     Tone,
+    action,
     anchor,
     attempt,
     bar,
@@ -29,19 +31,13 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.console.service import document, documents
+from holdfast.console.service import document
 from holdfast.console.watcher import Watcher
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError
 
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
-STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
-AFTERWARDS: Final = (
-    "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
-    "“stand by”, the log has no leader until a service is started."
-)
-_STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
 
 
 async def _overview(call: Call) -> Html:
@@ -49,6 +45,7 @@ async def _overview(call: Call) -> Html:
     return text_of(
         [
             live("health", _health(call.watcher), leads),
+            element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
             live("traffic", section("Traffic", _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
             section("What is stuck", _stuck(call, await _kinds(call))),
@@ -93,7 +90,11 @@ async def _leader(call: Call) -> Html:
             condition = ("not ready", "bad", error.statement())
     answering = sum(member.alive is not None for member in watcher.members)
     silent = len(watcher.members) - answering
-    said = f"one leads, {answering - 1} stand by or follow" if answering > 1 else "no standby at the given addresses"
+    said = "no standby at the given addresses"
+    if answering > 1:
+        lag = await lag_of_others(call)
+        behind = "" if lag is None else f", {units.count(lag)} versions behind at most"
+        said = f"one leads, {answering - 1} stand by or follow{behind}"
     if silent:
         said = f"{silent} of {len(watcher.members)} do not answer"
     return tiles(
@@ -133,7 +134,7 @@ def _traffic(watcher: Watcher) -> Html:
 
     return tiles(
         drawn("Commits", committed, "/log", "rate", "committed"),
-        drawn("Conflicts", conflicts, "/keys#hot", "rate", "read what others changed"),
+        drawn("Conflicts", conflicts, "/keys#conflicts", "rate", "read what others changed"),
         drawn("Publishes", published, "/stores", "rate", "messages accepted"),
         drawn("Refused requests", refused, "/runbooks#holdfastoverloaded", "rate", "503, all routes"),
         drawn("Commit latency, median", half, "/#slow", "seconds", "arrival to answer"),
@@ -205,7 +206,7 @@ def _quantiles(
 async def _kinds(call: Call) -> dict[tuple[str, str], str]:
     """The types of the durables, as far as the definition names them."""
     try:
-        stores = documents((await call.service.read("/v1/stores")).get("stores"))
+        stores = await call.service.collection("/v1/stores", "stores")
     except HoldfastError:
         return {}
     return {
@@ -311,29 +312,4 @@ def _room(watcher: Watcher) -> Content:
     )
 
 
-async def _step_down_form(call: Call) -> Form:
-    leading = call.watcher.leading
-    if leading is None or leading.alive is None:
-        raise Unavailable("no process leads")
-    alive = leading.alive
-    return Form(
-        effect=[
-            element("p", "The leader ", code(alive.leader_id), " at ", element("strong", alive.address), STEPPING_DOWN),
-            element("p", AFTERWARDS),
-        ],
-        button="Step down",
-        back="/cluster",
-        inputs=(_STAND_BY,),
-        typed="step down",
-    )
-
-
-async def _step_down(call: Call) -> Done:
-    target = "/v1/admin/step-down" + ("?then=stand_by" if call.form.get("then") == "1" else "")
-    await call.service.change("POST", target)
-    return Done("The leader has stepped down.", "/cluster")
-
-
-STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)
 PAGES: Final = (Page("/", "Overview", "Overview", _overview),)
-ACTIONS: Final = (STEP_DOWN,)

@@ -5,12 +5,30 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, whole
-from holdfast.console.html import Html, element, text_of
-from holdfast.console.parts import Column, action, attempt, commands, live, moment, notice, section, table, tile, tiles
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.pages.jobs import SNAPSHOT, job_of
+from holdfast.console.parts import (
+    Column,
+    action,
+    anchor,
+    attempt,
+    bar,
+    code,
+    commands,
+    live,
+    moment,
+    notice,
+    section,
+    table,
+    tile,
+    tiles,
+)
 from holdfast.errors import InvalidRequest
-from holdfast.wire.log import HoldState, PolicyState, RetentionAnswer, RetentionPolicy
+from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
 
 KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -20,6 +38,8 @@ async def _retention(call: Call) -> Html:
     return text_of(
         [
             live("retention", await attempt(_answer(call))),
+            element("div", _making(call, await attempt(job_of(call, "snapshot"))), id="snapshot"),
+            await attempt(_storage(call)),
             commands(call, "/v1/retention", "holdfast retention ls"),
         ]
     )
@@ -49,15 +69,83 @@ async def _answer(call: Call) -> Html:
             ),
             section("Policies", _policies(call, answer), actions=[action(call, SET, "Set a policy")]),
             section("Readers that hold the log", _holds(call, answer)),
-            section(
-                "Snapshots",
-                element(
-                    "p", "A snapshot is made by the leader's schedule, or by a command that writes next to the log:"
-                ),
-                element("pre", "holdfast log snapshot\nholdfast log snapshots", tabindex="0"),
-            ),
         ]
     )
+
+
+def _making(call: Call, state: Html) -> Html:
+    return section("Making a snapshot", live("job", state), actions=[action(call, SNAPSHOT, "Snapshot now")])
+
+
+async def _storage(call: Call) -> Html:
+    """What the store keeps. It is not live: counting costs requests to the object store."""
+    found = msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage)
+    return text_of([_ages(call, found), _snapshots(call, found), _checkpoints(call, found)])
+
+
+def _ages(call: Call, found: LogStorage) -> Html:
+    whole = sum(band.bytes for band in found.ages)
+    names = [
+        "older" if band.seconds_max is None else f"up to {units.duration(band.seconds_max)}" for band in found.ages
+    ]
+
+    def part(row: tuple[str, AgeOfLog]) -> Html:
+        return bar(row[1].bytes, whole, f"Bytes that are {row[0]}", is_good=True) if whole else text_of("–")
+
+    rows = table(
+        call,
+        "ages",
+        [
+            Column("Age", lambda row: row[0]),
+            Column("Objects", lambda row: units.count(row[1].objects), is_number=True),
+            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True),
+            Column("Part of the log", part, is_number=True),
+        ],
+        list(zip(names, found.ages, strict=True)),
+        caption="Bytes by age",
+        empty="The log has no object.",
+        is_live=False,
+    )
+    note = "Counted at most once a minute, with objects that are not part of the chain."
+    note += "" if found.is_whole else " The log has more objects; only the newest 50,000 were counted."
+    return section("Bytes by age", rows, element("p", note, " ", moment(found.at_ms), class_="note"))
+
+
+def _snapshots(call: Call, found: LogStorage) -> Html:
+    rows = table(
+        call,
+        "snapshots",
+        [
+            Column("Version", lambda row: code(str(row.version), copy=True), lambda row: row.version),
+            Column("Keys", lambda row: units.count(row.rows), lambda row: row.rows, is_number=True),
+            Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
+            Column("Parts", lambda row: units.count(row.parts), is_number=True),
+            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot))),
+        ],
+        found.snapshots,
+        caption="Snapshots, newest first",
+        empty="The log has no snapshot, so nothing of it can be removed.",
+        is_live=False,
+    )
+    return section("Snapshots", rows)
+
+
+def _checkpoints(call: Call, found: LogStorage) -> Content:
+    if not found.checkpoints:
+        return None
+    rows = table(
+        call,
+        "checkpoints",
+        [
+            Column("After version", lambda row: str(row.version), lambda row: row.version),
+            Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
+        ],
+        found.checkpoints,
+        caption="Checkpoints, newest first",
+        empty="",
+        is_live=False,
+    )
+    return section("Checkpoints of the stores in the log", rows)
 
 
 def keeps(policy: PolicyState) -> str:

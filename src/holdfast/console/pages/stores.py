@@ -52,10 +52,21 @@ from holdfast.console.parts import (
     tiles,
 )
 from holdfast.console.service import Document, document, documents, number
+from holdfast.console.watcher import DURABLES_MAX
 
 
 def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
     return Column(title, lambda row: text(count_of(row, name)), lambda row: count_of(row, name), is_number=True)
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else units.rate(value)
+
+
+def _without_figures(call: Call, store: str, durable: str) -> bool:
+    """Whether the metrics have no line of a durable: they have those of a number of durables only."""
+    seen = call.watcher.newest is not None
+    return seen and call.watcher.value_of_store("holdfast_durable_backlog", store=store, durable=durable) is None
 
 
 # All stores
@@ -120,11 +131,11 @@ async def _cluster(call: Call) -> Html:
 
 
 async def _store_table(call: Call) -> Html:
-    rows = documents((await call.service.read("/v1/stores")).get("stores"))
+    rows = await call.service.collection("/v1/stores", "stores")
     watcher = call.watcher
 
-    def published(row: Document) -> float:
-        return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row)) or 0.0
+    def published(row: Document) -> float | None:
+        return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row))
 
     return table(
         call,
@@ -133,7 +144,7 @@ async def _store_table(call: Call) -> Html:
             Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
             _number("Messages", "messages"),
             Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True),
-            Column("Published", lambda row: units.rate(published(row)), published, is_number=True),
+            Column("Published", lambda row: _rate(published(row)), lambda row: published(row) or 0.0, is_number=True),
             _number("Durables", "durables"),
             _number("Publishers", "publishers"),
             _number("Unmatched", "unmatched"),
@@ -227,17 +238,20 @@ async def _store_facts(call: Call, store: str) -> Html:
 
 
 async def _durable_table(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/durables")).get("durables"))
+    rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
     watcher, now_ms = call.watcher, time.time() * 1000
 
-    def acknowledged(row: Document) -> float:
-        return watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row)) or 0.0
+    def acknowledged(row: Document) -> float | None:
+        return watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
 
     def oldest(row: Document) -> float:
         since = count_of(row, "oldest_ms")
         return max(0.0, now_ms - since) if since else 0.0
 
-    return table(
+    rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
+    note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
+    note += f"lines of {DURABLES_MAX:,} durables."
+    shown = table(
         call,
         "durables",
         [
@@ -252,7 +266,12 @@ async def _durable_table(call: Call, store: str) -> Html:
             _number("Parked", "parked"),
             _number("Dead letters", "dead_letters"),
             _number("Redelivered", "redelivered"),
-            Column("Acknowledged", lambda row: units.rate(acknowledged(row)), acknowledged, is_number=True),
+            Column(
+                "Acknowledged",
+                lambda row: _rate(acknowledged(row)),
+                lambda row: acknowledged(row) or 0.0,
+                is_number=True,
+            ),
             Column(
                 "Oldest", lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–", oldest, is_number=True
             ),
@@ -268,6 +287,7 @@ async def _durable_table(call: Call, store: str) -> Html:
         empty="No durable: messages of this store are not kept.",
         text=name_of,
     )
+    return text_of([shown, live("without-figures", element("p", note, class_="note") if rest else None)])
 
 
 async def _parameters(call: Call, target: str) -> Html:
@@ -284,7 +304,7 @@ def _shown(value: object) -> Content:
 
 
 async def _templates(call: Call, store: str) -> Html:
-    rows = documents((await call.service.read(f"{store_path(store)}/templates")).get("templates"))
+    rows = await call.service.collection(f"{store_path(store)}/templates", "templates")
     return table(
         call,
         "templates",
@@ -407,7 +427,10 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
 def _backlog(call: Call, store: str, name: str) -> Html:
     values = call.watcher.backlog(store, name)
     span = f"{units.duration(60 * len(values))}" if values else ""
-    note = element("p", "Once a minute, kept by this console for a day while it runs.", class_="note")
+    said = "Once a minute, kept by this console for a day while it runs."
+    if _without_figures(call, store, name):
+        said = f"Not known: the metrics of the service have lines of {DURABLES_MAX:,} durables, and none of this one."
+    note = element("p", said, class_="note")
     return section("Backlog over time", chart(values, "Backlog", units.count, span=span, tall=True), note)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
+from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.documents import NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import element
-from holdfast.console.service import document, number
-from holdfast.errors import InvalidRequest
+from holdfast.console.parts import notice
+from holdfast.console.service import Document, document, number
+from holdfast.errors import Code, Conflict, InvalidRequest
 
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
@@ -24,7 +27,7 @@ def _defining(
     back: Callable[[Call], str],
     shown: Callable[[Call, str], str],
     example: str,
-) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]:
+) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]:
     """The form and the act of something that gets a name and parameters."""
 
     async def form(call: Call) -> Form:
@@ -61,9 +64,36 @@ def _to_durable(call: Call) -> str:
     return link("/durable", store=call.text("store"), durable=call.text("durable"))
 
 
+_LOST: Final = re.compile(r"(?:^| )messages=(\d+)")
+
+
+async def _changing(call: Call, form: Form, method: str, target: str, body: Document | None = None) -> Form | None:
+    """Ask for a change of a definition, which may delete messages only as far as the form confirms.
+
+    The service is first asked without ``delete``: it does what deletes nothing, and otherwise says how much would go. A
+    form means that nothing was done and that a person has to confirm. What is added between the two requests goes, too.
+    """
+    try:
+        await call.service.change(method, target, body)
+    except Conflict as error:
+        if error.code is not Code.DELETES_MESSAGES:
+            raise
+        found = _LOST.search(error.statement())
+        losses = Limit("message", int(found[1]) if found else 0)
+        effect = [
+            form.effect,
+            notice("warn", f"{error.message[:1].upper()}{error.message[1:]}. This cannot be undone."),
+        ]
+        confirm = replace(form, effect=effect, limits=(losses,), typed=form.typed or "delete messages")
+        if losses.field not in call.form or confirm.problems_with(call.form):
+            return confirm
+        await call.service.change(method, f"{target}?delete=true", body)
+    return None
+
+
 def _editing(
     what: str, target: Callable[[Call], str], back: Callable[[Call], str]
-) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]:
+) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]:
     """The form and the act of a change of some parameters."""
 
     async def form(call: Call) -> Form:
@@ -72,28 +102,21 @@ def _editing(
         return Form(
             effect=[
                 element("p", f"Changes the parameters of {what} that differ from what is in force."),
-                element(
-                    "p",
-                    "A change that would delete messages is refused, with a list of them, unless the box is ticked.",
-                ),
+                element("p", "A change that would delete messages has to be confirmed with their number."),
             ],
             button="Change",
             back=back(call),
-            inputs=(
-                Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),
-                Input("delete", "The change may delete messages", "", "check"),
-            ),
+            inputs=(Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),),
         )
 
-    async def act(call: Call) -> Done:
+    async def act(call: Call) -> Done | Form:
         part = await call.service.read(target(call))
         given = document_of(call.form.get("parameters", ""), "the parameters")
         changed = {key: value for key, value in given.items() if key not in part or part[key] != value}
         if not changed:
             raise InvalidRequest("nothing differs from what is in force")
-        query = "?delete=true" if call.form.get("delete") == "1" else ""
-        await call.service.change("PATCH", target(call) + query, changed)
-        return Done(f"Changed: {', '.join(sorted(changed))}.", back(call))
+        confirm = await _changing(call, await form(call), "PATCH", target(call), changed)
+        return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
     return form, act
 
@@ -101,20 +124,18 @@ def _editing(
 async def _delete_store_form(call: Call) -> Form:
     store = call.required("store")
     part = await call.service.read(store_path(store))
-    messages, durables = units.count(count_of(part, "messages")), units.count(count_of(part, "durables"))
+    messages = Limit("message", int(count_of(part, "messages")))
+    durables = Limit("durable", int(count_of(part, "durables")))
+    said = f": {messages} ({units.size(count_of(part, 'bytes'))}) of {durables}."
     return Form(
         effect=[
-            element(
-                "p",
-                "Deletes the store ",
-                element("strong", store),
-                f" with {messages} messages ({units.size(count_of(part, 'bytes'))}) and {durables} durables.",
-            ),
+            element("p", "Deletes the store ", element("strong", store), said),
             element("p", "This cannot be undone: a rollback of the definition makes an empty store."),
         ],
         button="Delete the store",
         back=_to_store(call),
         typed=store,
+        limits=(messages, durables),
     )
 
 
@@ -127,8 +148,8 @@ async def _delete_store(call: Call) -> Done:
 async def _on_durable(call: Call, effect: str, label: str) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    messages = units.count(count_of(part, "messages"))
-    said = f" with {messages} messages ({units.size(count_of(part, 'bytes'))})."
+    messages = Limit("message", int(count_of(part, "messages")))
+    said = f": {messages} ({units.size(count_of(part, 'bytes'))})."
     return Form(
         effect=[
             element("p", effect, element("strong", f"{store}/{name}"), said),
@@ -137,6 +158,7 @@ async def _on_durable(call: Call, effect: str, label: str) -> Form:
         button=label,
         back=_to_durable(call),
         typed=f"{store}/{name}",
+        limits=(messages,),
     )
 
 
@@ -295,19 +317,20 @@ async def _rollback_form(call: Call) -> Form:
             element("p", f"Puts the definition of revision {revision} in force again, with a new number."),
             element(
                 "p",
-                "It restores no message. If it would delete some, it is refused, unless the box is ticked.",
+                "It restores no message. If it would delete some, their number has to be confirmed.",
             ),
         ],
         button="Roll back",
         back="/stores",
-        inputs=(Input("delete", "It may delete messages", "", "check"),),
         typed=f"revision {revision}",
     )
 
 
-async def _rollback(call: Call) -> Done:
+async def _rollback(call: Call) -> Done | Form:
     revision = call.number("revision")
-    await call.service.stores.rollback(revision, delete=call.form.get("delete") == "1")
+    confirm = await _changing(call, await _rollback_form(call), "POST", "/v1/cluster/rollback", {"revision": revision})
+    if confirm is not None:
+        return confirm
     return Done(f"The definition of revision {revision} is in force again.", "/stores")
 
 
@@ -377,7 +400,7 @@ def _cluster_command(
 
 
 def _action(
-    path: str, title: str, pair: tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done]]]
+    path: str, title: str, pair: tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]
 ) -> Action:
     return Action(path, title, "Stores", *pair)
 

@@ -1,6 +1,7 @@
 """The routes that show the log itself: its objects, one transaction with its preconditions, its leaderships.
 
-They read the log's store, within bounds, and change nothing. ``/v1/configuration`` shows the settings in force.
+They read the log's store, within bounds, and change nothing. ``/v1/configuration`` shows the settings in force, and
+``/v1/admin/log-level`` the level of the process log, which it also changes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Final
 
+import msgspec
+import structlog
+
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.reader import damage_unless_truncated, follow, leaderships_back, read_header
 from holdfast.commit.reading.survey import walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
@@ -19,22 +24,31 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
+from holdfast.server.logs import in_force
 from holdfast.values import LogPosition, parse_slot, slot_text
 from holdfast.wire.log import (
     ConfigurationAnswer,
+    ConflictingPlace,
+    Conflicts,
     LeadershipPeriod,
     Leaderships,
+    LogLevelInForce,
     LogObject,
     LogObjects,
+    NewLogLevel,
     TransactionInLog,
 )
 
 OBJECTS_MAX: Final = 100
 LEADERSHIPS_MAX: Final = 100
+CONFLICTS_MAX: Final = 100
 AT_ONCE_MAX: Final = 4
 """Requests of these routes that read the store at the same time."""
 SECONDS_MAX: Final = 10.0
+LEVEL_BYTES_MAX: Final = 1_024
 _CODES: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.LOG_TRUNCATED)
+
+log = structlog.get_logger("holdfast.server.commit.inspection")
 
 
 class Inspection:
@@ -125,6 +139,14 @@ class Inspection:
                     break
         return json_response(Leaderships(tuple(found)))
 
+    async def conflicts(self, call: Call) -> Response:
+        """The keys of the conflicts of the last minutes."""
+        service = self._gateway.leading()
+        limit = call.number("limit", low=1, high=CONFLICTS_MAX) or CONFLICTS_MAX
+        top = service.metrics.conflict_keys.top(limit, now().boot_ms)
+        places = tuple(ConflictingPlace(*place, count) for place, count in top.places)
+        return json_response(Conflicts(round(top.seconds, 1), top.total, top.lost, places))
+
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
         try:
@@ -152,6 +174,25 @@ def _object_of(header: Header) -> LogObject:
 async def _configuration(answer: ConfigurationAnswer, call: Call) -> Response:
     del call
     return json_response(answer)
+
+
+async def _log_level(call: Call) -> Response:
+    del call
+    return json_response(LogLevelInForce(in_force.level, in_force.configured))
+
+
+async def _change_log_level(call: Call) -> Response:
+    try:
+        level = msgspec.json.decode(await call.body(LEVEL_BYTES_MAX), type=NewLogLevel).level
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
+    if in_force.is_written("info", at=in_force.level):  # else the new level may allow the line
+        log.info("audit", act="set_log_level", author=call.who, log_level=level)
+        in_force.change(level)
+    else:
+        in_force.change(level)
+        log.info("audit", act="set_log_level", author=call.who, log_level=level)
+    return await _log_level(call)
 
 
 def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> tuple[Route, ...]:
@@ -184,8 +225,24 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
             parameters=(limit(LEADERSHIPS_MAX),),
         ),
         Route(
+            method="GET", path="/v1/log/conflicts", role=Role.READ,
+            summary="The keys that broke preconditions in the last minutes, most first",
+            handler=inspection.conflicts, answers={JSON: Conflicts}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED),
+            parameters=(limit(CONFLICTS_MAX),),
+        ),
+        Route(
             method="GET", path="/v1/configuration", role=Role.ADMIN,
             summary="Every setting in force and where it came from, without secrets",
             handler=partial(_configuration, configuration), answers={JSON: ConfigurationAnswer}, tag="admin",
+        ),
+        Route(
+            method="GET", path="/v1/admin/log-level", role=Role.ADMIN, summary="The level of the process log",
+            handler=_log_level, answers={JSON: LogLevelInForce}, tag="admin",
+        ),
+        Route(
+            method="PUT", path="/v1/admin/log-level", role=Role.ADMIN,
+            summary="Change the level of the process log until the process ends",
+            handler=_change_log_level, body={JSON: NewLogLevel}, answers={JSON: LogLevelInForce},
+            codes=(Code.TOO_LARGE,), tag="admin",
         ),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, cast
@@ -35,6 +35,7 @@ from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at, f
 from holdfast.stores.definitions.permissions import Right, permissions_document
 from holdfast.stores.definitions.reader import Reader, raise_problems
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.store import Durable, Revision
 from holdfast.stores.storage.disk_limit import disk_use
@@ -236,6 +237,22 @@ def filtered(items: Sequence[Item], wanted: Sequence[tuple[str, str]]) -> list[I
     return [item for item in items if all(_text(item, name) in accepted for name, accepted in values.items())]
 
 
+def _collection(call: StoreCall, what: str, names: Iterable[str], document: Callable[[str], Item]) -> Response:
+    """The documents of these names that the query asks for: all in the given order, or a page of them by name.
+
+    Without filters only the documents of the page are made.
+    """
+    query = call.call.request.query_params.multi_items()
+    filters = [(name, value) for name, value in query if name not in ("after", "max")]
+    after, page_max = call.call.text("after"), call.call.number("max", low=1, high=PAGE_MAX)
+    if after is None and page_max is None:
+        return call.answer({what: filtered([document(name) for name in names], filters)})
+    page_max = PAGE_MAX if page_max is None else page_max
+    wanted = sorted(name for name in names if after is None or name > after)
+    items = filtered([document(name) for name in (wanted if filters else wanted[: page_max + 1])], filters)
+    return call.answer({what: items[:page_max], "more": len(items) > page_max})
+
+
 def _text(item: Item, name: str) -> str | None:
     value: object = item
     for part in name.split("."):
@@ -251,6 +268,13 @@ DEFINE_CODES: Final = (
     *(Code.BAD_CONFIGURATION, Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.REVISION_MISMATCH),
     Code.DELETES_MESSAGES,
 )
+LOCKS_SHOWN_MAX: Final = 100
+PAGE_MAX: Final = 1_000
+PAGING: Final = (
+    parameter("after", "string", "A page by name: only names above this one"),
+    parameter("max", "integer", "A page by name: how many at most; `more` says whether it goes on", minimum=1,
+              maximum=PAGE_MAX),
+)  # fmt: skip
 DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
 _change_route: Final = partial(store_route, body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE)
 CREATOR: Final = "holdfast.http"
@@ -366,11 +390,9 @@ async def _list_stores(call: StoreCall) -> Response:
     if problem is not None and problem.code == Code.UNAUTHENTICATED:
         raise problem  # to nobody an empty list would look like a service without stores
     visible = [
-        store_document(opened, name)
-        for name in opened.definitions.cluster.stores
-        if opened.access.allows(authorization, Right.BROWSE, name)
+        name for name in opened.definitions.cluster.stores if opened.access.allows(authorization, Right.BROWSE, name)
     ]
-    return call.answer({"stores": filtered(visible, call.call.request.query_params.multi_items())})
+    return _collection(call, "stores", visible, partial(store_document, opened))
 
 
 async def _get_store(call: StoreCall) -> Response:
@@ -392,12 +414,20 @@ async def _delete_store(call: StoreCall) -> Response:
 
 async def _list_durables(call: StoreCall) -> Response:
     opened = call.opened
-    items = [durable_document(opened, call.store, name) for name in sorted(opened.definitions.durables(call.store))]
-    return call.answer({"durables": filtered(items, call.call.request.query_params.multi_items())})
+    names = sorted(opened.definitions.durables(call.store))
+    return _collection(call, "durables", names, partial(durable_document, opened, call.store))
 
 
 async def _get_durable(call: StoreCall) -> Response:
-    return call.answer(durable_document(call.opened, call.store, call.durable))
+    """A map also has its newest locks: a route below the map would take the name of a key."""
+    document = durable_document(call.opened, call.store, call.durable)
+    durable = call.opened.state.stores[call.store].durables[call.durable]
+    if isinstance(durable, Map):
+        locks = durable.locks.newest(LOCKS_SHOWN_MAX)
+        document["locks"] = [
+            {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "until_ms": lock.until_ms} for lock in locks
+        ]
+    return call.answer(document)
 
 
 async def put_durable(call: StoreCall) -> Response:
@@ -469,8 +499,7 @@ def _template_of(call: StoreCall) -> str:
 
 async def _list_templates(call: StoreCall) -> Response:
     store = call.opened.definitions.store(call.store)
-    items = [template_document(template) for template in store.templates.values()]
-    return call.answer({"templates": filtered(items, call.call.request.query_params.multi_items())})
+    return _collection(call, "templates", store.templates, lambda name: template_document(store.templates[name]))
 
 
 async def _get_template(call: StoreCall) -> Response:
@@ -557,7 +586,9 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
     change = partial(_change_route, host)
     return (
-        store_route(host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True),
+        store_route(
+            host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True, parameters=PAGING,
+        ),
         store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
         change("PUT", store, administer, "Define a store", _put_store),
         change("PATCH", store, administer, "Change the parameters of a store that are named", _patch_store),
@@ -565,7 +596,10 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True),
+        store_route(
+            host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True,
+            parameters=PAGING,
+        ),
         store_route(
             host, "GET", durable, browse, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
         ),
@@ -579,7 +613,10 @@ def _part_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
-        store_route(host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True),
+        store_route(
+            host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True,
+            parameters=PAGING,
+        ),
         store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
         change("PUT", template, administer, "Define a template", _put_template),
         change("PATCH", template, administer, "Change the parameters of a template that are named", _patch_template),

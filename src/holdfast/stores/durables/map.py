@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final
 
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, LimitExceeded, Unavailable
@@ -58,6 +59,11 @@ class Locks:
         """The lock on exactly this key, if it has not ended."""
         lock = self._held.get(key)
         return lock if lock is not None and now_ms < lock.until_ms else None
+
+    def newest(self, count: int) -> list[Lock]:
+        """Up to ``count`` locks, the highest fence first; one whose time is over may be there for a moment. *Cost*:
+        O(locks)."""
+        return nlargest(count, self._held.values(), key=lambda lock: lock.fence)
 
     def next_ms(self) -> int | None:
         """When the next lock ends."""

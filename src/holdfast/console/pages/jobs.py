@@ -1,0 +1,108 @@
+"""The jobs that a leader has another process do: how far they are, and the forms that begin and end them."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.client.protocol.stores.messages import query_of
+from holdfast.console import backwards, units
+from holdfast.console.call import Action, Call, Done, Form, Input, whole
+from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.parts import Tone, action, badge, bar, facts, moment, notice
+from holdfast.errors import InvalidRequest, PermissionDenied
+from holdfast.wire.log import LogJobState
+
+Kind = Literal["snapshot", "verify"]
+TONES: Final[dict[str, Tone]] = {
+    "idle": "none", "running": "none", "done": "good", "failed": "bad", "cancelled": "warn",
+}  # fmt: skip
+SAID: Final = {"idle": "none since this leader began", "running": "at work", "cancelled": "ended before its time"}
+SIZES: Final = ("bytes",)
+
+
+async def job_of(call: Call, kind: Kind) -> Html:
+    """The newest job of the leader, with its progress. Raises: as the service does."""
+    try:
+        state = msgspec.convert(await call.service.read(f"/v1/admin/{kind}"), LogJobState)
+    except (PermissionDenied, InvalidRequest) as error:
+        return element("p", f"{error.statement()[:1].upper()}{error.statement()[1:]}.", class_="empty")
+    shown: dict[str, Content] = {"State": badge(SAID.get(state.state, state.state), TONES[state.state])}
+    if state.parameters:
+        shown["Versions"] = f"{state.parameters['after']} to {state.parameters['through']}"
+    if state.began_ms:
+        end_ms = state.ended_ms or time.time() * 1000
+        shown["Began"] = moment(state.began_ms)
+        shown["Time" if state.ended_ms else "Time so far"] = units.duration(max(0, end_ms - state.began_ms) / 1000)
+    if state.state == "running" and state.total:
+        shown["Progress"] = bar(state.done, state.total, "Progress", units.count, is_good=True)
+    for name, value in state.result.items():
+        if isinstance(value, int) and name not in ("newest_slot", "slot"):
+            shown[name.replace("_", " ").capitalize()] = units.size(value) if name in SIZES else units.count(value)
+    problem = notice("bad", state.error, " ", element("code", state.code)) if state.error else None
+    return text_of([problem, facts(shown), _end(call, kind) if state.state == "running" else None])
+
+
+def _end(call: Call, kind: Kind) -> Content:
+    return element("p", action(call, END_SNAPSHOT if kind == "snapshot" else END_VERIFICATION, "End it"))
+
+
+async def _verify_form(call: Call) -> Form:
+    newest = await backwards.newest_version(call.service)
+    text = (
+        "A process of its own on the leader's machine reads every object of the log in this range, at low priority, "
+        "and checks the chain, every checksum and every version. It changes nothing. Each object is a request to the "
+        "store."
+    )
+    return Form(
+        effect=element("p", text),
+        button="Verify",
+        back="/log",
+        inputs=(
+            Input("after", "After version", "0", "number", required=True, note="0: from the beginning"),
+            Input("through", "Up to version", str(newest), "number", required=True),
+        ),
+    )
+
+
+async def _verify(call: Call) -> Done:
+    after = whole("the first version", call.form.get("after", ""))
+    through = whole("the last version", call.form.get("through", ""))
+    state = await call.service.change("POST", "/v1/admin/verify" + query_of(after=after, through=through))
+    same = state.get("parameters") == {"after": after, "through": through}
+    return Done("The verification has begun." if same else "Another verification is at work.", "/log#verify")
+
+
+async def _snapshot_form(call: Call) -> Form:
+    del call
+    text = (
+        "A process of its own on the leader's machine reads the log since the newest snapshot, at low priority, and "
+        "writes the newest value of every key next to the log. Its temporary file needs room for the whole state."
+    )
+    return Form(effect=element("p", text), button="Make a snapshot", back="/retention")
+
+
+async def _snapshot(call: Call) -> Done:
+    await call.service.change("POST", "/v1/admin/snapshot")
+    return Done("A snapshot is being made.", "/retention#snapshot")
+
+
+async def _end_form(call: Call) -> Form:
+    is_snapshot = call.path == END_SNAPSHOT.path
+    text = "Ends the job. What it did so far is lost; it can be begun again."
+    return Form(effect=element("p", text), button="End it", back="/retention" if is_snapshot else "/log")
+
+
+async def _end_job(call: Call) -> Done:
+    is_snapshot = call.path == END_SNAPSHOT.path
+    await call.service.change("DELETE", f"/v1/admin/{'snapshot' if is_snapshot else 'verify'}")
+    return Done("The job has ended.", "/retention" if is_snapshot else "/log")
+
+
+VERIFY: Final = Action("/log/verify", "Verify a range of the log", "Log", _verify_form, _verify)
+END_VERIFICATION: Final = Action("/log/end-verification", "End the verification", "Log", _end_form, _end_job)
+SNAPSHOT: Final = Action("/retention/snapshot", "Make a snapshot", "Retention", _snapshot_form, _snapshot)
+END_SNAPSHOT: Final = Action("/retention/end-snapshot", "End the snapshot", "Retention", _end_form, _end_job)
+ACTIONS: Final = (VERIFY, END_VERIFICATION, SNAPSHOT, END_SNAPSHOT)

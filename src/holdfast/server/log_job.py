@@ -1,0 +1,163 @@
+"""Work on the whole log that a leader has a process of its own do, so that its event loop does not: snapshot, check.
+
+One process of each kind at a time, at low priority. It reads and writes the log's store by itself; this side only reads
+its progress. Cancelled, or when the leadership ends, it is killed: what a snapshot left without a manifest is removed
+later, and a check leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio import StreamReader
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from holdfast.errors import Code, Unavailable
+from holdfast.wire.log import ErrorResponse, LogJobState
+
+NICE: Final = 10
+ERROR_BYTES_MAX: Final = 16_384
+
+log = structlog.get_logger("holdfast.server")
+
+
+class _Progress(msgspec.Struct, forbid_unknown_fields=True):
+    done: int
+    total: int | None
+
+
+Result = dict[str, int | str | bool]
+_LINE: Final = msgspec.json.Decoder(_Progress)
+_RESULT: Final = msgspec.json.Decoder(Result)
+
+
+def seconds_of(state: LogJobState) -> float:
+    """How long a job took."""
+    return round((state.ended_ms - state.began_ms) / 1000, 1)
+
+
+class LogJob:
+    """One kind of job. ``state`` is that of the newest one."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[Mapping[str, int]], Sequence[str]],
+        now_ms: Callable[[], int],
+        done: Callable[[LogJobState], None],
+    ) -> None:
+        """``command``: the words after ``holdfast`` for some parameters; the command prints JSON. ``done`` is called
+        with the state of a job that is done."""
+        self._name = name
+        self._command = command
+        self._now_ms = now_ms
+        self._done = done
+        self._work: asyncio.Task[LogJobState] | None = None
+        self.state = LogJobState("idle")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is at work."""
+        return self._work is not None and not self._work.done()
+
+    def begin(self, parameters: Mapping[str, int]) -> None:
+        """Start a job, unless one is running."""
+        if not self.is_running:
+            self.state = LogJobState("running", dict(parameters), self._now_ms())
+            self._work = asyncio.ensure_future(self._run(self._command(parameters)))
+
+    async def wait(self) -> LogJobState:
+        """The state after the job that is running has ended. Raises: Unavailable where it failed or was cancelled."""
+        assert self._work is not None, "a job was begun"
+        await asyncio.wait({self._work})
+        if self.state.state != "done":
+            cause = self.state.error or self.state.state
+            raise Unavailable(f"the process for a {self._name} failed", code=Code.STORE_UNAVAILABLE, cause=cause)
+        return self.state
+
+    async def cancel(self) -> None:
+        """End the job that is running, if there is one."""
+        if self._work is not None and not self._work.done():
+            self._work.cancel()
+            await asyncio.wait({self._work})
+
+    async def _run(self, command: Sequence[str]) -> LogJobState:
+        try:
+            ended = await self._in_process(command)
+        except asyncio.CancelledError:
+            ended = msgspec.structs.replace(self.state, state="cancelled")
+        except OSError as error:
+            ended = msgspec.structs.replace(self.state, state="failed", code=Code.INTERNAL.value, error=str(error))
+        self.state = msgspec.structs.replace(ended, ended_ms=self._now_ms())
+        if self.state.state == "done":
+            self._done(self.state)
+        elif self.state.state == "failed":
+            log.warning("log_job_failed", job=self._name, code=self.state.code, error=self.state.error)
+        else:
+            log.info("log_job_cancelled", job=self._name)
+        return self.state
+
+    async def _in_process(self, command: Sequence[str]) -> LogJobState:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "holdfast.cli.main", *command),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            preexec_fn=partial(os.nice, NICE),
+        )
+        assert process.stdout is not None, "its standard output is a pipe"
+        assert process.stderr is not None, "its standard error, too"
+        try:
+            result, errors = await asyncio.gather(self._result(process.stdout), _end_of(process.stderr))
+            exit_code = await process.wait()
+        except BaseException:
+            await _kill(process)
+            raise
+        if exit_code == 0 and result is not None:
+            return msgspec.structs.replace(self.state, state="done", result=result)
+        code, error = _said(errors, exit_code)
+        return msgspec.structs.replace(self.state, state="failed", code=code, error=error)
+
+    async def _result(self, output: StreamReader) -> Result | None:
+        """The last line of the output; the lines before it are its progress."""
+        result: Result | None = None
+        async for line in output:
+            try:
+                progress = _LINE.decode(line)
+            except msgspec.DecodeError:
+                with contextlib.suppress(msgspec.DecodeError):
+                    result = _RESULT.decode(line)
+            else:
+                self.state = msgspec.structs.replace(self.state, done=progress.done, total=progress.total)
+        return result
+
+
+async def _end_of(errors: StreamReader) -> bytes:
+    kept = b""
+    while part := await errors.read(ERROR_BYTES_MAX):
+        kept = (kept + part)[-ERROR_BYTES_MAX:]
+    return kept
+
+
+async def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _said(errors: bytes, exit_code: int) -> tuple[str, str]:
+    """The code and the text of the error that a command printed last."""
+    lines = errors.decode(errors="replace").strip().splitlines()
+    try:
+        error = msgspec.json.decode(lines[-1] if lines else "", type=ErrorResponse).error
+    except msgspec.DecodeError:
+        return Code.INTERNAL.value, "\n".join(lines)[-500:] or f"exit code {exit_code}"
+    return error.code, error.message
