@@ -33,6 +33,8 @@ WITHOUT_SESSION = {
 }
 """The longest test files of Spark that need no Spark session in their own process, and the group that they run in."""
 SPARK_FLAGS = ("--timeout=420",)
+WITHOUT_PLUGIN = ("-p", "no:schemathesis")
+"""It imports for half a second what one test file needs, which imports it by itself."""
 SLOWEST = 25
 
 
@@ -57,7 +59,7 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
 
 def start(group: str, paths: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
     """One pytest process."""
-    command = [sys.executable, "-m", "pytest", "-q", *paths]
+    command = [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGIN, *paths]
     if group == "spark":
         command += SPARK_FLAGS
     environment = {**os.environ, "HOLDFAST_DURATIONS": str(durations / f"{group}.json"), "PYTHONUNBUFFERED": "1"}
