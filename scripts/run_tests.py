@@ -27,9 +27,14 @@ ROOT = Path(__file__).parent.parent
 PROCESS_LANES = ("integration", "crash")
 MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 """The test files of queues and message stores among those that start processes; the others belong to the log."""
-WITHOUT_JAVA = re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)")
-"""The longest test files of Spark that need no Spark session; they run with the log."""
+WITHOUT_SESSION = {
+    "log": re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)"),
+    "computing": re.compile(r"test_(live_ingest|live_options|stream_reader|plan|buckets|joined_bodies)"),
+}
+"""The longest test files of Spark that need no Spark session in their own process, and the group that they run in."""
 SPARK_FLAGS = ("--timeout=420",)
+WITHOUT_PLUGIN = ("-p", "no:schemathesis")
+"""It imports for half a second what one test file needs, which imports it by itself."""
 SLOWEST = 25
 
 
@@ -43,7 +48,7 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
         if lane in (*PROCESS_LANES, "spark"):
             for file in sorted((ROOT / "tests" / lane).glob("test_*.py")):
                 if lane == "spark":
-                    group = "log" if WITHOUT_JAVA.match(file.name) else "spark"
+                    group = next((name for name, files in WITHOUT_SESSION.items() if files.match(file.name)), "spark")
                 else:
                     group = "messages" if MESSAGES.match(file.name) else "log"
                 found.setdefault(group, []).append(f"tests/{lane}/{file.name}")
@@ -54,7 +59,7 @@ def groups_of(lanes: list[str]) -> dict[str, list[str]]:
 
 def start(group: str, paths: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
     """One pytest process."""
-    command = [sys.executable, "-m", "pytest", "-q", *paths]
+    command = [sys.executable, "-m", "pytest", "-q", *WITHOUT_PLUGIN, *paths]
     if group == "spark":
         command += SPARK_FLAGS
     environment = {**os.environ, "HOLDFAST_DURATIONS": str(durations / f"{group}.json"), "PYTHONUNBUFFERED": "1"}

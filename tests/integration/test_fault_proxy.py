@@ -236,13 +236,13 @@ def test_latency_has_the_median_and_the_tail_that_were_asked_for() -> None:
 
 def test_latency_delays_the_answer_and_serves_others_meanwhile() -> None:
     async def story() -> None:
-        async with proxied(latency=Latency(median_ms=250, p99_ms=250)) as (_, proxy):
+        async with proxied(latency=Latency(median_ms=1_000, p99_ms=1_000)) as (_, proxy):
             loop = asyncio.get_running_loop()
             began = loop.time()
             answers = await asyncio.gather(*(ask(proxy, seconds_max=60.0) for _ in range(20)))
             took = loop.time() - began
             assert all(isinstance(answer, HttpMessage) for answer in answers)
-            assert 0.25 <= took < 20 * 0.25 / 2
+            assert 1 <= took < 20 / 2, "one after the other they take 20 s, on any machine"
 
     run(story)
 

@@ -21,7 +21,7 @@ from tests.crash.server_process import NO_VIEW, children, directory_workers
 from tests.matrix import matrix
 from tests.mount_namespace import mount_namespace
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 POLL_SECONDS = 0.01
 
 

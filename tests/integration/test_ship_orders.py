@@ -28,6 +28,11 @@ def worker(number: int, urls: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
 def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, prove: bool) -> None:
     orders, kills = (2_000, 6) if prove else (60, 1)
     random = Random(orders)
@@ -46,7 +51,7 @@ def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, p
                     assert time.monotonic() < until, leader.server.tail()
                     time.sleep(0.05)
                 victim = random.randrange(3)
-                workers[victim].kill()
+                end(workers[victim])
                 workers[victim] = worker(victim, urls)
                 leader.server.kill()
                 leader, standby = standby, leader
@@ -58,4 +63,4 @@ def test_the_books_balance_when_workers_and_leaders_are_killed(tmp_path: Path, p
             assert ship_orders.balance(urls, orders).endswith("balanced")
         finally:
             for each in workers:
-                each.kill()
+                end(each)

@@ -6,27 +6,33 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import pytest
-from tests.integration.test_stores_in_log import Machine, machines
+from tests.integration.test_stores_in_log import machines
 
 from holdfast import Conflict, InvalidRequest, NotFound, OutcomeUnknown, StoreClient, Write, aio
 from holdfast.client import CommitReceipt
 from holdfast.client.stores import SparkCommitter, SubscriberOptions, define_spark_stores
 
 
-@contextmanager
-def a_service(root: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    root = tmp_path_factory.mktemp("serving")
     with machines(root, (root / "log").as_uri(), 1) as (machine,):
         machine.serve("--init")
-        yield address(machine)
+        yield f"http://127.0.0.1:{machine.port}"
 
 
-def address(machine: Machine) -> str:
-    return f"http://127.0.0.1:{machine.port}"
+@pytest.fixture
+def url(address: str) -> str:
+    """One service for all tests, without the stores of the test before."""
+    with StoreClient(address) as client:
+        for store in ("requests", "verdicts"):
+            with suppress(NotFound):
+                client.delete_store(store)
+    return address
 
 
 @contextmanager
@@ -69,8 +75,8 @@ def answering(url: str) -> Iterator[None]:
         thread.join()
 
 
-def test_each_verdict_reaches_who_sent_its_request(tmp_path: Path) -> None:
-    with a_service(tmp_path) as url, StoreClient(url) as client:
+def test_each_verdict_reaches_who_sent_its_request(url: str) -> None:
+    with StoreClient(url) as client:
         define_spark_stores(client)
         define_spark_stores(client)
         receipts: dict[int, CommitReceipt] = {}
@@ -100,7 +106,7 @@ def test_each_verdict_reaches_who_sent_its_request(tmp_path: Path) -> None:
             assert json.loads(message.body)["version"] == receipts[7].version
 
 
-def test_tasks_share_a_committer(tmp_path: Path) -> None:
+def test_tasks_share_a_committer(url: str) -> None:
     async def commit_many(url: str) -> list[CommitReceipt]:
         async with aio.StoreClient(url) as client:
             await aio.define_spark_stores(client)
@@ -108,13 +114,12 @@ def test_tasks_share_a_committer(tmp_path: Path) -> None:
                 with answering(url):
                     return await asyncio.gather(*(committer.commit([Write(b"k", b"v")]) for _ in range(50)))
 
-    with a_service(tmp_path) as url:
-        receipts = asyncio.run(commit_many(url))
-        assert sorted(receipt.version for receipt in receipts) == list(range(1, 51))
+    receipts = asyncio.run(commit_many(url))
+    assert sorted(receipt.version for receipt in receipts) == list(range(1, 51))
 
 
-def test_a_verdict_that_is_late_comes_when_it_is_asked_for_again(tmp_path: Path) -> None:
-    with a_service(tmp_path) as url, StoreClient(url) as client:
+def test_a_verdict_that_is_late_comes_when_it_is_asked_for_again(url: str) -> None:
+    with StoreClient(url) as client:
         define_spark_stores(client)
         with SparkCommitter(client, name="desk") as committer:
             with pytest.raises(OutcomeUnknown) as late:
@@ -128,8 +133,8 @@ def test_a_verdict_that_is_late_comes_when_it_is_asked_for_again(tmp_path: Path)
                 assert committer.verdict("the-first").version == 1
 
 
-def test_a_verdict_that_no_caller_got_comes_to_the_next_of_its_name(tmp_path: Path) -> None:
-    with a_service(tmp_path) as url, StoreClient(url) as client:
+def test_a_verdict_that_no_caller_got_comes_to_the_next_of_its_name(url: str) -> None:
+    with StoreClient(url) as client:
         define_spark_stores(client)
         with answering(url):
             with SparkCommitter(client, name="desk") as before:
@@ -144,8 +149,8 @@ def test_a_verdict_that_no_caller_got_comes_to_the_next_of_its_name(tmp_path: Pa
                     after.verdict("wanted", timeout=0.3)
 
 
-def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
-    with a_service(tmp_path) as url, StoreClient(url) as client:
+def test_requests_that_nobody_would_keep_are_refused(url: str) -> None:
+    with StoreClient(url) as client:
         define_spark_stores(client)
         client.delete_durable("requests", "spark")
         with SparkCommitter(client) as committer, pytest.raises(NotFound, match="no durable keeps the requests"):
@@ -158,7 +163,7 @@ def test_requests_that_nobody_would_keep_are_refused(tmp_path: Path) -> None:
         assert "define_spark_stores" in missing.value.hint
 
 
-def test_only_a_request_that_was_dropped_is_refused_as_dropped(tmp_path: Path) -> None:
+def test_only_a_request_that_was_dropped_is_refused_as_dropped(url: str) -> None:
     async def send_many(url: str) -> tuple[list[str | BaseException], set[str]]:
         async with aio.StoreClient(url) as client:
             await aio.define_spark_stores(client, requests=None)
@@ -173,19 +178,18 @@ def test_only_a_request_that_was_dropped_is_refused_as_dropped(tmp_path: Path) -
             browsed = {str(message.fields["request_id"]) async for message in client.browser("requests", "spark")}
             return sent, browsed
 
-    with a_service(tmp_path) as url:
-        sent, kept = asyncio.run(send_many(url))
-        refused = [result for result in sent if isinstance(result, BaseException)]
-        assert refused, "requests that were sent together have one count"
-        assert {type(error) for error in refused} <= {OutcomeUnknown, NotFound}
-        for error in refused:
-            if isinstance(error, NotFound):
-                assert error.fields["request_id"] not in kept
-        assert kept == {f"kept-{number}" for number in range(20)}
+    sent, kept = asyncio.run(send_many(url))
+    refused = [result for result in sent if isinstance(result, BaseException)]
+    assert refused, "requests that were sent together have one count"
+    assert {type(error) for error in refused} <= {OutcomeUnknown, NotFound}
+    for error in refused:
+        if isinstance(error, NotFound):
+            assert error.fields["request_id"] not in kept
+    assert kept == {f"kept-{number}" for number in range(20)}
 
 
-def test_the_stores_bound_requests_and_leave_room_for_verdicts(tmp_path: Path) -> None:
-    with a_service(tmp_path) as url, StoreClient(url) as client:
+def test_the_stores_bound_requests_and_leave_room_for_verdicts(url: str) -> None:
+    with StoreClient(url) as client:
         define_spark_stores(client)
         definition = cast("dict[str, dict[str, dict[str, int]]]", client.definition()["definition"])
         assert definition["stores"]["requests"]["bytelimit"] == 1 << 30

@@ -253,24 +253,15 @@ def test_a_receipt_counts_what_no_durable_wanted(client: StoreClient) -> None:
     assert receipt.unmatched == 2
 
 
-def test_a_worker_dies_alone(tmp_path: Path) -> None:
+def test_a_worker_dies_alone(service: Service, client: StoreClient, store: str) -> None:
     """The other messages of the window are with somebody else at once, and not counted."""
-    service = Service(tmp_path)
-    try:
-        with StoreClient(service.url) as client:
-            client.define_store("orders")
-            client.define_durable("orders", "work", WORK)
-            publish(client, "orders", 10)
-            crashed = subprocess.run(
-                [sys.executable, "-c", DIES_ON_THE_FIRST, service.url, "orders"], timeout=60, check=False
-            )
-            assert crashed.returncode == -9
-            with client.subscriber("orders", "work") as messages:
-                got = [messages.receive(20) for _ in range(10)]
-            found = [(one.delivery_count, one.redelivered) for one in got if one is not None]
-            assert found == [(2, True), *[(1, True)] * 9]
-    finally:
-        service.process.kill()
+    publish(client, store, 10)
+    crashed = subprocess.run([sys.executable, "-c", DIES_ON_THE_FIRST, service.url, store], timeout=60, check=False)
+    assert crashed.returncode == -9
+    with client.subscriber(store, "work") as messages:
+        got = [messages.receive(20) for _ in range(10)]
+    found = [(one.delivery_count, one.redelivered) for one in got if one is not None]
+    assert found == [(2, True), *[(1, True)] * 9]
 
 
 def test_a_new_service_needs_no_definition(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ from holdfast import StoreClient
 from holdfast.client.stores import Message, Receipt
 from holdfast.client.sync.publisher import Publisher
 from holdfast.commit.reading.status import AttemptHistory, Found
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.message_requests import requests_in
@@ -51,14 +51,21 @@ def messages(spark: SparkSession, bodies: Sequence[bytes], first: int = 1) -> Da
     return spark.createDataFrame(list(reversed(rows)), COLUMNS)
 
 
-@contextmanager
-def a_store(root: Path) -> Iterator[ServiceProcess]:
-    """A service whose store ``verdicts`` keeps everything."""
-    root.mkdir()
-    with ServiceProcess(root, NO_VIEW) as service, StoreClient(service.url) as client:
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with ServiceProcess(tmp_path_factory.mktemp("served"), NO_VIEW) as started:
+        yield started
+
+
+@pytest.fixture
+def service(serving: ServiceProcess) -> ServiceProcess:
+    """One service for all tests, whose store ``verdicts`` is new and keeps everything."""
+    with StoreClient(serving.url) as client:
+        with suppress(NotFound):
+            client.delete_store("verdicts")
         client.define_store("verdicts")
         client.define_durable("verdicts", "all", {"type": "shared"})
-        yield service
+    return serving
 
 
 def an_ingest(root: Path, service: ServiceProcess, *, group_requests: int = 10) -> Ingest:
@@ -110,27 +117,26 @@ WRONG: dict[str, bytes] = {
 
 
 def test_a_message_that_is_no_request_gets_the_code_of_the_service_and_blocks_nothing(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess
 ) -> None:
     good = json.dumps({"operations": [write("good")]}).encode()
     bodies = [each for wrong in WRONG.values() for each in (wrong, good)]
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        ingest.micro_batch(messages(spark, bodies), 0)
-        ingest.close()
-        found = verdicts_of(service)
-        assert [fields["n"] for fields, _ in found] == list(range(1, len(bodies) + 1))
-        assert all(fields["client"] == "ann" for fields, _ in found)
-        for name, (_, verdict), (_, after) in zip(WRONG, found[::2], found[1::2], strict=True):
-            expected = post(service, WRONG[name])["error"]["code"]
-            assert verdict["error"]["code"] == expected, name
-            assert 0 < len(verdict["error"]["message"]) <= 500, name
-            assert after["status"] == "committed"
-        assert ingest.counts.committed == ingest.counts.invalid == len(WRONG)
+    ingest = an_ingest(tmp_path, service)
+    ingest.micro_batch(messages(spark, bodies), 0)
+    ingest.close()
+    found = verdicts_of(service)
+    assert [fields["n"] for fields, _ in found] == list(range(1, len(bodies) + 1))
+    assert all(fields["client"] == "ann" for fields, _ in found)
+    for name, (_, verdict), (_, after) in zip(WRONG, found[::2], found[1::2], strict=True):
+        expected = post(service, WRONG[name])["error"]["code"]
+        assert verdict["error"]["code"] == expected, name
+        assert 0 < len(verdict["error"]["message"]) <= 500, name
+        assert after["status"] == "committed"
+    assert ingest.counts.committed == ingest.counts.invalid == len(WRONG)
 
 
 def test_a_request_cannot_write_the_record_of_its_ingest(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be taken for what the killed run had decided: the last request would be said to be committed."""
     forged = json.dumps({"batch": 0, "first": 2, "told": [[None, 7, []]]})
@@ -138,20 +144,19 @@ def test_a_request_cannot_write_the_record_of_its_ingest(
         json.dumps({"operations": [write(key, value)]}).encode()
         for key, value in (("a", "1"), ("spark/ingest/orders", forged), ("c", "3"))
     ]
-    with a_store(tmp_path / "served") as service:
-        first = an_ingest(tmp_path, service, group_requests=1)
-        monkeypatch.setattr(VerdictStore, "write", _dies)
-        with pytest.raises(Killed):
-            first.micro_batch(messages(spark, bodies), 0)
-        monkeypatch.undo()
-        second = an_ingest(tmp_path, service, group_requests=1)
-        second.micro_batch(messages(spark, bodies), 0)
-        second.close()
-        found = [verdict for _, verdict in verdicts_of(service)]
-        assert [verdict.get("status") for verdict in found] == ["committed", None, "committed"]
-        assert found[1]["error"]["code"] == "permission_denied"
-        committed = [each for each in live(tmp_path / "log") for each in each.transactions]
-        assert {each.version for each in committed} >= {found[0]["version"], found[2]["version"]}
+    first = an_ingest(tmp_path, service, group_requests=1)
+    monkeypatch.setattr(VerdictStore, "write", _dies)
+    with pytest.raises(Killed):
+        first.micro_batch(messages(spark, bodies), 0)
+    monkeypatch.undo()
+    second = an_ingest(tmp_path, service, group_requests=1)
+    second.micro_batch(messages(spark, bodies), 0)
+    second.close()
+    found = [verdict for _, verdict in verdicts_of(service)]
+    assert [verdict.get("status") for verdict in found] == ["committed", None, "committed"]
+    assert found[1]["error"]["code"] == "permission_denied"
+    committed = [each for each in live(tmp_path / "log") for each in each.transactions]
+    assert {each.version for each in committed} >= {found[0]["version"], found[2]["version"]}
 
 
 def _dies(*_: object) -> None:
@@ -159,34 +164,35 @@ def _dies(*_: object) -> None:
 
 
 def test_verdicts_are_published_by_a_new_publisher_after_a_silence_and_elsewhere(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store forgets a publisher, and another output has had verdicts meanwhile: neither may stop the stream."""
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(40)]
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        ingest.micro_batch(messages(spark, bodies[:10]), 0)
-        monkeypatch.setattr("holdfast.spark.bulk.ingest.LIFE_SILENCE_MS", -1.0)
-        ingest.micro_batch(messages(spark, bodies[10:20], 11), 1)
-        ingest.close()
-        log, table = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
-        elsewhere = Ingest(log, table, "orders", request_format=None, leading=POLITE)
-        elsewhere.micro_batch(messages(spark, bodies[20:30], 21), 2)
-        elsewhere.close()
-        again = an_ingest(tmp_path, service)
-        again.micro_batch(messages(spark, bodies[30:], 31), 3)
-        again.close()
-        assert [fields["n"] for fields, _ in verdicts_of(service)] == [*range(1, 21), *range(31, 41)]
-        with StoreClient(service.url) as client:
-            assert client.describe_store("verdicts")["counts"]["publishers"] == 3
+    ingest = an_ingest(tmp_path, service)
+    ingest.micro_batch(messages(spark, bodies[:10]), 0)
+    monkeypatch.setattr("holdfast.spark.bulk.ingest.LIFE_SILENCE_MS", -1.0)
+    ingest.micro_batch(messages(spark, bodies[10:20], 11), 1)
+    ingest.close()
+    log, table = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+    elsewhere = Ingest(log, table, "orders", request_format=None, leading=POLITE)
+    elsewhere.micro_batch(messages(spark, bodies[20:30], 21), 2)
+    elsewhere.close()
+    again = an_ingest(tmp_path, service)
+    again.micro_batch(messages(spark, bodies[30:], 31), 3)
+    again.close()
+    assert [fields["n"] for fields, _ in verdicts_of(service)] == [*range(1, 21), *range(31, 41)]
+    with StoreClient(service.url) as client:
+        assert client.describe_store("verdicts")["counts"]["publishers"] == 3
 
 
-def test_a_verdict_without_an_id_has_the_number_of_its_message_as_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_verdict_without_an_id_has_the_number_of_its_message_as_key(
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess
+) -> None:
     """A durable of type last_value, which ``define_spark_stores`` makes, keeps messages with keys only."""
     named = json.dumps({"client": "ann", "n": 2, "request_id": "by its field"})
     body = json.dumps({"operations": [write("k")]}).encode()
     frame = spark.createDataFrame([(1, body, None), (2, body, named)], COLUMNS)
-    with a_store(tmp_path / "served") as service, StoreClient(service.url) as client:
+    with StoreClient(service.url) as client:
         client.define_durable("verdicts", "by-request", {"type": "last_value"})
         ingest = an_ingest(tmp_path, service)
         ingest.micro_batch(frame, 0)
@@ -199,12 +205,11 @@ def test_a_verdict_without_an_id_has_the_number_of_its_message_as_key(spark: Spa
     [({"durables": {}}, "no durable"), ({"publisher_mode": "store_send_noconfirm"}, "confirms no messages")],
 )
 def test_a_store_that_would_lose_verdicts_is_refused_before_anything_is_committed(
-    spark: SparkSession, tmp_path: Path, parameters: dict[str, Any], said: str
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, parameters: dict[str, Any], said: str
 ) -> None:
-    root = tmp_path / "served"
-    root.mkdir()
     body = json.dumps({"operations": [write("k")]}).encode()
-    with ServiceProcess(root, NO_VIEW) as service, StoreClient(service.url) as client:
+    with StoreClient(service.url) as client:
+        client.delete_store("verdicts")
         client.define_store("verdicts", parameters)
         ingest = an_ingest(tmp_path, service)
         with pytest.raises(InvalidRequest, match=said):
@@ -214,21 +219,20 @@ def test_a_store_that_would_lose_verdicts_is_refused_before_anything_is_committe
 
 
 def test_an_object_that_is_used_for_another_checkpoint_leaves_no_request_out(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess
 ) -> None:
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(2)]
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        ingest.micro_batch(messages(spark, bodies[:1]), 0)
-        ingest.micro_batch(messages(spark, bodies[:1]), 0)
-        with pytest.raises(InvalidRequest, match="further than its checkpoint"):
-            ingest.micro_batch(messages(spark, bodies[1:]), 0)
-        ingest.close()
-        assert len(verdicts_of(service)) == 1
+    ingest = an_ingest(tmp_path, service)
+    ingest.micro_batch(messages(spark, bodies[:1]), 0)
+    ingest.micro_batch(messages(spark, bodies[:1]), 0)
+    with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+        ingest.micro_batch(messages(spark, bodies[1:]), 0)
+    ingest.close()
+    assert len(verdicts_of(service)) == 1
 
 
 def test_an_attempt_that_the_log_cannot_decide_any_more_blocks_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def truncated(self: object, request_id: str, min_version: int, newest: object) -> Found:
         return Found(None, truncated=True)
@@ -236,12 +240,11 @@ def test_an_attempt_that_the_log_cannot_decide_any_more_blocks_nothing(
     monkeypatch.setattr(AttemptHistory, "find", truncated)
     old = {"operations": [write("k")], "request_id": "r" * 20, "read_version": 1}
     bodies = [json.dumps(old).encode(), json.dumps({"operations": [write("k")]}).encode()]
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        ingest.micro_batch(messages(spark, bodies), 0)
-        ingest.close()
-        (_, undecided), (_, committed) = verdicts_of(service)
-        assert undecided["error"]["code"] == "log_truncated" and committed["status"] == "committed"
+    ingest = an_ingest(tmp_path, service)
+    ingest.micro_batch(messages(spark, bodies), 0)
+    ingest.close()
+    (_, undecided), (_, committed) = verdicts_of(service)
+    assert undecided["error"]["code"] == "log_truncated" and committed["status"] == "committed"
 
 
 def test_requests_are_taken_in_the_order_of_their_numbers() -> None:
@@ -253,14 +256,14 @@ def test_requests_are_taken_in_the_order_of_their_numbers() -> None:
 class Sides:
     """The same requests for Spark and for a service, whose versions are other numbers for the same places."""
 
-    def __init__(self, service: ServiceProcess) -> None:
-        self.service = service
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.spark: dict[int, int] = {}
         """Version by the number of the request that committed."""
         self.served: dict[int, int] = {}
 
     def body(self, number: int, items: dict[str, Any], after: int, versions: dict[int, int]) -> bytes:
-        name = f"request-{number:016}"
+        name = f"request-{self.seed}-{number:016}"
         return json.dumps({**items, "request_id": name, "read_version": versions[after]}).encode()
 
 
@@ -275,38 +278,37 @@ def plainly(verdict: dict[str, Any], versions: dict[int, int]) -> tuple[object, 
 
 @pytest.mark.parametrize("seed", matrix(list(range(4))))
 def test_every_verdict_is_the_one_of_the_service_for_the_same_order(
-    spark: SparkSession, tmp_path: Path, seed: int
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, seed: int
 ) -> None:
     random = Random(seed)
-    with a_store(tmp_path / "served") as service:
-        sides = Sides(service)
-        ingest = an_ingest(tmp_path, service)
-        begin = json.dumps({"operations": [write("begin")]}).encode()
-        ingest.micro_batch(messages(spark, [begin]), 0)
-        sides.spark[0] = verdicts_of(service)[0][1]["version"]
-        sides.served[0] = post(service, begin)["version"]
-        number = 0
-        for micro_batch in range(1, 4):
-            drawn: list[tuple[int, dict[str, Any], int]] = []
-            known = sorted(sides.spark)
-            for _ in range(25):
-                number += 1
-                keys = [f"k{random.randrange(30)}" for _ in range(4)]
-                items = {
-                    "operations": [write(key) for key in keys[:2]],
-                    "preconditions": [read(key) for key in keys[2:]],
-                }
-                drawn.append((number, items, random.choice(known[-12:])))
-            ingest.micro_batch(messages(spark, [sides.body(*one, sides.spark) for one in drawn], number), micro_batch)
-            given = verdicts_of(service)[-len(drawn) :]
-            for (own, items, after), (_, verdict) in zip(drawn, given, strict=True):
-                answer = post(service, sides.body(own, items, after, sides.served))
-                if answer["status"] == "committed":
-                    sides.served[own] = answer["version"]
-                    sides.spark[own] = verdict.get("version", -1)
-                assert plainly(verdict, sides.spark) == plainly(answer, sides.served)
-        ingest.close()
-        assert {verdict["status"] for _, verdict in verdicts_of(service)} == {"committed", "not_committed"}
+    sides = Sides(seed)
+    ingest = an_ingest(tmp_path, service)
+    begin = json.dumps({"operations": [write("begin")]}).encode()
+    ingest.micro_batch(messages(spark, [begin]), 0)
+    sides.spark[0] = verdicts_of(service)[0][1]["version"]
+    sides.served[0] = post(service, begin)["version"]
+    number = 0
+    for micro_batch in range(1, 4):
+        drawn: list[tuple[int, dict[str, Any], int]] = []
+        known = sorted(sides.spark)
+        for _ in range(25):
+            number += 1
+            keys = [f"k{random.randrange(30)}" for _ in range(4)]
+            items = {
+                "operations": [write(key) for key in keys[:2]],
+                "preconditions": [read(key) for key in keys[2:]],
+            }
+            drawn.append((number, items, random.choice(known[-12:])))
+        ingest.micro_batch(messages(spark, [sides.body(*one, sides.spark) for one in drawn], number), micro_batch)
+        given = verdicts_of(service)[-len(drawn) :]
+        for (own, items, after), (_, verdict) in zip(drawn, given, strict=True):
+            answer = post(service, sides.body(own, items, after, sides.served))
+            if answer["status"] == "committed":
+                sides.served[own] = answer["version"]
+                sides.spark[own] = verdict.get("version", -1)
+            assert plainly(verdict, sides.spark) == plainly(answer, sides.served)
+    ingest.close()
+    assert {verdict["status"] for _, verdict in verdicts_of(service)} == {"committed", "not_committed"}
 
 
 class Killed(Exception):
@@ -315,59 +317,58 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("sent", matrix([7, 0, 15, 30]))
 def test_a_driver_killed_while_it_reports_leaves_one_verdict_for_each_request(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
     """It dies with so many of 30 verdicts published, the log being further; a second run repeats the micro-batch."""
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(70)]
-    with a_store(tmp_path / "served") as service:
-        first = an_ingest(tmp_path, service)
-        first.micro_batch(messages(spark, bodies[:20]), 0)
-        left, real = [sent], Publisher.publish_batch
+    first = an_ingest(tmp_path, service)
+    first.micro_batch(messages(spark, bodies[:20]), 0)
+    left, real = [sent], Publisher.publish_batch
 
-        def dying(self: Publisher, batch: Sequence[Message]) -> Receipt:
-            receipt = real(self, batch[: left[0]]) if left[0] else None
-            left[0] -= len(batch)
-            if left[0] < 0 or receipt is None:
-                raise Killed
-            return receipt
+    def dying(self: Publisher, batch: Sequence[Message]) -> Receipt:
+        receipt = real(self, batch[: left[0]]) if left[0] else None
+        left[0] -= len(batch)
+        if left[0] < 0 or receipt is None:
+            raise Killed
+        return receipt
 
-        monkeypatch.setattr(Publisher, "publish_batch", dying)
-        if sent < 30:
-            with pytest.raises(Killed):
-                first.micro_batch(messages(spark, bodies[20:50], 21), 1)
-        else:
+    monkeypatch.setattr(Publisher, "publish_batch", dying)
+    if sent < 30:
+        with pytest.raises(Killed):
             first.micro_batch(messages(spark, bodies[20:50], 21), 1)
-        monkeypatch.undo()
-        assert len(verdicts_of(service)) == 20 + sent
-        second = an_ingest(tmp_path, service)
-        second.micro_batch(messages(spark, bodies[20:50], 21), 1)
-        second.micro_batch(messages(spark, bodies[50:], 51), 2)
-        second.close()
-        assert second.counts.found == 30
-        found = verdicts_of(service)
-        assert [fields["n"] for fields, _ in found] == list(range(1, 71))
-        assert len({verdict["version"] for _, verdict in found}) == 70
+    else:
+        first.micro_batch(messages(spark, bodies[20:50], 21), 1)
+    monkeypatch.undo()
+    assert len(verdicts_of(service)) == 20 + sent
+    second = an_ingest(tmp_path, service)
+    second.micro_batch(messages(spark, bodies[20:50], 21), 1)
+    second.micro_batch(messages(spark, bodies[50:], 51), 2)
+    second.close()
+    assert second.counts.found == 30
+    found = verdicts_of(service)
+    assert [fields["n"] for fields, _ in found] == list(range(1, 71))
+    assert len({verdict["version"] for _, verdict in found}) == 70
 
 
-def test_a_stream_that_begins_again_without_its_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_that_begins_again_without_its_checkpoint_is_refused(
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess
+) -> None:
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(30)]
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        for number in range(3):
-            ingest.micro_batch(messages(spark, bodies[number * 10 : number * 10 + 10], number * 10 + 1), number)
-        ingest.close()
-        again = an_ingest(tmp_path, service)
-        with pytest.raises(InvalidRequest, match="further than its checkpoint"):
-            again.micro_batch(messages(spark, bodies[:10]), 0)
-        again.close()
-        assert len(verdicts_of(service)) == 30
+    ingest = an_ingest(tmp_path, service)
+    for number in range(3):
+        ingest.micro_batch(messages(spark, bodies[number * 10 : number * 10 + 10], number * 10 + 1), number)
+    ingest.close()
+    again = an_ingest(tmp_path, service)
+    with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+        again.micro_batch(messages(spark, bodies[:10]), 0)
+    again.close()
+    assert len(verdicts_of(service)) == 30
 
 
-def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with a_store(tmp_path / "served") as service:
-        ingest = an_ingest(tmp_path, service)
-        with pytest.raises(InvalidRequest) as refused:
-            ingest.micro_batch(spark.createDataFrame([(1, "a")], "order int, key string"), 0)
-        assert refused.value.code == Code.BAD_CONFIGURATION
-        assert "order, key" in str(refused.value.fields)
-        ingest.close()
+def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Path, service: ServiceProcess) -> None:
+    ingest = an_ingest(tmp_path, service)
+    with pytest.raises(InvalidRequest) as refused:
+        ingest.micro_batch(spark.createDataFrame([(1, "a")], "order int, key string"), 0)
+    assert refused.value.code == Code.BAD_CONFIGURATION
+    assert "order, key" in str(refused.value.fields)
+    ingest.close()
