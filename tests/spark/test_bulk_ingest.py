@@ -365,13 +365,24 @@ def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSess
     assert len(rows_of(tmp_path)) == 12
 
 
+def clear_of_records(request: Request) -> Request:
+    """The request without range deletes over the records of ingests, which an ingest alone refuses."""
+    bounded = tuple(
+        RangeDelete(each.begin, min(each.end or b"spark", b"spark"))
+        if isinstance(each, RangeDelete) and each.begin < b"spark"
+        else each
+        for each in request.operations
+    )
+    return replace(request, operations=bounded)
+
+
 @pytest.mark.parametrize("seed", matrix([1, 2]))
 def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Requests that name versions of the log, cut into micro-batches and groups anyhow."""
     ingest = an_ingest(tmp_path, group_requests=17)
     ingest.micro_batch(batch(spark, 0, 0), 0)
     base = live(tmp_path / "log")[0].header.last_version
-    requests = draw_requests(seed, 120, keys=20, odd=False)
+    requests = [clear_of_records(each) for each in draw_requests(seed, 120, keys=20, odd=False)]
     # A record takes a version behind each group, so what was read is named as what the log had by then.
     assigned = [base]
     expected: list[str] = []

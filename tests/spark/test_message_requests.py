@@ -338,6 +338,8 @@ def test_a_driver_killed_while_it_reports_leaves_one_verdict_for_each_request(
             first.micro_batch(messages(spark, bodies[20:50], 21), 1)
     else:
         first.micro_batch(messages(spark, bodies[20:50], 21), 1)
+        assert first._stages is not None
+        first._abandon(first._stages)
     monkeypatch.undo()
     assert len(verdicts_of(service)) == 20 + sent
     second = an_ingest(tmp_path, service)
