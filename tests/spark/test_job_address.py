@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.crash.server_process import ServerProcess
 from tests.rgw import free_port
@@ -27,9 +30,9 @@ from holdfast.cli.main import main
 from holdfast.client import ClientOptions
 from holdfast.commit.format.batch import Kind
 from holdfast.commit.leadership.claims import encode_proof
-from holdfast.errors import Code, Fenced, InvalidRequest, Unavailable
+from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
-from holdfast.spark.bulk.commit_stream import CommitStream
+from holdfast.spark.bulk.commit_stream import CommitStream, commit_stream
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.job_address import JobAddress
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
@@ -68,6 +71,14 @@ def answer_of(url: str, body: bytes | None = None, **headers: str) -> tuple[int,
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
+
+
+def is_silent(url: str) -> bool:
+    try:
+        answer_of(url)
+    except OSError:
+        return True
+    return False
 
 
 def test_a_job_answers_who_leads_and_takes_no_commits(tmp_path: Path) -> None:
@@ -149,6 +160,61 @@ def test_a_deposed_idle_job_ends_within_seconds_and_says_how_to_go_on(
         assert "start this job again" in ended.value.hint and "load" not in ended.value.hint
         stream.stop()
         assert live(tmp_path)[-1].header.leader_id == other.head.leader_id
+
+
+def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_log_still_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+
+    def write_a_header_only() -> None:
+        with job.writing():
+            version = job.head.last_version
+            job.next_header(version, version, 0, 0, 0)
+            raise ValueError("its object is missing")
+
+    with a_job(tmp_path) as job:
+        with pytest.raises(ValueError, match="its object is missing"):
+            write_a_header_only()
+        time.sleep(0.5)  # ten heartbeats of a job that leads
+        assert [batch.header.kind for batch in live(tmp_path)] == [Kind.CLAIM]
+        with pytest.raises(ValueError, match="its object is missing"), job.writing():
+            pytest.fail("it does not lead any more")
+    with a_job(tmp_path):  # the next leader
+        pass
+
+
+def test_a_job_that_does_not_lead_any_more_does_not_say_that_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> bool:
+        raise Unavailable("the store did not take a batch in time")
+
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+    with a_job(tmp_path) as job:
+        url = address_of(tmp_path)
+        monkeypatch.setattr(module, "put_batch", fails)
+        until(lambda: is_silent(f"{url}/livez"))
+        assert isinstance(job.failure, Unavailable)
+
+
+def test_nothing_is_written_after_the_resignation(tmp_path: Path) -> None:
+    with a_job(tmp_path) as job:
+        job.resign()
+        with pytest.raises(Closed) as refused, job.writing():
+            pytest.fail("the job has resigned")
+        assert refused.value.code == Code.NOT_LEADER
+        assert live(tmp_path)[-1].header.kind is Kind.RESIGN
+
+
+def test_a_stream_that_may_not_lead_leaves_no_thread(tmp_path: Path) -> None:
+    frame = cast("DataFrame", SimpleNamespace(sparkSession=None, writeStream=MagicMock()))
+    with a_job(tmp_path):
+        before = threading.active_count()
+        for _ in range(3):
+            with pytest.raises(Closed):
+                commit_stream(frame, tmp_path.as_uri(), "file:///v", "n", "/c", leading=POLITE, every_seconds=1.0)
+        assert threading.active_count() <= before, threading.enumerate()
 
 
 def test_a_job_that_leads_is_named_as_a_job_before_spark_is_started(

@@ -108,8 +108,6 @@ def commit_stream(
     arguments answers each request exactly once.
     """
     ingest = Ingest(log, verdicts, name, request_format=request_format, source=source, leading=leading)
-    if every_seconds is not None:
-        report({"step": "leads", "leader_id": ingest.lead(requests.sparkSession), "at": _utc_now()})
     failures: list[Exception] = []
 
     def micro_batch(frame: DataFrame, number: int) -> None:
@@ -136,6 +134,8 @@ def commit_stream(
     else:
         writer = writer.trigger(processingTime=f"{every_seconds} seconds")
     try:
+        if every_seconds is not None:
+            report({"step": "leads", "leader_id": ingest.lead(requests.sparkSession), "at": _utc_now()})
         return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
     except BaseException:
         ingest.close()

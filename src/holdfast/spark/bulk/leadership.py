@@ -255,10 +255,13 @@ STANDBY_HEARTBEAT_MS: Final = 500.0
 class Leadership:
     """This job as a leader: its claim, the head of its chain, and the end of it.
 
-    From the claim until ``resign`` or ``stop`` the job answers at an address. A thread writes an empty batch whenever
-    nothing was written for ``HEARTBEAT_SECONDS``, and, as a service does, after a standby has stopped asking. So no
-    service takes a job that is idle or computes for dead. While nothing is written, the thread looks every
-    ``LOOK_SECONDS`` whether the job still leads. Cost when idle: about 1,100 requests an hour.
+    From the claim until it ends (``resign``, ``stop`` or a failure) the job answers at an address. A thread writes an
+    empty batch whenever nothing was written for ``HEARTBEAT_SECONDS``, and, as a service does, after a standby has
+    stopped asking. So no service takes a job that is idle or computes for dead. While nothing is written, the thread
+    looks every ``LOOK_SECONDS`` whether the job still leads. Cost when idle: about 1,100 requests an hour.
+
+    A failure while something is written ends the leadership: an object in the chain may be missing, and a later one
+    would name it as durable.
     """
 
     def __init__(self, thread: StoreThread, leading: LeadershipOptions) -> None:
@@ -312,16 +315,30 @@ class Leadership:
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Around headers, their PUTs and ``confirm``: no heartbeat comes between. Raises: what a heartbeat raised."""
+        """Around headers, their PUTs and ``confirm``: no heartbeat comes between. An exception ends the leadership.
+
+        Raises: what has ended the leadership before, Closed after ``resign`` or ``stop``.
+        """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            yield
+            if self._stopped.is_set():
+                raise Closed("this job does not lead any more", code=Code.NOT_LEADER)
+            try:
+                yield
+            except BaseException as error:
+                self._fail(error)
+                raise
 
     @property
     def failure(self) -> BaseException | None:
-        """What has ended this leadership while nothing was written; None while it may lead."""
+        """What has ended this leadership; None while it may lead."""
         return self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """End the leadership, and say no longer that this job leads."""
+        self._failure = error
+        self.stop()
 
     def stop(self) -> None:
         """Show no more signs of life: the lead is left to the next leader. Harmless when repeated."""
@@ -336,7 +353,7 @@ class Leadership:
             self._heartbeat.asked(standby, now().boot_ms)
 
     def _beat(self) -> None:
-        while self._failure is None and not self._stopped.wait(min(TICK_SECONDS, HEARTBEAT_SECONDS / 4)):
+        while not self._stopped.wait(min(TICK_SECONDS, HEARTBEAT_SECONDS / 4)):
             silent_s = time.monotonic() - max(self._written_s, self._looked_s)
             is_due = time.monotonic() - self._written_s >= HEARTBEAT_SECONDS or self._heartbeat.due(now().boot_ms)
             if not (is_due or silent_s >= LOOK_SECONDS) or not self._lock.acquire(blocking=False):
@@ -356,19 +373,18 @@ class Leadership:
         try:
             newest = self._thread.start(newest_slot).result()
             if has_successor(newest, oldest_free=_next_slot(self.head)):
-                self._failure = _deposed(self.head)
+                self._fail(_deposed(self.head))
         except Unavailable:
             pass
         except BaseException as error:  # noqa: BLE001 - raised by the next write
-            self._failure = error
+            self._fail(error)
         self._looked_s = time.monotonic()
 
     def _beat_once(self) -> None:
         try:
             self.confirm(self._put_empty(Kind.DATA), 1)
         except BaseException as error:  # noqa: BLE001 - raised by the next write
-            # The object may exist or not, and the next one would name it: this leadership has ended.
-            self._failure = error
+            self._fail(error)  # the object may exist or not, and the next one would name it
 
     def _put_empty(self, kind: Kind) -> Header:
         version = self.head.last_version
@@ -432,9 +448,9 @@ class Leadership:
 
     def resign(self) -> None:
         """Write the last record, so that the next leader need not wait. Raises: Fenced, Unavailable."""
-        self._stopped.set()
         try:
             with self.writing():
+                self._stopped.set()
                 self._put_empty(Kind.RESIGN)
         finally:
             self.stop()
