@@ -143,6 +143,7 @@ def test_a_deposed_idle_job_ends_within_seconds_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 1e9)  # it would notice it, too, but later
     ingest = Ingest(tmp_path.as_uri(), (tmp_path / "verdicts").as_uri(), "orders", leading=POLITE)
 
     class Query:

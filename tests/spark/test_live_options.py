@@ -14,7 +14,9 @@ from holdfast.client.stores import define_spark_stores
 from holdfast.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.spark.bulk.commit_stream import message_source, store_of
 from holdfast.spark.bulk.live_requests import LiveRequests
-from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, VerdictStore
+from holdfast.spark.bulk.message_requests import request_in
+from holdfast.spark.bulk.records import RequestOutcome
+from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message
 from holdfast.spark.options import Mode, parse_served_store_options
 
 HERE = "store:http://127.0.0.1:8080/requests/spark"
@@ -150,3 +152,11 @@ def test_a_service_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     live = LiveRequests("store:http://127.0.0.1:9/requests/spark", verdicts_store="verdicts")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
         live.prepare((tmp_path / "log").as_uri())
+
+
+def test_the_verdict_on_a_version_of_another_log_names_both_logs() -> None:
+    body = b'{"operations": [], "read_version": 7, "log_id": "%s"}' % (b"ab" * 16)
+    request = request_in(1, body.replace(b"[]", b'[{"type": "write", "key": "aw==", "value": ""}]'), {}, 0)
+    judged = Judged(0, 0, 0, 0, [request], [], 9, "l")
+    verdict = _message(judged, request, RequestOutcome("log_mismatch"), "cd" * 16)
+    assert b"ab" * 16 in verdict.body and b"cd" * 16 in verdict.body

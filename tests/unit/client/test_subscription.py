@@ -189,6 +189,7 @@ def test_messages_that_come_in_parts_are_delivered_once_across_a_reconnect(conne
     parts = [each for each in got if isinstance(each, PublishedEvent)]
     assert [[message.seq for message in each.published] for each in parts] == [[1, 2], [3], [4], [5]]
     assert [each.more for each in parts] == [True, True, True, False]
+    assert [each.committed_version for each in parts] == [7, 7, 7, 8]
 
 
 def test_a_position_is_not_past_a_version_whose_messages_are_not_all_delivered():

@@ -61,7 +61,7 @@ class PublishedEvent:
     @property
     def committed_version(self) -> int:
         """As that of a checkpoint: everything at or below is durable and was delivered."""
-        return self.version
+        return self.version - 1 if self.more else self.version
 
 
 @dataclass(frozen=True, slots=True)
