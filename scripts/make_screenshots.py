@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,7 +37,7 @@ from holdfast.client import RetentionPolicy  # noqa: E402
 from holdfast.client.stores import SubscriberOptions  # noqa: E402
 from holdfast.errors import HoldfastError  # noqa: E402
 
-COLOURS = 96
+COLOURS = 128
 """Enough for a page, in a third of the bytes."""
 PASSENGERS = 200
 PAGES = {
@@ -50,10 +51,14 @@ PAGES = {
     "durable": "/durable?store=bookings&durable=tickets",
     "messages": "/messages?store=bookings&durable=statistics",
     "message": "/message?store=bookings&durable=statistics&seq=70",
+    "maps": "/maps",
     "map": "/map?store=bookings&map=gates",
+    "entry": "",
+    "definition": "/definition",
     "retention": "/retention",
     "cluster": "/cluster",
     "configuration": "/configuration",
+    "runbooks": "/runbooks",
     "purge": "/durable/purge?store=bookings&durable=statistics",
 }
 
@@ -178,13 +183,15 @@ def main() -> None:
     parser.add_argument("--all-themes", action="store_true", help="each page in dark and on a phone, too")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    with airport(read_flights(given.flights)) as (service, _), tempfile.TemporaryDirectory() as folder:
+    flights = read_flights(given.flights)
+    with airport(flights) as (service, _), tempfile.TemporaryDirectory() as folder:
         console = ConsoleProcess(Path(folder), [service.url])
         try:
             with Client(service.url, token=ADMIN) as client:
                 client.commit([Write(b"notice/board", b'{"text": "gate B14 is open", "until": "12:00"}')])
                 written = client.transact(rewrite)
             pages = dict(PAGES, transaction=f"/transaction?version={written.version}", key="/key?key=bm90aWNlL2JvYXJk")
+            pages["entry"] = f"/map/entry?store=bookings&map=gates&key={quote(flights[0].name)}"
             wanted = {name: path for name, path in pages.items() if not given.pages or name in given.pages}
             with chromium() as browser:
                 take(browser, console, wanted, given.output, given.seconds, all_themes=given.all_themes)
