@@ -1,13 +1,15 @@
 """What an open console costs: the commit path's rate with the overview open against without, and the console's memory.
 
-    python benchmarks/console.py [--pairs 12] [--seconds 4] [--minutes 0] [--json FILE]
+    python benchmarks/console.py [--rounds 60] [--seconds 4] [--minutes 0] [--json FILE]
 
-A service as shipped, and a console whose overview is asked for every two seconds, as its script does. Bursts of commits
-with the console running and bursts with it stopped (SIGSTOP) take turns, in an order that changes with each pair, so
-that what else the machine does hits both. The ratio is the median of the pairs' ratios. The processor time
-of what an overview asks is measured, too: it says the same on a machine that is busy. With ``--minutes`` the
-service has traffic for that time and the console's memory is read; the growth of the second half is extrapolated to an
-hour.
+A service as shipped, and a console whose overview is asked for every two seconds, as its script does. A round has three
+bursts of commits: one with the overview open, and two with the console stopped (SIGSTOP). The three take every order
+equally often, in random turns, so that what else the machine does, and what slows down as the log grows, hits all.
+The ratio is the median of the rounds' ratios, with the interval that 95 % of its bootstrap samples are in. The same
+ratio of the two bursts without the console is the null comparison: it shows what this machine and method cannot tell
+apart. The processor time of what an overview asks is measured, too: it says the same on a machine that is busy. With
+``--minutes`` the service has traffic for that time and the console's memory is read; the growth of the second half is
+extrapolated to an hour.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -23,8 +26,10 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import permutations
 from pathlib import Path
 
 from _generators import holdfast_streams
@@ -35,7 +40,10 @@ MEMORY_MAX = 200 << 20
 CONNECTIONS = 8
 ITEMS = 50
 POLL_SECONDS = 2.0
-ASKED = ("/livez", "/metrics", "/readyz", "/v1/stores")
+BOOTSTRAPS = 10_000
+SETTLE_SECONDS = 0.3
+SEED = 25
+ASKED = ("/livez", "/metrics", "/readyz", "/v1/stores?max=500")
 """What an open overview asks every ``POLL_SECONDS``."""
 ROUNDS = 300
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -119,17 +127,63 @@ def burst(server: Served, name: str, seconds: float) -> float:
     return committed / took
 
 
-def compare(server: Served, console: Console, pairs: int, seconds: float) -> tuple[list[float], list[float]]:
-    """The rates with the overview open, and without the console."""
-    with_console: list[float] = []
-    without: list[float] = []
-    for pair in range(pairs):
-        for is_open in (pair % 2 == 0, pair % 2 == 1):
-            with console.opened() if is_open else console.stopped():
-                rate = burst(server, f"{pair}/{is_open}", seconds)
-            (with_console if is_open else without).append(rate)
-        print(f"pair {pair + 1}: {with_console[-1]:,.0f} with, {without[-1]:,.0f} without", flush=True)
-    return with_console, without
+BURSTS = ("open", "without", "null")
+"""The three bursts of a round: with the overview open, and twice without the console."""
+
+
+@dataclass
+class Rounds:
+    """The commits a second of each burst, by round."""
+
+    rates: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in BURSTS})
+
+    def ratios(self, name: str) -> list[float]:
+        """Of each round, a burst's rate divided by that without the console."""
+        return [rate / base for rate, base in zip(self.rates[name], self.rates["without"], strict=True)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median of ratios, and the interval that 95 % of its bootstrap samples are in."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} (95 % between {self.low:.3f} and {self.high:.3f})"
+
+
+def estimate(ratios: Sequence[float], seed: int = SEED) -> Estimate:
+    """The median, and how far it would differ with other rounds of the same kind."""
+    draw = random.Random(seed)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
+    return Estimate(statistics.median(ratios), medians[BOOTSTRAPS // 40], medians[-BOOTSTRAPS // 40 - 1])
+
+
+def orders(rounds: int, seed: int = SEED) -> list[tuple[str, ...]]:
+    """An order of the bursts for each round: all six equally often, in random turns."""
+    draw = random.Random(seed)
+    found: list[tuple[str, ...]] = []
+    while len(found) < rounds:
+        block = list(permutations(BURSTS))
+        draw.shuffle(block)
+        found += block
+    return found[:rounds]
+
+
+def compare(server: Served, console: Console, rounds: int, seconds: float) -> Rounds:
+    """The rates of every round. Prints each, and the ratios so far."""
+    done = Rounds()
+    for number, order in enumerate(orders(rounds), 1):
+        for name in order:
+            with console.opened() if name == "open" else console.stopped():
+                time.sleep(SETTLE_SECONDS)
+                done.rates[name].append(burst(server, f"{number}/{name}", seconds))
+        said = ", ".join(f"{done.rates[name][-1]:,.0f} {name}" for name in order)
+        so_far = {name: statistics.median(done.ratios(name)) for name in ("open", "null")}
+        print(f"round {number} of {rounds}: {said}; so far {so_far['open']:.3f}, null {so_far['null']:.3f}", flush=True)
+    return done
 
 
 def cost_of_service(server: Served) -> float:
@@ -163,7 +217,7 @@ def after_an_hour(seen: list[tuple[float, int]]) -> float:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
@@ -172,18 +226,21 @@ def main() -> int:
         console = Console(server)
         try:
             burst(server, "warm", given.seconds)
-            with_console, without = compare(server, console, given.pairs, given.seconds)
-            ratio = statistics.median(a / b for a, b in zip(with_console, without, strict=True))
+            rounds = compare(server, console, given.rounds, given.seconds)
+            ratio, null = estimate(rounds.ratios("open")), estimate(rounds.ratios("null"))
             cost = cost_of_service(server)
             result: dict[str, object] = {
                 "machine": machine(),
-                "with": with_console,
-                "without": without,
-                "ratio": ratio,
+                "rates": rounds.rates,
+                "ratio": asdict(ratio),
+                "null": asdict(null),
                 "cost_of_service": cost,
                 "resident_bytes": console.resident_bytes,
             }
-            print(f"\nmedian of with / without: {ratio:.3f} (target {TARGET})")
+            shown = "shown" if ratio.low >= TARGET else "not shown"
+            print(f"\nwith the overview open / without: {ratio}")
+            print(f"without / without, the noise:      {null}")
+            print(f"at least {TARGET}: {shown} by {given.rounds} rounds of {given.seconds:g} s")
             print(f"an open overview takes {cost:.2%} of a core of the service")
             print(f"memory of the console: {console.resident_bytes / 2**20:.0f} MiB after {console.pages} pages")
             if given.minutes:

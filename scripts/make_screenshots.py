@@ -4,14 +4,17 @@
 
 Starts a service on a new log in a temporary folder, enters flights as the demo does, lets travellers book seats through
 the log and clerks work on messages, opens the console, and takes each page in light; the overview also in dark and as
-wide as a phone. Needs Chromium (``scripts/setup.sh browser``) and the packages of the extras ``demo`` and ``test``.
+wide as a phone. Needs Chromium (``scripts/setup.sh browser``) and the packages of the extras ``demo`` and ``test``; for
+the page of pipelines, whose tables Spark makes of the log, also ``JAVA_HOME``. Without it that page is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,7 +40,7 @@ from holdfast.client import RetentionPolicy  # noqa: E402
 from holdfast.client.stores import SubscriberOptions  # noqa: E402
 from holdfast.errors import HoldfastError  # noqa: E402
 
-COLOURS = 96
+COLOURS = 128
 """Enough for a page, in a third of the bytes."""
 PASSENGERS = 200
 PAGES = {
@@ -50,10 +54,15 @@ PAGES = {
     "durable": "/durable?store=bookings&durable=tickets",
     "messages": "/messages?store=bookings&durable=statistics",
     "message": "/message?store=bookings&durable=statistics&seq=70",
+    "maps": "/maps",
     "map": "/map?store=bookings&map=gates",
+    "entry": "",
+    "definition": "/definition",
     "retention": "/retention",
     "cluster": "/cluster",
+    "pipelines": "/pipelines",
     "configuration": "/configuration",
+    "runbooks": "/runbooks",
     "purge": "/durable/purge?store=bookings&durable=statistics",
 }
 
@@ -162,6 +171,17 @@ def airport(flights: list[Flight]) -> Iterator[tuple[Service, Airport]]:
             service.end()
 
 
+def make_tables(log_url: str, folder: Path) -> list[str]:
+    """The table of newest values and that of the audit, made by their pipelines. Returns where they are."""
+    places = []
+    for job in ("latest", "verify"):
+        place = (folder / job).as_uri()
+        command = [sys.executable, "-m", "holdfast.cli.main", "spark", job, "--log", log_url, "--to", place]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        places.append(place)
+    return places
+
+
 def rewrite(txn: Any) -> None:
     """A change of what was read."""
     txn.get(b"notice/board")
@@ -178,14 +198,20 @@ def main() -> None:
     parser.add_argument("--all-themes", action="store_true", help="each page in dark and on a phone, too")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    with airport(read_flights(given.flights)) as (service, _), tempfile.TemporaryDirectory() as folder:
-        console = ConsoleProcess(Path(folder), [service.url])
+    flights = read_flights(given.flights)
+    with airport(flights) as (service, _), tempfile.TemporaryDirectory() as folder:
+        asked_for = set(given.pages or PAGES) - (set() if "JAVA_HOME" in os.environ else {"pipelines"})
+        log_url = (service.folder / "log").as_uri()
+        tables = make_tables(log_url, Path(folder)) if "pipelines" in asked_for else []
+        flags = [word for table in tables for word in ("--table", table)]
+        console = ConsoleProcess(Path(folder), [service.url], *flags)
         try:
             with Client(service.url, token=ADMIN) as client:
                 client.commit([Write(b"notice/board", b'{"text": "gate B14 is open", "until": "12:00"}')])
                 written = client.transact(rewrite)
             pages = dict(PAGES, transaction=f"/transaction?version={written.version}", key="/key?key=bm90aWNlL2JvYXJk")
-            wanted = {name: path for name, path in pages.items() if not given.pages or name in given.pages}
+            pages["entry"] = f"/map/entry?store=bookings&map=gates&key={quote(flights[0].name)}"
+            wanted = {name: path for name, path in pages.items() if name in asked_for}
             with chromium() as browser:
                 take(browser, console, wanted, given.output, given.seconds, all_themes=given.all_themes)
         finally:

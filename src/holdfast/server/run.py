@@ -581,7 +581,6 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
-        await self._jobs.end()
         if self._truncating is not None:
             self._truncating.cancel()
             await asyncio.wait({self._truncating})
@@ -590,6 +589,7 @@ class _Process:
             self._snapshotting.cancel()
             await asyncio.wait({self._snapshotting})
             self._snapshotting = None
+        await self._jobs.end()
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})

@@ -52,7 +52,7 @@ async def _answer(call: Call) -> Html:
     removed_bytes = 0.0 if now is None else now.value("holdfast_retention_deleted_bytes_total")
     return text_of(
         [
-            notice("warn", "Nothing is removed: ", answer.warning, ".") if answer.warning else None,
+            notice("warn", f"{answer.warning[:1].upper()}{answer.warning[1:]}.") if answer.warning else None,
             tiles(
                 tile("Policies", str(len(answer.policies)), note="without one, everything stays"),
                 tile(
