@@ -11,7 +11,7 @@ older read versions are then ``too_old``. Without a ``source``, 4 and 5 rest on 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -42,7 +42,7 @@ from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.crc32 import fastest_crc32
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.message_requests import MessageRequest, lost_request, message_requests
@@ -51,11 +51,15 @@ from holdfast.spark.bulk.records import (
     RECORDS_PREFIX,
     GroupRecord,
     RequestOutcome,
+    lost_groups,
+    missing_before,
     newest_records,
     ranges_of,
+    record_in_snapshot,
     record_key,
     records_nearby,
     records_of_log,
+    removed_records,
     requests_digest,
 )
 from holdfast.spark.bulk.requests import (
@@ -318,13 +322,8 @@ class Ingest:
         leadership = Leadership(thread, self._leading)
         claim = leadership.claim()
         try:
-            records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
-            if not complete:
-                records = records_of_log(spark, self._url, self._key)
-            records.sort(key=lambda record: record.first)
-            if self._source is not None:
-                self._require_own_source(spark, self._source, records)
-        except InvalidRequest:
+            records = self._records(spark, thread, claim)
+        except (InvalidRequest, NotFound, CorruptData):
             leadership.resign()
             raise
         except BaseException:
@@ -339,8 +338,41 @@ class Ingest:
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
-    def _require_own_source(self, spark: SparkSession, source: NumberedSource, records: Sequence[GroupRecord]) -> None:
-        """Raise InvalidRequest unless name and source belong together in the log. Cost: a scan for a new name."""
+    def _records(self, spark: SparkSession, thread: StoreThread, claim: Header) -> list[GroupRecord]:
+        """The records of the newest micro-batch in their order; the first one stands for those that retention removed.
+
+        Raises: InvalidRequest (name and source do not belong together), NotFound, CorruptData, Unavailable. Cost: a
+        scan of the log for a name without records among the newest objects, and one more for a new name.
+        """
+        records, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
+        if not complete:
+            records = records_of_log(spark, self._url, self._key)
+        if not records:
+            removed = thread.start(lambda store: record_in_snapshot(store, claim, self._key)).result()
+            records = [] if removed is None else [removed]
+        records.sort(key=lambda record: record.first)
+        source = self._source
+        if source is not None:
+            known = records and records[-1].source is not None
+            others = {} if known else thread.start(lambda store: removed_records(store, claim)).result()
+            self._require_own_source(spark, source, records, others)
+        if records and records[0].first > 0:
+            begin, past = missing_before(records[0]) if records[0].seqs else (0, 0)
+            kept = source.kept(begin, past - 1) if source is not None and begin < past else {}
+            records.insert(0, lost_groups(records[0], kept))
+        return records
+
+    def _require_own_source(
+        self,
+        spark: SparkSession,
+        source: NumberedSource,
+        records: Sequence[GroupRecord],
+        removed: Mapping[bytes, bytes],
+    ) -> None:
+        """Raise InvalidRequest unless name and source belong together in the log. Cost: a scan for a new name.
+
+        ``removed``: the records of all names in the newest snapshot of a truncated log.
+        """
         newest = records[-1] if records else None
         if newest is not None and newest.source is not None:
             if not same_source(newest.source, source.identity):
@@ -348,7 +380,7 @@ class Ingest:
             if not source.is_continued(newest.seqs[-1][1], newest.time_ms):
                 raise _other_messages(source, self._name)
             return
-        for name, record in newest_records(spark, self._url).items():
+        for name, record in newest_records(spark, self._url, removed).items():
             if name == self._name or record.source is None or not same_source(record.source, source.identity):
                 continue
             if source.is_continued(record.seqs[-1][1], record.time_ms):
@@ -396,7 +428,9 @@ class Ingest:
             return place
         time_ms = max((each.time_ms for each in group if isinstance(each, MessageRequest)), default=0)
         seqs = ranges_of(int(each.order) for each in group)
-        return msgspec.structs.replace(place, source=self._source.identity, seqs=seqs, time_ms=time_ms)
+        return msgspec.structs.replace(
+            place, source=self._source.identity, seqs=seqs, time_ms=time_ms, after=self._through
+        )
 
     def _count(self, outcomes: Sequence[RequestOutcome]) -> None:
         counts = self.counts

@@ -32,6 +32,8 @@ class NumberedSource(Protocol):
     def is_continued(self, through: int, time_ms: int) -> bool:
         """Whether this may be the source that had message ``through``, when none up to it was newer than ``time_ms``.
 
+        ``time_ms`` 0: it is not known when they were published.
+
         Raises: NotFound (there is no such source), Unavailable.
         """
         ...
@@ -153,7 +155,8 @@ class QueueSource:
         """As ``NumberedSource`` has it: a queue that lost power may give a number to another message."""
         with self._queue() as queue:
             found_ns = time_of_message(queue, through)
-            return queue.last_seq >= through and (found_ns is None or found_ns // 1_000_000 <= time_ms)
+            is_old = not time_ms or found_ns is None or found_ns // 1_000_000 <= time_ms
+            return is_old and queue.last_seq >= through
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         """As ``NumberedSource`` has it."""

@@ -11,20 +11,28 @@ micro-batch's number; ``first``, the index in it of the group's first request; `
 written by an earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the
 micro-batch that began the life of the publisher of its verdicts, and ``published``, the requests before that one. The
 last three are 0 where an earlier version wrote the record. Where the requests are numbered messages: ``source`` names
-where they come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], and ``time_ms`` is when
-the newest of them was published. A record is its own transaction, the last one of its batch object, so it is durable
+where they come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], ``time_ms`` is when the
+newest of them was published, and ``after`` is through which number the source was decided before the micro-batch (null:
+written by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable
 exactly when its group is.
+
+Retention may remove records. The newest one is then in the newest snapshot, as the value of its key. The outcomes of
+the other groups of its micro-batch are not known any more (``lost_groups``).
 
 Any other bytes under these keys raise CorruptData.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
@@ -37,9 +45,12 @@ from holdfast.commit.format.batch import (
     object_name,
     read_body_table,
 )
-from holdfast.commit.format.transaction import Write
+from holdfast.commit.format.transaction import Write, prefix_end
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, read_header
+from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
+from holdfast.snapshots.reading import newest_snapshot, read_tables
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.sink.record import decode
@@ -138,6 +149,7 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str | None = None
     seqs: tuple[tuple[int, int], ...] = ()
     time_ms: int = 0
+    after: int | None = None
 
     def encode(self) -> bytes:
         """The bytes of the record."""
@@ -244,13 +256,98 @@ def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecor
     return [_decode_group(bytes(value), key) for value in values]
 
 
-def newest_records(spark: SparkSession, url: str) -> dict[str, GroupRecord]:
-    """The newest record of every stream in the log, by its name. Cost: a scan of the log, by tasks."""
+async def value_in_snapshot(store: ObjectStore, claim: Header, key: bytes) -> bytes | None:
+    """The newest value of ``key`` in a truncated log whose rest has none; None for a log that was not truncated.
+
+    Raises and cost: as ``values_in_snapshot``.
+    """
+    return (await values_in_snapshot(store, claim, key, key + b"\0")).get(key)
+
+
+async def values_in_snapshot(store: ObjectStore, claim: Header, begin: bytes, end: bytes | None) -> dict[bytes, bytes]:
+    """The values of the keys from ``begin`` to before ``end`` in the newest snapshot of a truncated log.
+
+    A log is truncated only where a snapshot has its state, so these and the rest of the log are all there is. Empty for
+    a log that was not truncated. Raises: NotFound (``log_truncated``: no snapshot is left), CorruptData, Unavailable.
+    Cost: a LIST, a manifest, and the parts that may have such keys, one after the other in memory.
+    """
+    if claim.truncated_through == 0:
+        return {}
+    manifest = await newest_snapshot(store, await lineage_of(store, claim), claim.last_version)
+    if manifest is None or manifest.version < claim.truncated_through:
+        raise NotFound(
+            "the log was truncated, and no snapshot has what ingests recorded in the part that was removed",
+            code=Code.LOG_TRUNCATED,
+            hint="restore the log's newest snapshot from a backup: without it, requests could be committed twice",
+            truncated_through=claim.truncated_through,
+            newest_snapshot=None if manifest is None else manifest.version,
+        )
+    parts = [part for part in manifest.parts if part.last_key >= begin and (end is None or part.first_key < end)]
+    found: dict[bytes, bytes] = {}
+    async with aclosing(read_tables(store, manifest, parts)) as tables:
+        async for table in tables:
+            wanted = pc.call_function("greater_equal", [table["key"], pa.scalar(begin, pa.binary())])
+            if end is not None:
+                before = pc.call_function("less", [table["key"], pa.scalar(end, pa.binary())])
+                wanted = pc.call_function("and", [wanted, before])
+            rows = table.filter(wanted)
+            found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
+    return found
+
+
+async def record_in_snapshot(store: ObjectStore, claim: Header, key: bytes) -> GroupRecord | None:
+    """The newest record of a stream in a truncated log whose rest has none of its records.
+
+    Raises and cost: as ``values_in_snapshot``.
+    """
+    value = await value_in_snapshot(store, claim, key)
+    return None if value is None else _decode_group(value, key)
+
+
+def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
+    """In the place of the groups of a micro-batch before ``oldest`` whose records retention has removed.
+
+    Their outcomes are not known any more: ``log_truncated``. ``kept``: the numbers above ``oldest.after`` and before
+    the first of ``oldest`` that the source still has. A message that is gone has any other number between the two.
+    """
+    numbers: list[int] = []
+    if oldest.seqs:
+        begin, past = missing_before(oldest)
+        numbers = sorted(kept)[-oldest.first :]
+        taken = set(numbers)
+        numbers += islice((each for each in range(begin, past) if each not in taken), oldest.first - len(numbers))
+    return msgspec.structs.replace(
+        oldest,
+        first=0,
+        outcomes=(RequestOutcome(str(Code.LOG_TRUNCATED)),) * oldest.first,
+        digest=None,
+        seqs=ranges_of(sorted(numbers)),
+    )
+
+
+def missing_before(oldest: GroupRecord) -> tuple[int, int]:
+    """From where to before where the messages of the micro-batch before this group have their numbers."""
+    past = oldest.seqs[0][0]
+    # A record of an earlier version does not say where its micro-batch began.
+    return (past - oldest.first if oldest.after is None else oldest.after + 1), past
+
+
+def newest_records(spark: SparkSession, url: str, removed: Mapping[bytes, bytes]) -> dict[str, GroupRecord]:
+    """The newest record of every stream in the log, by its name. Cost: a scan of the log, by tasks.
+
+    ``removed``: the records in the newest snapshot of a truncated log.
+    """
     rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
     written = rows.option("columns", "version,kind,key,value").load().where(F.col("kind") == "write")
     with task_errors():
         found = written.groupBy("key").agg(F.max_by("value", "version").alias("value")).toArrow().to_pylist()
+    values = {**removed, **{bytes(row["key"]): bytes(row["value"]) for row in found}}
     return {
-        bytes(row["key"]).removeprefix(RECORDS_PREFIX).decode(errors="replace"): _decode_group(row["value"], row["key"])
-        for row in sorted(found, key=lambda row: bytes(row["key"]))
+        key.removeprefix(RECORDS_PREFIX).decode(errors="replace"): _decode_group(values[key], key)
+        for key in sorted(values)
     }
+
+
+async def removed_records(store: ObjectStore, claim: Header) -> dict[bytes, bytes]:
+    """The records of all streams in the newest snapshot of a truncated log, by key. As ``values_in_snapshot``."""
+    return await values_in_snapshot(store, claim, RECORDS_PREFIX, prefix_end(RECORDS_PREFIX))

@@ -1,0 +1,225 @@
+"""An ingest whose records retention has removed goes on: nothing is decided twice, and each request has one verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from holdfast.commit.format.batch import HEADER_BYTES, Kind, decode_header, object_name, slot_of
+from holdfast.commit.format.transaction import Transaction, Write
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.stages.events import CommitEntry
+from holdfast.errors import Code, NotFound
+from holdfast.objects.open import open_store
+from holdfast.snapshots import make_snapshot
+from holdfast.spark.bulk import ingest as module
+from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.message_requests import MessageRequest, request_in
+from holdfast.spark.bulk.records import GroupRecord, RequestOutcome, lost_groups
+from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput
+from holdfast.values import Version
+
+POLITE = LeadershipOptions(silence_ms=20.0)
+
+
+def request(number: int) -> MessageRequest:
+    """A request without an id: taken twice, it would be committed twice."""
+    value = b64encode(b"value %d" % number).decode()
+    body = json.dumps({"operations": [{"type": "write", "key": "aw==", "value": value}]}).encode()
+    return request_in(number, body, {}, 1_000 + number)
+
+
+class Source:
+    """Messages that stay until they are acknowledged."""
+
+    identity = "store:00ff/requests/spark"
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+
+    def is_continued(self, through: int, time_ms: int) -> bool:
+        return True
+
+    def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
+        return {each: request(each) for each in self.numbers if first <= each <= last}
+
+    def acknowledge(self, through: int) -> None:
+        self.numbers = [each for each in self.numbers if each > through]
+
+    def close(self) -> None:
+        pass
+
+
+class Verdicts:
+    """As a store keeps them: each number of a publisher once, and none after a gap."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, str | None] = {}
+        self.newest: dict[int, int] = {}
+        self.is_broken = False
+
+    def begin(self, log_id: str, name: str) -> int:
+        return 0
+
+    def write(self, judged: Judged) -> None:
+        if self.is_broken:
+            raise RuntimeError("killed")
+        pairs = zip(judged.requests, judged.outcomes, strict=True)
+        for seq, (each, outcome) in enumerate(pairs, judged.before - judged.published + 1):
+            newest = self.newest.get(judged.publisher, 0)
+            assert seq <= newest + 1, "sequence_gap"
+            if seq > newest:
+                assert each.order not in self.codes, "a second verdict"
+                self.codes[each.order] = outcome.code
+                self.newest[judged.publisher] = seq
+
+
+class Frame:
+    sparkSession = None  # noqa: N815  Spark's name
+
+    def __init__(self, *numbers: int) -> None:
+        self.requests = [request(number) for number in numbers]
+
+
+def offered(*numbers: int) -> DataFrame:
+    return cast("DataFrame", Frame(*numbers))
+
+
+@pytest.fixture(autouse=True)
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a truncated log has no record: the tasks that look for one find none."""
+
+    def found(_: object, __: str, removed: Mapping[bytes, bytes]) -> dict[str, GroupRecord]:
+        assert not removed, "a name without a record is new in these tests"
+        return {}
+
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    monkeypatch.setattr(module, "newest_records", found)
+
+
+def an_ingest(root: Path, verdicts: str | VerdictOutput, source: Source | None, group_requests: int = 100) -> Ingest:
+    root.mkdir(exist_ok=True)
+    return Ingest(
+        root.as_uri(), verdicts, "orders", request_format=None, source=source, leading=POLITE,
+        group_requests=group_requests,
+    )  # fmt: skip
+
+
+def retention(root: Path, *, snapshot: bool = True) -> None:
+    """A service leads, makes a snapshot, truncates the log, and deletes what may go."""
+
+    async def truncates() -> None:
+        store = open_store(root.as_uri())
+        service = await CommitService.lead(store, ServiceOptions(address="", allow_new=False, probe=False))
+        for number in range(3):
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            service.submit([CommitEntry(Transaction([Write(b"other", b"%d" % number)]), done.set_result)])
+            await done
+        if snapshot:
+            await make_snapshot(store)
+        through = service.claim.last_version
+        await service.truncate(Version(through))
+        for path in (root / "batches").iterdir():
+            slot = slot_of(f"batches/{path.name}")
+            assert slot is not None, "the store made it"
+            header = decode_header(path.read_bytes()[:HEADER_BYTES], slot=slot)
+            is_own = header.claim == service.claim.slot
+            if header.last_version <= through and header.kind is not Kind.CLAIM and not is_own:
+                await store.delete(object_name(slot))
+        await service.step_down()
+        await service.close()
+
+    asyncio.run(truncates())
+
+
+def test_requests_after_a_truncation_get_verdicts_of_their_own(tmp_path: Path) -> None:
+    root, verdicts, source = tmp_path / "log", Verdicts(), Source(1, 2, 3, 4, 5)
+    first = an_ingest(root, verdicts, source)
+    first.micro_batch(offered(1, 2, 3, 4, 5), 0)
+    first.close()
+    retention(root)
+    second = an_ingest(root, verdicts, source)
+    second.micro_batch(offered(6, 7, 8), 1)
+    second.close()
+    assert verdicts.codes == dict.fromkeys("12345678")
+
+
+def test_a_table_of_verdicts_goes_on_after_a_truncation(tmp_path: Path) -> None:
+    root, table = tmp_path / "log", tmp_path / "verdicts"
+    first = an_ingest(root, table.as_uri(), Source())
+    first.micro_batch(offered(1, 2, 3, 4, 5), 0)
+    first.close()
+    retention(root)
+    second = an_ingest(root, table.as_uri(), Source())
+    second.micro_batch(offered(6, 7, 8), 1)
+    second.close()
+    assert sorted(DeltaTable(str(table)).to_pyarrow_table()["order"].to_pylist()) == list("12345678")
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_groups_whose_records_were_removed_are_not_decided_again(tmp_path: Path, numbered: bool) -> None:
+    """Killed before its verdicts; a standby leads and truncates; the job comes back with some messages expired."""
+    root, verdicts = tmp_path / "log", Verdicts()
+    source = Source(*range(11, 18))
+    first = an_ingest(root, verdicts, source if numbered else None, group_requests=2)
+    first.micro_batch(offered(11, 12), 0)
+    verdicts.is_broken = True
+    with pytest.raises(RuntimeError, match="killed"):
+        first.micro_batch(offered(13, 14, 15, 16, 17), 1)
+    first.close()
+    retention(root)
+    verdicts.is_broken = False
+    if numbered:
+        assert source.numbers == [13, 14, 15, 16, 17]
+        source.numbers = [14, 15, 16, 17]
+    second = an_ingest(root, verdicts, source if numbered else None, group_requests=2)
+    second.micro_batch(offered(*((14, 15, 16, 17) if numbered else (13, 14, 15, 16, 17))), 1)
+    second.micro_batch(offered(18, 19), 2)
+    second.close()
+    lost = dict.fromkeys(["13", "14", "15", "16"], str(Code.LOG_TRUNCATED))
+    assert verdicts.codes == {"11": None, "12": None, **lost, "17": None, "18": None, "19": None}
+    assert second.counts.committed == (2 if numbered else 3)  # 18, 19; Spark repeats 17, which the log knows
+    assert source.numbers == [] or not numbered
+
+
+def test_a_truncated_log_without_a_snapshot_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    first = an_ingest(root, Verdicts(), Source())
+    first.micro_batch(offered(1), 0)
+    first.close()
+    retention(root, snapshot=False)
+    second = an_ingest(root, Verdicts(), Source())
+    with pytest.raises(NotFound, match="no snapshot has what ingests recorded") as refused:
+        second.micro_batch(offered(1, 2), 0)
+    assert refused.value.code is Code.LOG_TRUNCATED
+    second.close()
+
+
+def test_a_new_name_begins_in_a_truncated_log(tmp_path: Path) -> None:
+    root, verdicts = tmp_path / "log", Verdicts()
+    other = an_ingest(root, Verdicts(), None)
+    other.micro_batch(offered(1), 0)
+    other.close()
+    retention(root)
+    ingest = Ingest(root.as_uri(), verdicts, "new", request_format=None, leading=POLITE)
+    ingest.micro_batch(offered(1, 2), 0)
+    ingest.close()
+    assert verdicts.codes == dict.fromkeys("12")
+
+
+def test_lost_groups_name_what_the_source_keeps_first() -> None:
+    outcome = (RequestOutcome(None, 9),)
+    oldest = GroupRecord(4, 3, outcome, "d", source="queue:1", seqs=((20, 20),), after=10)
+    assert lost_groups(oldest, [14, 17]).seqs == ((11, 11), (14, 14), (17, 17))
+    assert lost_groups(oldest, [12, 14, 16, 17]).seqs == ((14, 14), (16, 17))
+    earlier = GroupRecord(4, 3, outcome, "d", source="queue:1", seqs=((20, 20),))
+    assert lost_groups(earlier, []).seqs == ((17, 19),)
