@@ -110,8 +110,8 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Limit:
     """How many things an action would delete now. The form carries it, and a person may change it there: the action is
-    refused where it would delete more. ``noun``: in the singular. A number that is not exact is a lower bound: no number
-    confirms it, only ``ANY_NUMBER``."""
+    refused where it would delete more. ``noun``: in the singular. A number that is not exact is a lower bound: no
+    number confirms it, only ``ANY_NUMBER``."""
 
     noun: str
     number: int
