@@ -486,7 +486,7 @@ def event_fields(event: Event) -> dict[str, object]:
                 "version": event.version,
                 "time_ms": event.time_ms,
                 "published": [*map(message_fields, event.published)],
-            }
+            } | ({"more": True} if event.more else {})
         case Checkpoint():
             fields = {"event": "checkpoint", "committed_version": event.committed_version}
         case RolledBack():
@@ -506,7 +506,8 @@ def event_text(event: Event) -> str:
             lines = [*map(operation_text, event.operations), *map(message_text, event.published)]
             return "\n".join([f"{event.version}{sign}", *(f"    {line}" for line in lines)])
         case PublishedEvent():
-            return "\n".join([f"{event.version}", *(f"    {message_text(one)}" for one in event.published)])
+            sign = " (more of it follows)" if event.more else ""
+            return "\n".join([f"{event.version}{sign}", *(f"    {message_text(one)}" for one in event.published)])
         case Checkpoint():
             return f"checkpoint {event.committed_version}"
         case RolledBack():

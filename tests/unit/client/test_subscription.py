@@ -163,6 +163,7 @@ def test_messages_come_between_transactions_and_a_resumed_stream_repeats_none(co
         assert [one.seq for each in got for one in each.published] == [1, 2, 3]
         assert [each.version for each in got] == [5, 7, 9, 12]
         assert query_of(server, 0)["stores"] == "orders,invoices"
+        assert query_of(server, 0)["parts"] == "true"
         assert server.asked[1].headers["last-event-id"] == "7"
 
 
@@ -189,6 +190,7 @@ def test_messages_that_come_in_parts_are_delivered_once_across_a_reconnect(conne
     parts = [each for each in got if isinstance(each, PublishedEvent)]
     assert [[message.seq for message in each.published] for each in parts] == [[1, 2], [3], [4], [5]]
     assert [each.more for each in parts] == [True, True, True, False]
+    assert [each.committed_version for each in parts] == [7, 7, 7, 8]
 
 
 def test_a_position_is_not_past_a_version_whose_messages_are_not_all_delivered():

@@ -60,8 +60,8 @@ class PublishedEvent:
 
     @property
     def committed_version(self) -> int:
-        """As that of a checkpoint: everything at or below is durable and was delivered."""
-        return self.version
+        """As that of a checkpoint: everything at or below is durable and was delivered, so not a version in parts."""
+        return self.version - 1 if self.more else self.version
 
 
 @dataclass(frozen=True, slots=True)
