@@ -179,15 +179,7 @@ async def verify_log(
     leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
     truncated_through = max(truncated_through, frontier[0].truncated_through)
     check_truncated(leaderships[-1], replace(frontier[0], truncated_through=Version(truncated_through)))
-    if 0 < after < truncated_through or end < truncated_through:
-        raise NotFound(
-            "the log was truncated past a version of this range",
-            code=Code.LOG_TRUNCATED,
-            hint="verify from the version that the log is truncated through, or from 0 for all that is left",
-            after=after,
-            through=end,
-            truncated_through=truncated_through,
-        )
+    _check_kept(after, end, truncated_through)
     begin = max(truncated_through, after)
     total = max(0, end - begin) if has_range else _objects_in(frontier[0], leaderships)
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
@@ -224,6 +216,18 @@ async def verify_log(
         newest_slot=head.slot,
         truncated_through=0 if after else truncated_through,
     )
+
+
+def _check_kept(after: int, end: int, truncated_through: int) -> None:
+    if 0 < after < truncated_through or end < truncated_through:
+        raise NotFound(
+            "the log was truncated past a version of this range",
+            code=Code.LOG_TRUNCATED,
+            hint="verify from the version that the log is truncated through, or from 0 for all that is left",
+            after=after,
+            through=end,
+            truncated_through=truncated_through,
+        )
 
 
 def _objects_in(head: Header, leaderships: list[Leadership]) -> int:
