@@ -6,7 +6,6 @@ from typing import Final, cast
 
 import yaml
 
-from holdfast.console.call import Limit
 from holdfast.console.service import Document, document, number
 from holdfast.errors import InvalidRequest
 
@@ -30,12 +29,6 @@ def document_of(text: str, what: str) -> Document:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} is a map of parameters")
     return cast(Document, value)
-
-
-def limit_of(part: Document, name: str, noun: str) -> Limit:
-    """How many things of it an action would delete; an unknown number where the document has no such count."""
-    counted = document(part.get(COUNTS)).get(name)
-    return Limit(noun, counted) if isinstance(counted, int) else Limit(noun, 0, is_exact=False)
 
 
 def count_of(part: Document, name: str) -> float:

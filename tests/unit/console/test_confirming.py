@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 
 from holdfast.console.call import Form, Limit
-from holdfast.console.documents import limit_of
 from holdfast.console.frame import form_of
-from holdfast.console.pages.stores_acts import EDIT_DURABLE, losses_of
+from holdfast.console.pages.stores_acts import EDIT_DURABLE, limit_of, losses_of
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 

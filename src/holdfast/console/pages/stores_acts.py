@@ -12,7 +12,7 @@ from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
-from holdfast.console.documents import NOT_PARAMETERS, count_of, document_of, limit_of, yaml_of
+from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import element
 from holdfast.console.parts import notice
 from holdfast.console.service import Document, document, number
@@ -62,6 +62,12 @@ def _to_store(call: Call) -> str:
 
 def _to_durable(call: Call) -> str:
     return link("/durable", store=call.text("store"), durable=call.text("durable"))
+
+
+def limit_of(part: Document, name: str, noun: str) -> Limit:
+    """How many things of it an action would delete; an unknown number where the document has no such count."""
+    counted = document(part.get(COUNTS)).get(name)
+    return Limit(noun, counted) if isinstance(counted, int) else Limit(noun, 0, is_exact=False)
 
 
 _LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=exact$")
