@@ -88,7 +88,12 @@ def test_space_comes_back_and_readers_below_are_refused(tmp_path: Path) -> None:
 
         verified = command("log", "verify", url, "--json")
         assert verified.returncode == 0, verified.stderr
-        assert json.loads(verified.stdout)["last_transaction"] == versions[-1]
+        said = json.loads(verified.stdout)
+        assert said["last_transaction"] == versions[-1]
+        assert said["truncated_through"] > versions[0]
+        removed = command("log", "verify", url, "--after", str(versions[0]))
+        assert removed.returncode != 0
+        assert "the log was truncated past" in removed.stderr
         catted = command("log", "cat", url)
         assert catted.returncode != 0
         assert "truncated" in catted.stderr

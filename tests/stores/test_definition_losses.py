@@ -164,6 +164,7 @@ def refused(machine: Machine, place: str, messages: int, **stores: object) -> No
     assert caught.value.code is Code.DELETES_MESSAGES
     assert f" {place} ({messages})" in str(caught.value)
     assert caught.value.fields["messages"] == messages
+    assert caught.value.fields["count"] == "exact"
     assert machine.state.snapshot() == before
     define(machine, delete=True, **stores)
     machine.later(1_000)
@@ -259,8 +260,9 @@ def test_a_count_that_would_read_too_much_is_a_lower_bound(monkeypatch: pytest.M
     machine.publish("1", "2", "3")
     consume(machine, "a")
     consume(machine, "b")
-    with pytest.raises(Conflict, match=r"s/a \(at least 2\), s/b \(an unknown number\)"):
+    with pytest.raises(Conflict, match=r"s/a \(at least 2\), s/b \(an unknown number\)") as caught:
         define(machine, delete=False, **made({}))
+    assert caught.value.fields == {"messages": 2, "places": 2, "count": "at_least"}
 
 
 def test_records_of_older_rules_are_carried_out_as_they_were_accepted() -> None:

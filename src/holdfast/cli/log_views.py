@@ -259,7 +259,9 @@ def verify(url: str, *, after: int, through: int | None, as_json: bool, progress
         print_json({"url": url, "ok": True} | fields)
         return
     print_fields(fields)
-    print_line("the log is intact" if not after and through is None else "this range of the log is intact")
+    what = "the log is intact" if not after and through is None else "this range of the log is intact"
+    removed = check.truncated_through
+    print_line(f"{what} after version {removed}; retention removed what was before" if removed else what)
 
 
 def stat(url: str, *, as_json: bool) -> None:

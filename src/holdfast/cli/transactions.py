@@ -507,7 +507,8 @@ def event_text(event: Event) -> str:
             lines = [*map(operation_text, event.operations), *map(message_text, event.published)]
             return "\n".join([f"{event.version}{sign}", *(f"    {line}" for line in lines)])
         case PublishedEvent():
-            return "\n".join([f"{event.version}", *(f"    {message_text(one)}" for one in event.published)])
+            sign = " (more of it follows)" if event.more else ""
+            return "\n".join([f"{event.version}{sign}", *(f"    {message_text(one)}" for one in event.published)])
         case Checkpoint():
             return f"checkpoint {event.committed_version}"
         case RolledBack():

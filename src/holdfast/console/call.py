@@ -27,6 +27,8 @@ SECTIONS: Final[Mapping[Section, str]] = {
 
 
 CONFIRM_FIELD: Final = "confirm"
+ANY_NUMBER: Final = "any number"
+"""What a person types where the number of what would go is not known."""
 
 
 def link(path: str, **query: str | int | None) -> str:
@@ -108,10 +110,12 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Limit:
     """How many things an action would delete now. The form carries it, and a person may change it there: the action is
-    refused where it would delete more. ``noun``: in the singular."""
+    refused where it would delete more. ``noun``: in the singular. A number that is not exact is a lower bound: no
+    number confirms it, only ``ANY_NUMBER``."""
 
     noun: str
     number: int
+    is_exact: bool = True
 
     @property
     def field(self) -> str:
@@ -119,7 +123,22 @@ class Limit:
         return f"at_most_{self.noun}"
 
     def __str__(self) -> str:
-        return counted(self.number, self.noun)
+        if self.is_exact:
+            return counted(self.number, self.noun)
+        return f"at least {counted(self.number, self.noun)}" if self.number else f"an unknown number of {self.noun}s"
+
+    def problem_with(self, given: str) -> str:
+        """Why what a person wrote into its field does not allow it; empty where it does. Raises: InvalidRequest."""
+        if given.strip().lower() == ANY_NUMBER:
+            return ""
+        if not self.is_exact:
+            return (
+                f"Nothing was done. This would now delete {self}, not counted further. Type {ANY_NUMBER} to allow it."
+            )
+        allowed = whole("the limit", given)
+        if self.number <= allowed:
+            return ""
+        return f"Nothing was done. This would now delete {self}, and the form allows {allowed:,}. Confirm again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +159,8 @@ class Form:
         problems: list[str] = []
         if self.typed is not None and fields.get(CONFIRM_FIELD, "") != self.typed:
             problems.append(f"Nothing was done. Type {self.typed} exactly as it is shown.")
-        for limit in self.limits:
-            given = whole("the limit", fields.get(limit.field, "0"))
-            if limit.number > given:
-                problems.append(
-                    f"Nothing was done. This would now delete {limit}, and the form allows {given:,}. Confirm again."
-                )
-        return problems
+        found = (limit.problem_with(fields.get(limit.field, "0")) for limit in self.limits)
+        return problems + [problem for problem in found if problem]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from holdfast import __version__
 from holdfast.console import units
-from holdfast.console.call import CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
+from holdfast.console.call import ANY_NUMBER, CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.parts import anchor, badge, live, moment, notice
 from holdfast.console.security import CSRF_FIELD
@@ -161,13 +161,17 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
 
 def _limit(limit: Limit) -> Html:
     """The number that the page named. It is not kept from a form before: a person confirms the newest number."""
-    note = f"It is refused if there are more {limit.noun}s by then."
+    note = (
+        f"It is refused if there are more {limit.noun}s by then."
+        if limit.is_exact
+        else f"The service did not count further: {limit}. Type {ANY_NUMBER} to delete all of them."
+    )
     field = element(
         "input",
         type="text",
         inputmode="numeric",
         name=limit.field,
-        value=limit.number,
+        value=limit.number if limit.is_exact else "",
         required=True,
         autocomplete="off",
         aria_describedby=f"n-{limit.field}",

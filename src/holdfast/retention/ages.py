@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from holdfast.commit.format.batch import PREFIX, Header, slot_of
+from holdfast.commit.reading.reader import leaderships_back, newest_where
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.cut import PAGE, Border, find_cut
+from holdfast.retention.cut import PAGE, Border
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,11 @@ async def bytes_by_age(
 ) -> Ages:
     """The bytes by age. ``seconds`` rise. Dead objects count, because they take space as well.
 
-    ``newest`` is a durable object under ``claim``. *Cost*: about log2(objects) header reads for each age, and a LIST
-    for each 1,000 objects, of which at most ``objects_max`` are counted. Raises: Unavailable, CorruptData.
+    ``newest`` is a durable object under ``claim``. *Cost*: two header reads for each leadership that the oldest age
+    passes, about log2(objects) of them for each age, and a LIST for each 1,000 objects, of which at most
+    ``objects_max`` are counted. Raises: Unavailable, CorruptData.
     """
-    borders: list[int] = []
-    for age in seconds:
-        cut = await find_cut(store, claim, newest, [Border(older_than_ms=now_ms - age * 1000)])
-        borders.append(1 << 64 if cut is None else int(cut.slot))
+    borders = await _borders(store, claim, newest, [now_ms - age * 1000 for age in seconds])
     objects, sizes = [0] * (len(borders) + 1), [0] * (len(borders) + 1)
     band, counted, after = 0, 0, ""
     while counted < objects_max:
@@ -54,6 +54,25 @@ async def bytes_by_age(
             return Ages(_bands(seconds, objects, sizes), True)
         after = rows[-1].key
     return Ages(_bands(seconds, objects, sizes), False)
+
+
+async def _borders(store: ObjectStore, claim: Header, newest: Header, times_ms: Sequence[float]) -> list[int]:
+    """For each time, newest first, the slot of the newest data object from before it; 2^64 for none."""
+    borders: list[int] = []
+    async with aclosing(leaderships_back(store, claim)) as leaderships:
+        async for leadership in leaderships:
+            while len(borders) < len(times_ms):
+                border = Border(older_than_ms=times_ms[len(borders)])
+                if not border.lets_go(leadership.claim):
+                    break  # what a leader writes is younger than its claim
+                slot, header = await newest_where(store, leadership, newest, border.lets_go)
+                if slot is None:
+                    break
+                borders.append(1 << 64 if header is None else int(slot))
+            if leadership.before is None or len(borders) == len(times_ms):
+                break
+            newest = leadership.before
+    return borders + [1 << 64] * (len(times_ms) - len(borders))
 
 
 def _bands(seconds: Sequence[float], objects: Sequence[int], sizes: Sequence[int]) -> tuple[AgeBand, ...]:

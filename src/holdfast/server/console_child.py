@@ -8,15 +8,13 @@ pause.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 import structlog
+
+from holdfast.server.background_process import BackgroundProcess
 
 NICE: Final = 5
 AGAIN_SECONDS: Final = 30.0
@@ -52,17 +50,16 @@ class ConsoleChild:
             *options,
         )
         self._say = say
-        self._process: Process | None = None
+        self._process: BackgroundProcess | None = None
+        self._is_closing = False
         self._keeping = asyncio.ensure_future(self._keep())
 
     async def close(self) -> None:
         """End the console; one that does not end within ``STOP_SECONDS`` is killed."""
-        process = self._process
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
+        self._is_closing = True
+        if self._process is not None:
+            self._process.end_input()
+            await asyncio.wait({self._keeping}, timeout=STOP_SECONDS)
         self._keeping.cancel()
         await asyncio.wait({self._keeping})
 
@@ -70,9 +67,11 @@ class ConsoleChild:
         while True:
             try:
                 exit_code = await self._run()
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a line that is too long
                 log.warning("console_not_started", error=str(error), again_seconds=AGAIN_SECONDS)
             else:
+                if self._is_closing:
+                    return
                 if exit_code == BAD_OPTIONS:
                     log.error(
                         "console_refused", exit_code=exit_code, hint="`holdfast console` with its options says why"
@@ -81,18 +80,14 @@ class ConsoleChild:
                 log.warning("console_ended", exit_code=exit_code, again_seconds=AGAIN_SECONDS)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _run(self) -> int:
+    async def _run(self) -> int | None:
         """One console from its start to its exit code. A signal of the terminal does not reach it."""
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True, preexec_fn=partial(os.nice, NICE)
-        )
-        assert process.stdout is not None, "its standard output is a pipe"
+        process = self._process = await BackgroundProcess.start(self._command, nice=NICE, has_input=True)
         try:
-            async for line in process.stdout:
+            async for line in process.output:
                 self._say(line.decode(errors="replace").rstrip())
-            return await process.wait()
+            return await process.exit_code()
         finally:
             self._process = None
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            process.kill()
+            await process.exit_code()

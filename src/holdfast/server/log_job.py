@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from asyncio import StreamReader
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
 import structlog
 
 from holdfast.errors import Code, Unavailable
+from holdfast.server.background_process import BackgroundProcess
 from holdfast.wire.log import ErrorResponse, LogJobState
 
 NICE: Final = 10
 ERROR_BYTES_MAX: Final = 16_384
+PROGRAM: Final = (sys.executable, "-m", "holdfast.cli.main")
 
 log = structlog.get_logger("holdfast.server")
 
@@ -53,14 +52,18 @@ class LogJob:
         command: Callable[[Mapping[str, int]], Sequence[str]],
         now_ms: Callable[[], int],
         done: Callable[[LogJobState], None],
+        *,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
-        """``command``: the words after ``holdfast`` for some parameters; the command prints JSON. ``done`` is called
+        """``command``: the words after ``program`` for some parameters; the command prints JSON. ``done`` is called
         with the state of a job that is done."""
         self._name = name
         self._command = command
         self._now_ms = now_ms
         self._done = done
+        self._program = program
         self._work: asyncio.Task[LogJobState] | None = None
+        self._is_closed = False
         self.state = LogJobState("idle")
 
     @property
@@ -69,10 +72,15 @@ class LogJob:
         return self._work is not None and not self._work.done()
 
     def begin(self, parameters: Mapping[str, int]) -> None:
-        """Start a job, unless one is running."""
+        """Start a job, unless one is running. Raises: Unavailable after ``close``."""
+        if self._is_closed:
+            raise Unavailable(
+                f"no {self._name} begins any more: this leadership has ended", code=Code.STORE_UNAVAILABLE
+            )
         if not self.is_running:
             self.state = LogJobState("running", dict(parameters), self._now_ms())
-            self._work = asyncio.ensure_future(self._run(self._command(parameters)))
+            self._work = asyncio.ensure_future(self._in_process(self._command(parameters)))
+            self._work.add_done_callback(self._ended)
 
     async def wait(self) -> LogJobState:
         """The state after the job that is running has ended. Raises: Unavailable where it failed or was cancelled."""
@@ -89,13 +97,20 @@ class LogJob:
             self._work.cancel()
             await asyncio.wait({self._work})
 
-    async def _run(self, command: Sequence[str]) -> LogJobState:
-        try:
-            ended = await self._in_process(command)
-        except asyncio.CancelledError:
+    async def close(self) -> None:
+        """End the job that is running, and begin none any more: the leadership has ended."""
+        self._is_closed = True
+        await self.cancel()
+
+    def _ended(self, work: asyncio.Task[LogJobState]) -> None:
+        """However the work has ended, also before its first step, the state says so before a waiter goes on."""
+        if work.cancelled():
             ended = msgspec.structs.replace(self.state, state="cancelled")
-        except OSError as error:
-            ended = msgspec.structs.replace(self.state, state="failed", code=Code.INTERNAL.value, error=str(error))
+        elif (error := work.exception()) is not None:
+            text = str(error) or type(error).__name__
+            ended = msgspec.structs.replace(self.state, state="failed", code=Code.INTERNAL.value, error=text)
+        else:
+            ended = work.result()
         self.state = msgspec.structs.replace(ended, ended_ms=self._now_ms())
         if self.state.state == "done":
             self._done(self.state)
@@ -103,23 +118,17 @@ class LogJob:
             log.warning("log_job_failed", job=self._name, code=self.state.code, error=self.state.error)
         else:
             log.info("log_job_cancelled", job=self._name)
-        return self.state
 
     async def _in_process(self, command: Sequence[str]) -> LogJobState:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast.cli.main", *command),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            preexec_fn=partial(os.nice, NICE),
-        )
-        assert process.stdout is not None, "its standard output is a pipe"
-        assert process.stderr is not None, "its standard error, too"
+        process = await BackgroundProcess.start((*self._program, *command), nice=NICE, has_errors=True)
+        reading = asyncio.gather(self._result(process.output), _end_of(process.errors))
         try:
-            result, errors = await asyncio.gather(self._result(process.stdout), _end_of(process.stderr))
-            exit_code = await process.wait()
+            result, errors = await reading
+            exit_code = await process.exit_code()
         except BaseException:
-            await _kill(process)
+            reading.cancel()
+            process.kill()
+            await process.exit_code()
             raise
         if exit_code == 0 and result is not None:
             return msgspec.structs.replace(self.state, state="done", result=result)
@@ -147,13 +156,7 @@ async def _end_of(errors: StreamReader) -> bytes:
     return kept
 
 
-async def _kill(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
-
-
-def _said(errors: bytes, exit_code: int) -> tuple[str, str]:
+def _said(errors: bytes, exit_code: int | None) -> tuple[str, str]:
     """The code and the text of the error that a command printed last."""
     lines = errors.decode(errors="replace").strip().splitlines()
     try:

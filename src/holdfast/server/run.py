@@ -581,15 +581,15 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
-        if self._truncating is not None:
-            self._truncating.cancel()
-            await asyncio.wait({self._truncating})
-            self._truncating = self._retention.truncator = None
-        if self._snapshotting is not None:
+        if self._snapshotting is not None:  # before the jobs: the schedule begins one
             self._snapshotting.cancel()
             await asyncio.wait({self._snapshotting})
             self._snapshotting = None
         await self._jobs.end()
+        if self._truncating is not None:
+            self._truncating.cancel()
+            await asyncio.wait({self._truncating})
+            self._truncating = self._retention.truncator = None
         if self._scrubbing is not None:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})

@@ -16,6 +16,8 @@ from tests.unit.client.scripted_server import Reply, ScriptedServer
 from holdfast.cli import transactions
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
+from holdfast.client.protocol.effects import PublishedEvent
+from holdfast.wire.log import StreamMessage
 
 
 def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -199,3 +201,13 @@ def test_what_the_stores_refused_is_said_instead_of_a_version_to_read_at(capsys:
         assert main(words) == Exit.NO
     printed = capsys.readouterr().out
     assert "no such store" in printed and "None" not in printed
+
+
+def test_a_part_of_a_version_says_that_more_of_it_follows() -> None:
+    message = StreamMessage("orders", 1, 7, b"x")
+    part = PublishedEvent(8, "ab" * 16, 0, (message,), "cd" * 16, more=True)
+    last = PublishedEvent(8, "ab" * 16, 0, (message,), "cd" * 16)
+    assert transactions.event_fields(part)["more"] is True
+    assert "more" not in transactions.event_fields(last)
+    assert transactions.event_text(part).splitlines()[0] == "8 (more of it follows)"
+    assert transactions.event_text(last).splitlines()[0] == "8"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from holdfast.console.call import Form, Limit
-from holdfast.errors import InvalidRequest
+from holdfast.console.frame import form_of
+from holdfast.console.pages.stores_acts import EDIT_DURABLE, limit_of, losses_of
+from holdfast.console.service import Document
+from holdfast.errors import Code, Conflict, InvalidRequest
 
 FORM = Form("", "Purge", "/", typed="orders/work", limits=(Limit("message", 1_204), Limit("durable", 3)))
 
@@ -33,3 +41,66 @@ def test_what_has_grown_or_is_not_typed_does_nothing(fields: dict[str, str], sai
 def test_a_limit_is_a_number() -> None:
     with pytest.raises(InvalidRequest, match="the limit"):
         FORM.problems_with({"confirm": "orders/work", "at_most_message": "all", "at_most_durable": "3"})
+
+
+class RefusingService:
+    """A service that refuses a change which would delete messages, as ``Losses.refuse`` says it."""
+
+    def __init__(self, message: str, count: str) -> None:
+        self.refusal = Conflict(message, code=Code.DELETES_MESSAGES, facts={"messages": 0, "places": 1, "count": count})
+        self.deleted = False
+
+    async def read(self, target: str) -> Document:
+        del target
+        return {"name": "work", "store": "orders", "type": "shared", "retention_time": "1h"}
+
+    async def change(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Document:
+        del method, body
+        if "delete=true" not in target:
+            raise self.refusal
+        self.deleted = True
+        return {}
+
+
+def confirm(service: RefusingService, **fields: str) -> Any:
+    query = {"store": "orders", "durable": "work"}
+    session = SimpleNamespace(csrf="x")
+    call = SimpleNamespace(
+        service=service, form={"parameters": "retention_time: 1s", **fields}, query=query, session=session,
+        path=EDIT_DURABLE.path, text=lambda name: query.get(name, ""), required=query.__getitem__,
+    )  # fmt: skip
+    done: Any = asyncio.run(cast(Any, EDIT_DURABLE.act(cast(Any, call))))
+    return form_of(cast(Any, call), done) if isinstance(done, Form) else done
+
+
+@pytest.mark.parametrize(
+    ("message", "count", "shown"),
+    [
+        ("the change would delete messages of orders/work (an unknown number)", "at_least", "an unknown number of"),
+        ("another text of another version", "", "an unknown number of messages"),
+        ("the change would delete messages of a messages=0 places=1 count=exact/b", "at_least", "an unknown number of"),
+    ],
+)  # fmt: skip
+def test_no_number_confirms_what_the_service_did_not_count(message: str, count: str, shown: str) -> None:
+    service = RefusingService(message, count)
+    assert shown in str(confirm(service))
+    for given in ("0", "16384", "9999999999999999"):
+        assert shown in str(confirm(service, at_most_message=given, confirm="delete messages"))
+    assert 'value="0"' not in str(confirm(service))
+    assert not service.deleted
+    confirm(service, at_most_message="any number", confirm="delete messages")
+    assert service.deleted
+
+
+def test_a_lower_bound_is_shown_as_one_and_an_exact_number_as_itself() -> None:
+    bound = losses_of("the change would delete messages of a/b (at least 7) messages=7 places=1 count=at_least")
+    assert (str(bound), bound.is_exact) == ("at least 7 messages", False)
+    assert "at least 7 messages" in bound.problem_with("16384")
+    exact = losses_of("the change would delete messages of a/b (7) messages=7 places=1 count=exact")
+    assert exact == Limit("message", 7)
+    assert not exact.problem_with("any number")
+
+
+def test_a_count_that_is_missing_is_not_none() -> None:
+    assert limit_of({"counts": {"messages": 3}}, "messages", "message") == Limit("message", 3)
+    assert limit_of({"counts": {}}, "messages", "message") == Limit("message", 0, is_exact=False)

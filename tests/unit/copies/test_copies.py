@@ -357,3 +357,35 @@ def test_the_command_line_says_which_points_it_takes() -> None:
     for wrong in ("yesterday", "2026-11-27T09:30:00", "-7"):
         with pytest.raises(InvalidRequest, match="with its zone"):
             point_of(wrong)
+
+
+def test_a_verification_says_what_it_did_not_read() -> None:
+    async def main() -> None:
+        source = Source()
+        versions = source.versions
+        assert (await verify_log(source.store)).truncated_through == 0
+        through, last = versions[len(versions) // 2], source.log.head.last_version
+        await source.truncate(through)
+        assert (await verify_log(source.store)).truncated_through == through
+        assert (await verify_log(source.store, through=last)).truncated_through == through
+        assert (await verify_log(source.store, after=through, through=last)).truncated_through == 0
+        for after, end in ((versions[0], None), (versions[0], last), (0, versions[1]), (versions[0], versions[1])):
+            with pytest.raises(NotFound) as caught:
+                await verify_log(source.store, after=after, through=end)
+            assert caught.value.code is Code.LOG_TRUNCATED
+            assert caught.value.fields["truncated_through"] == through
+
+    asyncio.run(main())
+
+
+def test_a_verification_of_a_range_finds_a_missing_object_in_it() -> None:
+    async def main() -> None:
+        source = Source()
+        async with aclosing(follow(source.store, ChainWalker())) as batches:
+            headers = [batch.header async for batch in batches]
+        missing = next(each for each in headers[6:] if each.kind is not Kind.CLAIM)
+        source.objects.delete(object_name(missing.slot))
+        with pytest.raises(CorruptData, match="missing"):
+            await verify_log(source.store, after=headers[3].last_version, through=missing.last_version)
+
+    asyncio.run(main())

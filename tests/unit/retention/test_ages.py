@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from tests.unit.snapshots.logs import RandomLog
@@ -14,6 +16,16 @@ from holdfast.commit.reading.reader import read_header
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.retention import ages as module
 from holdfast.retention.ages import AgeBand, bytes_by_age
+
+
+class CountingStore(MemoryStore):
+    """Counts the reads of one object."""
+
+    reads = 0
+
+    async def read(self, *arguments: Any, **options: Any) -> Any:
+        self.reads += 1
+        return await super().read(*arguments, **options)
 
 
 async def header_of(store: MemoryStore, key: str) -> Header:
@@ -49,8 +61,11 @@ def test_bytes_by_age_equal_a_whole_count(seed: int, monkeypatch: pytest.MonkeyP
         headers = [await header_of(store, row.key) for row in rows]
         now_ms = headers[0].time_ms + draw.randrange(2_000)
         seconds = sorted({draw.randrange(1, 30_000) / 1000 for _ in range(3)})
-        found = await bytes_by_age(store, log.claim, log.head, now_ms=now_ms, seconds=seconds, objects_max=1_000)
+        counting = CountingStore(objects)
+        found = await bytes_by_age(counting, log.claim, log.head, now_ms=now_ms, seconds=seconds, objects_max=1_000)
         assert found.is_whole
+        claims = sum(header.kind is Kind.CLAIM for header in headers)
+        assert counting.reads <= 2 * claims + len(seconds) * math.ceil(math.log2(len(headers) + 1))
         older = [
             min((h.slot for h in headers if h.kind is Kind.DATA and h.time_ms < now_ms - age * 1000), default=1 << 64)
             for age in seconds

@@ -18,10 +18,21 @@ def test_only_the_last_part_has_an_id_and_no_part_is_empty_or_much_too_large(
     monkeypatch.setattr(sse, "PART_BYTES", 1_000)
     messages = [StreamMessage("orders", seq, 7, bytes(size // 4 * 3)) for seq, size in enumerate(sizes, 1)]
     stored = StoresEvent(8, "ab" * 16, 0, [])
-    text = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages)
+    text = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages, in_parts=True)
     events = text.decode().strip().split("\n\n")
     assert [event.startswith("id: 8@") for event in events] == [False] * (parts - 1) + [True]
     data = [json.loads(event.partition("data: ")[2]) for event in events]
     assert [each.get("more", False) for each in data] == [True] * (parts - 1) + [False]
     assert [message["seq"] for each in data for message in each["published"]] == list(range(1, len(sizes) + 1))
     assert all(each["published"] for each in data)
+
+
+def test_a_reader_that_does_not_ask_for_parts_gets_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PART_BYTES", 1_000)
+    messages = [StreamMessage("orders", seq, 7, bytes(600)) for seq in range(1, 4)]
+    stored = StoresEvent(8, "ab" * 16, 0, [])
+    (event,) = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages).strip().split(b"\n\n")
+    data = json.loads(event.partition(b"data: ")[2])
+    assert [message["seq"] for message in data["published"]] == [1, 2, 3]
+    assert not data.get("more")
+    assert event.startswith(b"id: 8@")

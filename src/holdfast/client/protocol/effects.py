@@ -60,7 +60,7 @@ class PublishedEvent:
 
     @property
     def committed_version(self) -> int:
-        """As that of a checkpoint: everything at or below is durable and was delivered."""
+        """As that of a checkpoint: everything at or below is durable and was delivered, so not a version in parts."""
         return self.version - 1 if self.more else self.version
 
 

@@ -127,7 +127,10 @@ def check_reached(walker: ChainWalker, newest: Header) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """The counts of a complete read of a log. Every checksum, version and link of the chain was correct."""
+    """The counts of a complete read of a log. Every checksum, version and link of the chain was correct.
+
+    ``truncated_through``: versions up to this one were asked for and not read, because retention removed them.
+    """
 
     objects: int
     bytes: int
@@ -139,6 +142,7 @@ class LogCheck:
     last_transaction: int
     last_version: int
     newest_slot: int
+    truncated_through: int
 
 
 async def verify_log(
@@ -156,8 +160,8 @@ async def verify_log(
     other; whether the chain ends well is checked without ``through``.
 
     ``on_progress`` gets the number of objects read and in total; with a range, of versions.
-    Raises: CorruptData naming the slot and the rule; NotFound (log_empty); InvalidRequest (future_version);
-    Unavailable.
+    Raises: CorruptData naming the slot and the rule; NotFound (log_empty, log_truncated for a range that begins or ends
+    where retention removed objects); InvalidRequest (future_version); Unavailable.
     """
     frontier = await find_frontier(store)
     if frontier is None:
@@ -175,6 +179,7 @@ async def verify_log(
     leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
     truncated_through = max(truncated_through, frontier[0].truncated_through)
     check_truncated(leaderships[-1], replace(frontier[0], truncated_through=Version(truncated_through)))
+    _check_kept(after, end, truncated_through)
     begin = max(truncated_through, after)
     total = max(0, end - begin) if has_range else _objects_in(frontier[0], leaderships)
     objects = size = leaders = transactions = operations = preconditions = first = last = 0
@@ -195,7 +200,9 @@ async def verify_log(
                 on_progress(done, max(total, done))
             if through is not None and batch.header.last_version >= through:
                 break
-    head = check_reached(walker, frontier[0]) if through is None or walker.head is None else walker.head
+    head = walker.head
+    if head is None or through is None or head.last_version < through:
+        head = check_reached(walker, frontier[0])
     return LogCheck(
         objects=objects,
         bytes=size,
@@ -207,7 +214,20 @@ async def verify_log(
         last_transaction=last,
         last_version=head.last_version,
         newest_slot=head.slot,
+        truncated_through=0 if after else truncated_through,
     )
+
+
+def _check_kept(after: int, end: int, truncated_through: int) -> None:
+    if 0 < after < truncated_through or end < truncated_through:
+        raise NotFound(
+            "the log was truncated past a version of this range",
+            code=Code.LOG_TRUNCATED,
+            hint="verify from the version that the log is truncated through, or from 0 for all that is left",
+            after=after,
+            through=end,
+            truncated_through=truncated_through,
+        )
 
 
 def _objects_in(head: Header, leaderships: list[Leadership]) -> int:

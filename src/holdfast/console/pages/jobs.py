@@ -61,7 +61,7 @@ async def _verify_form(call: Call) -> Form:
         button="Verify",
         back="/log",
         inputs=(
-            Input("after", "After version", "0", "number", required=True, note="0: from the beginning"),
+            Input("after", "After version", "0", "number", required=True, note="0: from the oldest one that is left"),
             Input("through", "Up to version", str(newest), "number", required=True),
         ),
     )

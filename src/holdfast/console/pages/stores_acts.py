@@ -12,7 +12,7 @@ from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
-from holdfast.console.documents import NOT_PARAMETERS, count_of, document_of, yaml_of
+from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import element
 from holdfast.console.parts import notice
 from holdfast.console.service import Document, document, number
@@ -64,7 +64,27 @@ def _to_durable(call: Call) -> str:
     return link("/durable", store=call.text("store"), durable=call.text("durable"))
 
 
-_LOST: Final = re.compile(r"(?:^| )messages=(\d+)")
+def limit_of(part: Document, name: str, noun: str) -> Limit:
+    """How many things of it an action would delete; an unknown number where the document has no such count."""
+    counted = document(part.get(COUNTS)).get(name)
+    return Limit(noun, counted) if isinstance(counted, int) else Limit(noun, 0, is_exact=False)
+
+
+_LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=exact$")
+"""The end of a refusal that has counted everything; names of stores come before it."""
+_LOST_AT_LEAST: Final = re.compile(r" messages=(\d+) places=\d+ count=at_least$")
+
+
+def losses_of(refusal: str) -> Limit:
+    """How many messages a refused change would delete. A text that does not say so is an unknown number.
+
+    >>> losses_of("the change would delete messages of a/b (at least 7) messages=7 places=1 count=at_least").is_exact
+    False
+    """
+    if found := _LOST.search(refusal):
+        return Limit("message", int(found[1]))
+    found = _LOST_AT_LEAST.search(refusal)
+    return Limit("message", int(found[1]) if found else 0, is_exact=False)
 
 
 async def _changing(call: Call, form: Form, method: str, target: str, body: Document | None = None) -> Form | None:
@@ -78,8 +98,7 @@ async def _changing(call: Call, form: Form, method: str, target: str, body: Docu
     except Conflict as error:
         if error.code is not Code.DELETES_MESSAGES:
             raise
-        found = _LOST.search(error.statement())
-        losses = Limit("message", int(found[1]) if found else 0)
+        losses = losses_of(error.statement())
         effect = [
             form.effect,
             notice("warn", f"{error.message[:1].upper()}{error.message[1:]}. This cannot be undone."),
@@ -124,8 +143,7 @@ def _editing(
 async def _delete_store_form(call: Call) -> Form:
     store = call.required("store")
     part = await call.service.read(store_path(store))
-    messages = Limit("message", int(count_of(part, "messages")))
-    durables = Limit("durable", int(count_of(part, "durables")))
+    messages, durables = limit_of(part, "messages", "message"), limit_of(part, "durables", "durable")
     said = f": {messages} ({units.size(count_of(part, 'bytes'))}) of {durables}."
     return Form(
         effect=[
@@ -148,7 +166,7 @@ async def _delete_store(call: Call) -> Done:
 async def _on_durable(call: Call, effect: str, label: str) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    messages = Limit("message", int(count_of(part, "messages")))
+    messages = limit_of(part, "messages", "message")
     said = f": {messages} ({units.size(count_of(part, 'bytes'))})."
     return Form(
         effect=[

@@ -36,7 +36,7 @@ class LogJobs:
         """The leadership has ended, and its jobs with it."""
         jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
-            await job.cancel()
+            await job.close()
 
     def job(self, kind: Kind) -> LogJob:
         """The job of the leader. Raises: Fenced (not_leader), InvalidRequest."""

@@ -5,6 +5,7 @@
                                                  operations
                           id: VERSION~LEADER@LOG when it is not durable yet
     event: published      id: VERSION@LOG        data: version, leader_id, timestamp, published; only with stores
+                          no id                  a part of them, with ``more``; only with parts=true
     event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
@@ -61,7 +62,7 @@ FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
 PART_BYTES: Final = 16 << 20
-"""A client takes events of 64 MiB by default, and one request may publish more."""
+"""A client takes events of 64 MiB by default, and one request may publish more: for readers with ``parts=true``."""
 
 Subscribe = Callable[[int, bool, bool], AsyncIterator[EventBatch]]
 
@@ -93,9 +94,18 @@ class KeyFilter:
 
 
 def encode_event(
-    event: Event, log_id: str, *, durable_stream: bool, published: Sequence[StreamMessage] | UnsetType = UNSET
+    event: Event,
+    log_id: str,
+    *,
+    durable_stream: bool,
+    published: Sequence[StreamMessage] | UnsetType = UNSET,
+    in_parts: bool = False,
 ) -> bytes:
-    """The text of one event; ``log_id`` is that of the object that holds it."""
+    """The text of one event; ``log_id`` is that of the object that holds it.
+
+    ``in_parts``: the reader takes large messages in several events. Clients from before would take the first one for
+    all of them, so they get one event, which they refuse where it exceeds their bound.
+    """
     log = log_id.encode()
     match event:
         case TransactionEvent():
@@ -118,7 +128,7 @@ def encode_event(
             if not published:
                 return b""
             texts: list[bytes] = []
-            *earlier, last = _parts(published)
+            *earlier, last = _parts(published) if in_parts else [published]
             for part in earlier:  # without an id: a reader that resumes gets the whole version again
                 data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), part, True))
                 texts.append(b"event: published\ndata: %b\n\n" % data)
@@ -169,6 +179,7 @@ class Selection:
 
     keys: KeyFilter | None
     stores: ShownStores | None
+    in_parts: bool = False
 
     def encode(self, batch: EventBatch, *, durable_stream: bool) -> bytes:
         """The text of what is selected. Checkpoints always pass, so progress is visible. Raises: CorruptData."""
@@ -187,7 +198,10 @@ class Selection:
                     continue
                 event = msgspec.structs.replace(event, operations=kept)
             skipped = None
-            parts.append(encode_event(event, batch.log_id, durable_stream=durable_stream, published=published))
+            text = encode_event(
+                event, batch.log_id, durable_stream=durable_stream, published=published, in_parts=self.in_parts
+            )
+            parts.append(text)
         if skipped is not None and skipped.durable:
             checkpoint = Checkpoint(skipped.version, skipped.leader_id)
             parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
@@ -341,7 +355,8 @@ class Subscriptions:
         if call.scope is not None:
             call.scope.require_range(*(wanted or (b"", None)))
         stores = self._stores(call, durable=durable)
-        return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores)
+        in_parts = call.switch("parts", default=False)
+        return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores, in_parts)
 
     def _stores(self, call: Call, *, durable: bool) -> ShownStores | None:
         names = call.text("stores")
@@ -396,6 +411,10 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             Parameter(
                 "stores", "query", {"type": "string", "examples": ["orders,invoices"]},
                 "Names with commas: also what is published in these stores, which live in the log",
+            ),
+            Parameter(
+                "parts", "query", {"type": "boolean", "default": False},
+                "true: more than 16 MiB of messages come in several events, all but the last with `more`",
             ),
             Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),

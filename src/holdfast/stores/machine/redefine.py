@@ -86,10 +86,15 @@ class Losses:
             return
         shown = ", ".join(f"{path} ({loss})" for path, loss in islice(lost.items(), PLACES_SHOWN_MAX))
         more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
+        whole = sum(lost.values(), _Loss())
         raise Conflict(
             f"the change would delete messages of {shown}{more}",
             code=Code.DELETES_MESSAGES,
-            facts={"messages": sum(loss.messages for loss in lost.values()), "places": len(lost)},
+            facts={
+                "messages": whole.messages,
+                "places": len(lost),
+                "count": "exact" if whole.is_exact else "at_least",
+            },
             hint="delete=true allows it",
         )
 
