@@ -30,7 +30,7 @@ NARROW = {"width": 390, "height": 844}
 # Debian's Chromium, which must ask no other host than the console.
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--disable-component-update", "--disable-sync", "--disable-extensions", "--mute-audio",
 )  # fmt: skip
 WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
@@ -38,7 +38,9 @@ CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 LOOKED_AT = None if PROVE else {"exclude": [["tbody tr:nth-child(n+4)"]]}
 """The rows of a table are made by one function: three of them are enough for axe, which takes a second for fifty."""
+SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 _AXE = Axe()
+_SEEN: set[tuple[str, str]] = set()
 IGNORED_ERRORS = ("status of 409", "status of 403", "status of 400")
 """The browser logs each response with such a status, which some tests want."""
 
@@ -192,16 +194,21 @@ class Pages:
         said.first.wait_for()
         return said.first.inner_text()
 
-    def check(self, *, in_dark: bool = False) -> None:
+    def check(self, *, in_dark: bool = False, with_axe: bool = True) -> None:
         """No violation of WCAG A or AA, nothing that scrolls sideways, no error so far.
 
-        ``in_dark``: nor in dark, where only colours can be wrong; the proof looks at every page in both.
+        ``in_dark``: nor in dark, where only colours can be wrong; the proof looks at every page in both. In `make test`
+        axe gets a page once, and none without ``with_axe``: it takes more processor time than all the rest.
         """
         page = self.page
         schemes = [("light", WCAG)]
         if PROVE or in_dark:
             schemes.append(("dark", WCAG if PROVE else CONTRAST))
         for scheme, rules in schemes:
+            place = (scheme, page.url.removeprefix(self.base).partition("?")[0])
+            if SMALL and (place in _SEEN or not with_axe):
+                continue
+            _SEEN.add(place)
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             found = _AXE.run(page, context=LOOKED_AT, options=rules).response["violations"]
             assert not found, [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in found]
@@ -210,6 +217,11 @@ class Pages:
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= size["width"], f"{page.url} is {wide} wide on {size['width']}"
         assert not self.errors, self.errors
+
+    def start_over(self) -> None:
+        """Forget the session and the theme, for another test."""
+        self.context.clear_cookies()
+        self.errors.clear()
 
     def close(self) -> None:
         """Close the tab."""

@@ -102,12 +102,18 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser, console: ConsoleProcess) -> Iterator[Pages]:
+    opened = Pages(browser, console.url)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def pages(browser: Browser, console: ConsoleProcess) -> Iterator[Pages]:
-    tab = Pages(browser, console.url)
+def pages(tab: Pages) -> Iterator[Pages]:
+    tab.start_over()
     yield tab
     assert not tab.errors, tab.errors
-    tab.close()
 
 
 ORDERS = "store=orders&durable=work"
@@ -145,7 +151,7 @@ def test_every_page_shows_its_object_to_everybody(pages: Pages) -> None:
         assert pages.title()
         assert re.search(said, pages.text()), (path, pages.text())
         assert not pages.page.locator(".notice.bad").count(), (path, pages.text())
-        pages.check(in_dark=path in IN_DARK)
+        pages.check(in_dark=path in IN_DARK, with_axe=path in IN_DARK)
 
 
 def test_every_page_of_the_table_is_looked_at() -> None:
@@ -336,14 +342,15 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
         assert "done" in pages.act(f"/cluster/{path}", fields)
 
 
+@pytest.mark.timeout(300)
 def test_a_snapshot_and_a_verification_are_begun_and_watched(pages: Pages) -> None:
     assert "being made" in pages.act("/retention/snapshot", {})
-    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=90_000)
     page = pages.go("/retention")
     expect(page.locator("main")).to_contain_text("Up to the batch")
     pages.check()
     assert "has begun" in pages.act("/log/verify", {"after": "0"})
-    expect(pages.page.locator("#job")).to_contain_text("done", timeout=30_000)
+    expect(pages.page.locator("#job")).to_contain_text("done", timeout=90_000)
     pages.check()
     assert "has begun" in pages.act("/log/verify", {"after": "0"})
     assert "has ended" in pages.act("/log/end-verification", {})

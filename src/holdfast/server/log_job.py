@@ -138,6 +138,7 @@ class LogJob:
     async def _result(self, output: StreamReader) -> Result | None:
         """The last line of the output; the lines before it are its progress."""
         result: Result | None = None
+        first: int | None = None  # versions of a log begin at a large number
         async for line in output:
             try:
                 progress = _LINE.decode(line)
@@ -145,7 +146,9 @@ class LogJob:
                 with contextlib.suppress(msgspec.DecodeError):
                     result = _RESULT.decode(line)
             else:
-                self.state = msgspec.structs.replace(self.state, done=progress.done, total=progress.total)
+                first = progress.done if first is None else first
+                total = None if progress.total is None else progress.total - first
+                self.state = msgspec.structs.replace(self.state, done=progress.done - first, total=total)
         return result
 
 

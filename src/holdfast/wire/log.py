@@ -385,8 +385,8 @@ class LogLevelInForce(msgspec.Struct, frozen=True):
 class LogJobState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Work on the log that the leader has another process do, since the leader began to lead.
 
-    ``done`` and ``total`` count versions. ``result``: of a job that is done, as the command prints it. ``code`` and
-    ``error``: of one that failed. Times are Unix milliseconds.
+    ``done`` and ``total`` count versions since the job first reported. ``result``: of a job that is done, as the
+    command prints it. ``code`` and ``error``: of one that failed. Times are Unix milliseconds.
     """
 
     state: Literal["idle", "running", "done", "failed", "cancelled"]
