@@ -130,6 +130,13 @@ class Ingest:
                 code=Code.BAD_CONFIGURATION,
                 name=name,
             )
+        if source is not None and request_format is not None:
+            raise InvalidRequest(
+                "a source of messages has one request in each message",
+                code=Code.BAD_CONFIGURATION,
+                hint="give request_format=None with a source",
+                name=name,
+            )
         self.counts = IngestCounts()
         self._url = log_url
         self._name = name
@@ -247,8 +254,9 @@ class Ingest:
         outcomes: list[RequestOutcome] = []
         if fresh:
             batch = self._newest + 1
-            if batch < written:
+            if batch < written and (not earlier or earlier[0].seqs):
                 raise _table_ahead(batch, written)
+            batch = max(batch, written)  # an earlier version counted micro-batches without requests in the table alone
             self._live_on((), batch)
             self._commit(stages, fresh, outcomes, batch)
             self._newest, self._through = batch, int(fresh[-1].order)
@@ -258,7 +266,9 @@ class Ingest:
             self._before += len(fresh)
             self._written_ms = now().boot_ms
         if offered or again:
-            source.acknowledge(self._through)
+            # The verdicts of the newest micro-batch may be missing while only older messages have come.
+            pending = self._earlier[0].numbers() if self._earlier else ()
+            source.acknowledge(min(pending, default=self._through + 1) - 1)
         self._count(outcomes)
 
     def _report_again(self, source: NumberedSource, stages: _Stages, records: Sequence[GroupRecord]) -> None:
