@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
+from tests.spark.service_process import ServiceProcess
+
+from holdfast.client.stores import StoreClient, define_spark_stores
+from holdfast.copies.restoring import Point, restore
+from holdfast.objects.open import open_store
 from holdfast.queue import Queue
-from holdfast.spark.bulk.numbered_source import QueueSource
+from holdfast.spark.bulk.live_requests import LiveRequests
+from holdfast.spark.bulk.numbered_source import DurableSource, QueueSource, Relation
 
 
 def a_queue(path: Path, messages: int) -> QueueSource:
@@ -15,9 +23,73 @@ def a_queue(path: Path, messages: int) -> QueueSource:
     return QueueSource(str(path))
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def test_a_queue_whose_messages_had_no_times_is_continued(tmp_path: Path) -> None:
     """Rows with ``seq`` and ``payload`` only have requests, too, and the record then has the time 0."""
     source = a_queue(tmp_path / "q", 5)
-    assert source.is_continued(3, 0)
-    assert not source.is_continued(6, 0)
-    assert not source.is_continued(3, 1)
+    assert source.relation(source.identity, 3, 0) is Relation.SAME
+    assert source.relation(source.identity, 6, 0) is Relation.PUT_BACK
+
+
+def test_a_queue_that_lost_power_has_messages_that_were_decided(tmp_path: Path) -> None:
+    """Messages 4 and 5 were decided and lost; their numbers go to others, or to none yet."""
+    source = a_queue(tmp_path / "q", 3)
+    decided_ms = now_ms()
+    assert source.relation(source.identity, 5, decided_ms) is Relation.PUT_BACK
+    time.sleep(0.005)
+    a_queue(tmp_path / "q", 3)
+    assert source.relation(source.identity, 5, decided_ms) is Relation.PUT_BACK
+    assert source.relation(source.identity, 3, decided_ms) is Relation.SAME
+    assert source.relation(source.identity, 5, 1) is Relation.MADE_AGAIN
+
+
+def test_a_queue_whose_identity_file_is_missing_may_be_any_queue(tmp_path: Path) -> None:
+    source = a_queue(tmp_path / "q", 5)
+    before = source.identity
+    for each in tmp_path.rglob("*-allMeta"):
+        each.unlink()
+    assert source.identity == f"queue:{tmp_path / 'q'}"
+    assert source.relation(before, 5, now_ms()) is Relation.SAME
+    other = a_queue(tmp_path / "other", 5)
+    assert other.relation(before, 5, now_ms()) is Relation.OTHER
+    assert other.relation("store:00ff/requests/spark", 5, 0) is Relation.OTHER
+    assert other.relation(None, 5, now_ms()) is Relation.SAME
+
+
+def test_an_identity_without_an_id_does_not_depend_on_the_current_directory(tmp_path: Path) -> None:
+    a_queue(tmp_path / "q", 1)
+    for each in tmp_path.rglob("*-allMeta"):
+        each.unlink()
+    assert QueueSource(f"{tmp_path}/./q").identity == QueueSource(str(tmp_path / "q")).identity
+
+
+def test_the_stores_of_a_restored_log_are_no_other_source(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    with ServiceProcess(first) as service, StoreClient(service.url) as client:
+        define_spark_stores(client)
+        earlier = DurableSource(service.url, "requests", "spark").identity
+    second.mkdir()
+    asyncio.run(restore(open_store(first.as_uri()), open_store(second.as_uri()), Point()))
+    with ServiceProcess(second) as service, StoreClient(service.url) as client:
+        define_spark_stores(client)
+        source = DurableSource(service.url, "requests", "spark")
+        assert source.identity != earlier
+        assert source.relation(earlier, 5, 1) is Relation.MADE_AGAIN
+        assert source.relation(source.identity, 0, 1) is Relation.SAME
+        assert source.relation(earlier.replace("spark", "other"), 5, 1) is Relation.OTHER
+        assert source.relation(f"store:{32 * 'f'}/requests/spark", 5, 1) is Relation.OTHER
+        with client.publisher("requests") as publisher:
+            publisher.publish(b"{}")
+        assert source.relation(earlier, 5, now_ms() + 60_000) is Relation.PUT_BACK
+        source.close()
+
+
+def test_the_operator_says_that_a_source_has_moved() -> None:
+    for text in ("store:http://desk:8080/requests/spark", "queue:/var/requests"):
+        for moved in (True, False):
+            source = LiveRequests(text, verdicts_store="verdicts", source_moved=moved).numbered()
+            assert source is not None and source.is_moved is moved

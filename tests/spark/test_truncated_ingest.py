@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
+from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered
 
 from holdfast.commit.format.batch import HEADER_BYTES, Kind, decode_header, object_name, slot_of
 from holdfast.commit.format.transaction import Transaction, Write
@@ -22,76 +20,8 @@ from holdfast.objects.open import open_store
 from holdfast.snapshots import make_snapshot
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.bulk.message_requests import MessageRequest, request_in
 from holdfast.spark.bulk.records import GroupRecord, RequestOutcome, lost_groups
-from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput
 from holdfast.values import Version
-
-POLITE = LeadershipOptions(silence_ms=20.0)
-
-
-def request(number: int) -> MessageRequest:
-    """A request without an id: taken twice, it would be committed twice."""
-    value = b64encode(b"value %d" % number).decode()
-    body = json.dumps({"operations": [{"type": "write", "key": "aw==", "value": value}]}).encode()
-    return request_in(number, body, {}, 1_000 + number)
-
-
-class Source:
-    """Messages that stay until they are acknowledged."""
-
-    identity = "store:00ff/requests/spark"
-
-    def __init__(self, *numbers: int) -> None:
-        self.numbers = list(numbers)
-
-    def is_continued(self, through: int, time_ms: int) -> bool:
-        return True
-
-    def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
-        return {each: request(each) for each in self.numbers if first <= each <= last}
-
-    def acknowledge(self, through: int) -> None:
-        self.numbers = [each for each in self.numbers if each > through]
-
-    def close(self) -> None:
-        pass
-
-
-class Verdicts:
-    """As a store keeps them: each number of a publisher once, and none after a gap."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, str | None] = {}
-        self.newest: dict[int, int] = {}
-        self.is_broken = False
-
-    def begin(self, log_id: str, name: str) -> int:
-        return 0
-
-    def write(self, judged: Judged) -> None:
-        if self.is_broken:
-            raise RuntimeError("killed")
-        pairs = zip(judged.requests, judged.outcomes, strict=True)
-        for seq, (each, outcome) in enumerate(pairs, judged.before - judged.published + 1):
-            newest = self.newest.get(judged.publisher, 0)
-            assert seq <= newest + 1, "sequence_gap"
-            if seq > newest:
-                assert each.order not in self.codes, "a second verdict"
-                self.codes[each.order] = outcome.code
-                self.newest[judged.publisher] = seq
-
-
-class Frame:
-    sparkSession = None  # noqa: N815  Spark's name
-
-    def __init__(self, *numbers: int) -> None:
-        self.requests = [request(number) for number in numbers]
-
-
-def offered(*numbers: int) -> DataFrame:
-    return cast("DataFrame", Frame(*numbers))
 
 
 @pytest.fixture(autouse=True)
@@ -104,14 +34,6 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
     monkeypatch.setattr(module, "newest_records", found)
-
-
-def an_ingest(root: Path, verdicts: str | VerdictOutput, source: Source | None, group_requests: int = 100) -> Ingest:
-    root.mkdir(exist_ok=True)
-    return Ingest(
-        root.as_uri(), verdicts, "orders", request_format=None, source=source, leading=POLITE,
-        group_requests=group_requests,
-    )  # fmt: skip
 
 
 def retention(root: Path, *, snapshot: bool = True) -> None:

@@ -435,6 +435,12 @@ def ingest(
             help="How long the services of requests and verdicts may be away before the job ends.",
         ),
     ] = 600.0,
+    source_moved: Annotated[
+        bool,
+        typer.Option(
+            "--source-moved", help="The name's messages are at this source now: its log, address or queue id changed."
+        ),
+    ] = False,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
@@ -452,7 +458,7 @@ def ingest(
     )  # fmt: skip
     live = {
         "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,
-        "retry_seconds": retry_duration,
+        "retry_seconds": retry_duration, "source_moved": source_moved,
     }  # fmt: skip
     with stopped_by_sigterm() as stop:
         stopping = partial(stopped_by_signals, stop)

@@ -46,7 +46,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.message_requests import MessageRequest, lost_request, message_requests
-from holdfast.spark.bulk.numbered_source import NumberedSource, same_source
+from holdfast.spark.bulk.numbered_source import NumberedSource, Relation
 from holdfast.spark.bulk.records import (
     RECORDS_PREFIX,
     GroupRecord,
@@ -130,6 +130,13 @@ class Ingest:
                 code=Code.BAD_CONFIGURATION,
                 name=name,
             )
+        if source is not None and request_format is not None:
+            raise InvalidRequest(
+                "a source of messages has one request in each message",
+                code=Code.BAD_CONFIGURATION,
+                hint="give request_format=None with a source",
+                name=name,
+            )
         self.counts = IngestCounts()
         self._url = log_url
         self._name = name
@@ -146,6 +153,7 @@ class Ingest:
         self._earlier: list[GroupRecord] | None = None
         self._before = 0  # requests of the micro-batches before the next one
         self._through = 0  # of numbered requests: the last one that the log has decided
+        self._time_ms = 0  # of numbered requests: none up to that was published after it; 0: not known
         self._newest = -1  # of numbered requests: the newest micro-batch in the log, as the log counts them
         self._last: tuple[int, str] | None = None  # the newest micro-batch of this object, and its requests' digest
         self._life: tuple[int, int] = (
@@ -229,6 +237,11 @@ class Ingest:
         may lack verdicts only if one of its messages comes again, or if Spark repeats it.
         """
         fresh = [each for each in offered if int(each.order) > self._through]
+        if self._time_ms and any(
+            isinstance(each, MessageRequest) and int(each.order) <= self._through and each.time_ms > self._time_ms
+            for each in offered
+        ):
+            raise _other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
         earlier, again = self._earlier or [], False
         if earlier:
             numbers = {each for record in earlier for each in record.numbers()}
@@ -241,8 +254,9 @@ class Ingest:
         outcomes: list[RequestOutcome] = []
         if fresh:
             batch = self._newest + 1
-            if batch < written:
+            if batch < written and (not earlier or earlier[0].seqs):
                 raise _table_ahead(batch, written)
+            batch = max(batch, written)  # an earlier version counted micro-batches without requests in the table alone
             self._live_on((), batch)
             self._commit(stages, fresh, outcomes, batch)
             self._newest, self._through = batch, int(fresh[-1].order)
@@ -252,7 +266,9 @@ class Ingest:
             self._before += len(fresh)
             self._written_ms = now().boot_ms
         if offered or again:
-            source.acknowledge(self._through)
+            # The verdicts of the newest micro-batch may be missing while only older messages have come.
+            pending = self._earlier[0].numbers() if self._earlier else ()
+            source.acknowledge(min(pending, default=self._through + 1) - 1)
         self._count(outcomes)
 
     def _report_again(self, source: NumberedSource, stages: _Stages, records: Sequence[GroupRecord]) -> None:
@@ -263,7 +279,7 @@ class Ingest:
         requests: list[ParsedRequest] = [kept.get(each) or lost_request(each) for each in numbers]
         for record in records:
             if all(each in kept for each in record.numbers()) and not record.covers(requests):
-                raise _other_messages(source, self._name)
+                raise _other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
         first = records[0]
         self._life = first.publisher, first.published
         self._output.write(
@@ -335,6 +351,7 @@ class Ingest:
             self._before += sum(len(record.outcomes) for record in records)
         self._newest = records[0].batch if records else -1
         self._through = max((last for record in records for _, last in record.seqs), default=0)
+        self._time_ms = max((record.time_ms for record in records), default=0)
         self._stages = _Stages(thread, leadership, claim, self._rules)
         return self._stages
 
@@ -375,16 +392,23 @@ class Ingest:
         """
         newest = records[-1] if records else None
         if newest is not None and newest.source is not None:
-            if not same_source(newest.source, source.identity):
+            through = newest.seqs[-1][1]
+            relation = source.relation(newest.source, through, newest.time_ms)
+            if relation is Relation.OTHER and source.is_moved:
+                relation = source.relation(None, through, newest.time_ms)
+            if relation is Relation.OTHER:
                 raise _another_source(self._name, newest.source, source.identity)
-            if not source.is_continued(newest.seqs[-1][1], newest.time_ms):
-                raise _other_messages(source, self._name)
+            if relation is not Relation.SAME:
+                raise _other_messages(source, self._name, through, newest.time_ms, relation)
             return
         for name, record in newest_records(spark, self._url, removed).items():
-            if name == self._name or record.source is None or not same_source(record.source, source.identity):
+            if name == self._name or record.source is None:
                 continue
-            if source.is_continued(record.seqs[-1][1], record.time_ms):
+            relation = source.relation(record.source, record.seqs[-1][1], record.time_ms)
+            if relation is Relation.SAME:
                 raise _another_name(name, source.identity)
+            if relation is Relation.PUT_BACK:
+                raise _other_messages(source, name, record.seqs[-1][1], record.time_ms, relation)
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
         """The requests of the micro-batch in their order. Raises: InvalidRequest."""
@@ -427,9 +451,10 @@ class Ingest:
         if self._source is None:
             return place
         time_ms = max((each.time_ms for each in group if isinstance(each, MessageRequest)), default=0)
+        self._time_ms = max(self._time_ms, time_ms)
         seqs = ranges_of(int(each.order) for each in group)
         return msgspec.structs.replace(
-            place, source=self._source.identity, seqs=seqs, time_ms=time_ms, after=self._through
+            place, source=self._source.identity, seqs=seqs, time_ms=self._time_ms, after=self._through
         )
 
     def _count(self, outcomes: Sequence[RequestOutcome]) -> None:
@@ -478,7 +503,9 @@ def _another_source(name: str, first: str, given: str) -> InvalidRequest:
     return InvalidRequest(
         "the name of this ingest belongs to another source of requests",
         code=Code.BAD_CONFIGURATION,
-        hint="give each source a name of its own",
+        hint="if this source is that one under another identity, because its log was replaced, its service has another "
+        "address, or a queue lost the file with its id: give --source-moved (is_moved=True) once, and no other name, "
+        "which would commit its requests twice. Give a source with other requests a name of its own",
         name=name,
         source_of_name=first,
         source=given,
@@ -496,13 +523,33 @@ def _another_name(first: str, source: str) -> InvalidRequest:
     )
 
 
-def _other_messages(source: NumberedSource, name: str) -> InvalidRequest:
+def _other_messages(
+    source: NumberedSource, name: str, through: int, time_ms: int, relation: Relation
+) -> InvalidRequest:
+    """For a source that was made again or put back. Another name is safe for the first one only."""
+    if relation is Relation.MADE_AGAIN:
+        message = (
+            "the source has other messages under the numbers that the log has decided: it was deleted and made again"
+        )
+        hint = "take another name for the new source, and a new checkpoint"
+    else:
+        message = (
+            "the source lacks messages that the log has decided, and has older ones: it was put back to an earlier "
+            "state, or lost power before they were on disk"
+        )
+        hint = (
+            "publish the messages that are newer than decided_until_ms again, into a new store or queue, and take "
+            "another name for that one. Never take another name for this source: its older messages would be committed "
+            "twice"
+        )
     return InvalidRequest(
-        "the source has other messages under the numbers that the log has decided: it was deleted and made again",
+        message,
         code=Code.LOG_MISMATCH,
-        hint="take another name for the new source, and a new checkpoint",
+        hint=hint,
         name=name,
         source=source.identity,
+        decided_through=through,
+        decided_until_ms=time_ms,
     )
 
 

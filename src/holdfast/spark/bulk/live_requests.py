@@ -43,6 +43,7 @@ class LiveRequests:
     ``verdicts_table``: a URL; or ``verdicts_store``: ``store:URL/STORE``, or the name of a store at the service with
     the requests. ``at_once``: the most files, or requests, in a micro-batch; ``bytes_at_once``: about how many
     bytes of messages. ``retry_seconds``: how long the services of both stores may be away.
+    ``source_moved``: the record of the name has this very source under an earlier identity.
     """
 
     source: str
@@ -51,6 +52,7 @@ class LiveRequests:
     at_once: int | None = None
     bytes_at_once: int | None = None
     retry_seconds: float = RETRY_SECONDS
+    source_moved: bool = False
 
     @property
     def options(self) -> dict[str, str] | None:
@@ -76,8 +78,11 @@ class LiveRequests:
         if options is None:
             return None
         if "queue" in options:
-            return QueueSource(options["queue"])
-        return DurableSource(options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000))
+            return QueueSource(options["queue"], is_moved=self.source_moved)
+        return DurableSource(
+            options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000),
+            is_moved=self.source_moved,
+        )  # fmt: skip
 
     def stream(self, spark: SparkSession) -> DataFrame | None:
         """The messages, None where files have the requests. Raises: InvalidRequest."""

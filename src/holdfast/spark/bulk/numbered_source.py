@@ -6,11 +6,17 @@ checkpoint has it. Its replay reads what is left, which may be nothing; see ``In
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import suppress
+from enum import Enum
 from typing import Final, Protocol
 
 from holdfast.client import Client, ClientOptions
-from holdfast.errors import NotFound, PermissionDenied
+from holdfast.client.protocol.effects import Request
+from holdfast.client.protocol.stores.administration import ask
+from holdfast.client.transport.clock import now_ms
+from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue import Queue
 from holdfast.spark.bulk.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import DurableClient
@@ -21,20 +27,35 @@ ANSWER_MS_MAX: Final = 30_000
 """How long a service is tried before Spark is started for nothing."""
 
 
+class Relation(Enum):
+    """What a source has to do with the source of a record, of which all messages up to a number were decided."""
+
+    SAME = "same"
+    """It may be that source, and goes on after that number."""
+    OTHER = "other"
+    """It is another source."""
+    MADE_AGAIN = "made again"
+    """It has its identity, and no message that was decided."""
+    PUT_BACK = "put back"
+    """It has messages that were decided, and others under such numbers, or nothing up to that number."""
+
+
 class NumberedSource(Protocol):
     """Messages with requests, each with a number that rises and is given once."""
+
+    is_moved: bool
+    """The operator says that a name's record has this very source under an earlier identity."""
 
     @property
     def identity(self) -> str:
         """Names the source in the log's record, the same for every way to reach it. Raises: Unavailable."""
         ...
 
-    def is_continued(self, through: int, time_ms: int) -> bool:
-        """Whether this may be the source that had message ``through``, when none up to it was newer than ``time_ms``.
+    def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
+        """To the source with this ``identity`` (None: known to be this one), decided up to ``through``.
 
-        ``time_ms`` 0: it is not known when they were published.
-
-        Raises: NotFound (there is no such source), Unavailable.
+        ``time_ms``: no message up to ``through`` was published after it; 0: not known. Raises: NotFound (there is no
+        such source), Unavailable.
         """
         ...
 
@@ -65,6 +86,21 @@ def same_source(one: str, other: str) -> bool:
     return _has_address(service) != _has_address(service_of_other)
 
 
+def same_queue(one: str, other: str) -> bool:
+    """Whether two identities may be of one queue: where the file with its id is missing, they have its path.
+
+    >>> same_queue("queue:" + 32 * "0", "queue:/var/requests"), same_queue("queue:" + 32 * "0", "queue:" + 32 * "1")
+    (True, False)
+    """
+    if not (one.startswith("queue:") and other.startswith("queue:")):
+        return False
+    ids = [each for each in (one.removeprefix("queue:"), other.removeprefix("queue:")) if _QUEUE_ID.fullmatch(each)]
+    return one == other or len(ids) < 2
+
+
+_QUEUE_ID: Final = re.compile("[0-9a-f]{32}")
+
+
 def _has_address(service: str) -> bool:
     return ":" in service.removeprefix("store:")
 
@@ -77,10 +113,32 @@ def log_id_of(url: str) -> str | None:
     return None
 
 
+def _descends(url: str, log_id: str) -> bool:
+    """Whether the log that the service at ``url`` leads was forked from ``log_id``: promoted, restored or repaired.
+
+    Raises: Unavailable. Cost: a request; a service refuses a position of any other log.
+    """
+    bounds = ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
+    position = Request("GET", f"/v1/snapshot?version=0@{log_id}")
+    with Client(url, token=service_token(), options=bounds) as client:
+        try:
+            client.run(ask(client.session, position, now_ms(), ANSWER_MS_MAX))
+        except (NotFound, PermissionDenied) as error:
+            return isinstance(error, NotFound)  # there is rarely a snapshot of version 0
+        except InvalidRequest as error:
+            if error.code is not Code.LOG_MISMATCH:
+                raise
+            return False
+    return True
+
+
 class DurableSource:
     """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable."""
 
-    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
+    def __init__(
+        self, url: str, store: str, durable: str, retry_ms: int | None = None, *, is_moved: bool = False
+    ) -> None:
+        self.is_moved = is_moved
         self._url = url
         self._names = f"{store}/{durable}"
         self._opened = (url, store, durable, retry_ms)
@@ -96,15 +154,23 @@ class DurableSource:
             self._identity = f"store:{log_id_of(self._url) or self._url}/{self._names}"
         return self._identity
 
-    def is_continued(self, through: int, time_ms: int) -> bool:
+    def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
         """As ``NumberedSource`` has it: a store that was deleted and made again begins at 1."""
-        try:
-            self._durable().require_continued(through, time_ms or None, fail_on_data_loss=False)
-        except NotFound as error:
-            if "read_through" not in error.fields:
-                raise
+        if identity is not None and not (same_source(identity, self.identity) or self._was(identity)):
+            return Relation.OTHER
+        durable = self._durable()
+        newest, oldest = durable.last_seq(), durable.first_after(0)
+        is_decided = oldest is not None and (not time_ms or oldest.published_ms <= time_ms)
+        if newest >= through and (oldest is None or oldest.seq > through or is_decided):
+            return Relation.SAME
+        return Relation.PUT_BACK if is_decided else Relation.MADE_AGAIN
+
+    def _was(self, identity: str) -> bool:
+        """Whether this durable had that identity: a log that is promoted, restored or repaired gets another id."""
+        (service, *names), (own, *own_names) = identity.rsplit("/", 2), self.identity.rsplit("/", 2)
+        if names != own_names or not service.startswith("store:") or _has_address(service) or _has_address(own):
             return False
-        return True
+        return _descends(self._url, service.removeprefix("store:"))
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         """As ``NumberedSource`` has it."""
@@ -142,21 +208,30 @@ class DurableSource:
 class QueueSource:
     """An embedded queue, which keeps its messages for its own lifetime: nothing is acknowledged."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_moved: bool = False) -> None:
+        self.is_moved = is_moved
         self._path = path
 
     @property
     def identity(self) -> str:
-        """As ``NumberedSource`` has it."""
+        """As ``NumberedSource`` has it; the path while the small file with the queue's id is missing."""
         with self._queue() as queue:
-            return f"queue:{id_of_queue(queue) or self._path}"
+            return f"queue:{id_of_queue(queue) or os.path.abspath(self._path)}"
 
-    def is_continued(self, through: int, time_ms: int) -> bool:
-        """As ``NumberedSource`` has it: a queue that lost power may give a number to another message."""
+    def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
+        """As ``NumberedSource`` has it: a queue that lost power may give a number to another message.
+
+        A queue whose id is not known may be any queue.
+        """
+        if identity is not None and not same_queue(identity, self.identity):
+            return Relation.OTHER
         with self._queue() as queue:
-            found_ns = time_of_message(queue, through)
-            is_old = not time_ms or found_ns is None or found_ns // 1_000_000 <= time_ms
-            return is_old and queue.last_seq >= through
+            found, oldest = time_of_message(queue, through), time_of_message(queue, queue.first_seq)
+            is_decided = not time_ms or oldest is None or oldest // 1_000_000 <= time_ms
+            is_same = not time_ms or found is None or found // 1_000_000 <= time_ms
+            if queue.last_seq >= through and is_same:
+                return Relation.SAME
+            return Relation.PUT_BACK if is_decided and queue.last_seq > 0 else Relation.MADE_AGAIN
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         """As ``NumberedSource`` has it."""

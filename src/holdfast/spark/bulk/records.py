@@ -24,7 +24,7 @@ Any other bytes under these keys raise CorruptData.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from itertools import islice
@@ -48,7 +48,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.transaction import Write, prefix_end
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, read_header
-from holdfast.errors import Code, NotFound
+from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.reading import newest_snapshot, read_tables
 from holdfast.spark.bulk.requests import ParsedRequest
@@ -203,7 +203,18 @@ def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _decode_group(data: bytes, key: bytes) -> GroupRecord:
-    return decode(data, key, GroupRecord, "ingest")
+    try:
+        return decode(data, key, GroupRecord, "ingest")
+    except CorruptData as error:
+        raise CorruptData(
+            "a key below spark/ingest/ holds something that no ingest of this version wrote",
+            code=Code.CORRUPT_LOG,
+            hint="if a later version wrote it, use that version. Only ingests write there: if a client did, and no "
+            "ingest of this name took requests from this source, delete the key while a service leads the log; the "
+            "names of other ingests can then be used. The ingest of this name needs its last record under the key",
+            key=key.decode("utf-8", "replace"),
+            cause=str(error.fields.get("cause", "")),
+        ) from error
 
 
 async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
@@ -338,14 +349,41 @@ def newest_records(spark: SparkSession, url: str, removed: Mapping[bytes, bytes]
     ``removed``: the records in the newest snapshot of a truncated log.
     """
     rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
-    written = rows.option("columns", "version,kind,key,value").load().where(F.col("kind") == "write")
+    changes = rows.option("columns", "version,kind,key,value,request_id").load()
+    # A request of a client has no say here, except that it deletes what is not a record.
+    is_record = (F.col("kind") == "write") & F.col("request_id").isNull()
+    written_at = F.when(is_record, F.col("version"))
+    newest = (
+        changes.where(F.col("kind").isin("write", "delete"))
+        .groupBy("key")
+        .agg(
+            F.max_by("value", written_at).alias("value"),
+            F.max(written_at).alias("written"),
+            F.max(F.when(F.col("kind") == "delete", F.col("version"))).alias("deleted"),
+        )
+    )
     with task_errors():
-        found = written.groupBy("key").agg(F.max_by("value", "version").alias("value")).toArrow().to_pylist()
-    values = {**removed, **{bytes(row["key"]): bytes(row["value"]) for row in found}}
-    return {
-        key.removeprefix(RECORDS_PREFIX).decode(errors="replace"): _decode_group(values[key], key)
-        for key in sorted(values)
-    }
+        found = newest.toArrow().to_pylist()
+    values = {**removed, **{bytes(row["key"]): bytes(row["value"]) for row in found if row["written"] is not None}}
+    deleted = {bytes(row["key"]) for row in found if (row["deleted"] or 0) > (row["written"] or 0)}
+    return decode_records(values, deleted)
+
+
+def decode_records(values: Mapping[bytes, bytes], deleted: Container[bytes]) -> dict[str, GroupRecord]:
+    """Records by the names of their streams. A key in ``deleted`` may hold anything else.
+
+    Raises: CorruptData, which names the key.
+    """
+    records: dict[str, GroupRecord] = {}
+    for key in sorted(values):
+        try:
+            record = _decode_group(values[key], key)
+        except CorruptData:
+            if key in deleted:
+                continue
+            raise
+        records[key.removeprefix(RECORDS_PREFIX).decode(errors="replace")] = record
+    return records
 
 
 async def removed_records(store: ObjectStore, claim: Header) -> dict[bytes, bytes]:

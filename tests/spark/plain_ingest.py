@@ -1,0 +1,90 @@
+"""Fakes for an ``Ingest`` without Spark: micro-batches, a source of messages, and a store of verdicts."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import cast
+
+from pyspark.sql import DataFrame
+
+from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.leadership import LeadershipOptions
+from holdfast.spark.bulk.message_requests import MessageRequest, request_in
+from holdfast.spark.bulk.numbered_source import Relation
+from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput
+
+POLITE = LeadershipOptions(silence_ms=20.0)
+
+
+def request(number: int) -> MessageRequest:
+    """A request without an id: taken twice, it would be committed twice."""
+    value = b64encode(b"value %d" % number).decode()
+    body = json.dumps({"operations": [{"type": "write", "key": "aw==", "value": value}]}).encode()
+    return request_in(number, body, {}, 1_000 + number)
+
+
+class Source:
+    """Messages that stay until they are acknowledged."""
+
+    identity = "store:00ff/requests/spark"
+    is_moved = False
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+
+    def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
+        return Relation.SAME
+
+    def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
+        return {each: request(each) for each in self.numbers if first <= each <= last}
+
+    def acknowledge(self, through: int) -> None:
+        self.numbers = [each for each in self.numbers if each > through]
+
+    def close(self) -> None:
+        pass
+
+
+class Verdicts:
+    """As a store keeps them: each number of a publisher once, and none after a gap."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, str | None] = {}
+        self.newest: dict[int, int] = {}
+        self.is_broken = False
+
+    def begin(self, log_id: str, name: str) -> int:
+        return 0
+
+    def write(self, judged: Judged) -> None:
+        if self.is_broken:
+            raise RuntimeError("killed")
+        pairs = zip(judged.requests, judged.outcomes, strict=True)
+        for seq, (each, outcome) in enumerate(pairs, judged.before - judged.published + 1):
+            newest = self.newest.get(judged.publisher, 0)
+            assert seq <= newest + 1, "sequence_gap"
+            if seq > newest:
+                assert each.order not in self.codes, "a second verdict"
+                self.codes[each.order] = outcome.code
+                self.newest[judged.publisher] = seq
+
+
+class Frame:
+    sparkSession = None  # noqa: N815  Spark's name
+
+    def __init__(self, *numbers: int) -> None:
+        self.requests = [request(number) for number in numbers]
+
+
+def offered(*numbers: int) -> DataFrame:
+    return cast("DataFrame", Frame(*numbers))
+
+
+def an_ingest(root: Path, verdicts: str | VerdictOutput, source: Source | None, group_requests: int = 100) -> Ingest:
+    root.mkdir(exist_ok=True)
+    return Ingest(
+        root.as_uri(), verdicts, "orders", request_format=None, source=source, leading=POLITE,
+        group_requests=group_requests,
+    )  # fmt: skip
