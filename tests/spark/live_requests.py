@@ -55,7 +55,7 @@ class IngestCommand:
     def __init__(self, folder: Path, source: str, log: str, *more: str) -> None:
         self.output = folder / "ingest.log"
         self._words = [
-            *("spark", "ingest", "--from", source, "--log", log, "--name", "live"),
+            *("spark", "ingest", "--from", source, "--log", log, "--init", "--name", "live"),
             *("--checkpoint", str(folder / "checkpoint"), *more),
         ]
         self._process: subprocess.Popen[bytes] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.spark.service_process import ServiceProcess
 
-from holdfast import StoreClient, Write
+from holdfast import Queue, StoreClient, Write
 from holdfast.cli.main import main
 from holdfast.client import Client
 from holdfast.client.stores import define_spark_stores
@@ -89,7 +90,8 @@ def test_a_token_without_a_right_is_refused_before_spark_starts_and_names_servic
     with ServiceProcess(tmp_path / "served", TOKENS) as service:
         with StoreClient(service.url, token="0123456789abcdef") as stores:
             define_spark_stores(stores)
-        of = f"store:{service.url}/requests/spark" if source == "store" else "queue:/var/orders"
+        Queue(tmp_path / "orders").close()
+        of = f"store:{service.url}/requests/spark" if source == "store" else f"queue:{tmp_path / 'orders'}"
         live = LiveRequests(of, verdicts_store=f"store:{service.url}/verdicts")
         monkeypatch.setenv("HOLDFAST_TOKEN", "0123456789abcdef")
         live.prepare((tmp_path / "log").as_uri())
@@ -160,3 +162,42 @@ def test_the_verdict_on_a_version_of_another_log_names_both_logs() -> None:
     judged = Judged(0, 0, 0, 0, [request], [], 9, "l")
     verdict = _message(judged, request, RequestOutcome("log_mismatch"), "cd" * 16)
     assert b"ab" * 16 in verdict.body and b"cd" * 16 in verdict.body
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ("queue:{folder}/none", 1, "no such queue"),
+        ("{folder}/none", 2, "no such folder of requests"),
+        ("nonsense://x", 2, "not a place from which an ingest reads"),
+        ("store:{url}/requests/shared", 1, "needs a durable of type standard"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_refused_before_spark_starts_and_before_the_job_leads(
+    given: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("holdfast.spark.commands.session", None)
+    (tmp_path / "served").mkdir()
+    with ExitStack() as opened:
+        url = ""
+        if "{url}" in given:
+            url = opened.enter_context(ServiceProcess(tmp_path / "served")).url
+            with StoreClient(url) as stores:
+                define_spark_stores(stores)
+                stores.define_durable("requests", "shared", {"type": "shared"})
+        command = ["spark", "ingest", "--from", given.format(folder=tmp_path, url=url), "--init", "--name", "n"]
+        log = ["--log", (tmp_path / "log").as_uri(), "--checkpoint", "c", "--to", (tmp_path / "verdicts").as_uri()]
+        assert main([*command, *log]) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_mistyped_log_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.spark.commands.session", None)
+    command = ["spark", "ingest", "--from", str(tmp_path), "--log", (tmp_path / "lgo").as_uri(), "--name", "n"]
+    assert main([*command, "--checkpoint", "c", "--to", (tmp_path / "verdicts").as_uri()]) == 5
+    assert "there is no log at this URL" in (said := capsys.readouterr().err) and "--init" in said
+    assert not (tmp_path / "lgo").exists()

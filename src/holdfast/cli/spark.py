@@ -435,6 +435,7 @@ def ingest(
             help="How long the services of requests and verdicts may be away before the job ends.",
         ),
     ] = 600.0,
+    init: Annotated[bool, typer.Option("--init", help="Make the log if there is none.")] = False,
     source_moved: Annotated[
         bool,
         typer.Option(
@@ -462,7 +463,8 @@ def ingest(
     }  # fmt: skip
     with stopped_by_sigterm() as stop:
         stopping = partial(stopped_by_signals, stop)
-        made = command.ingest(live, checkpoint, stopping, report_steps(as_json=as_json), every_seconds=every)
+        report = report_steps(as_json=as_json)
+        made = command.ingest(live, checkpoint, stopping, report, every_seconds=every, may_init=init)
     print_result(made, as_json=as_json)
 
 

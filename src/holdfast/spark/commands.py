@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.errors import Code, InvalidRequest, statement_of
+from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.commit_stream import commit_stream
+from holdfast.spark.bulk.ingest import IngestCounts
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
 from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
@@ -47,6 +48,10 @@ from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
 from holdfast.spark.typed.table import RowOptions
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
+_FOLDER_KINDS: Final = frozenset(
+    {"file", "s3", "s3a", "abfs", "abfss", "wasb", "wasbs", "gs", "hdfs", "viewfs", "dbfs"}
+)
+"""The schemes of file systems that Spark and Hadoop know."""
 
 Report: TypeAlias = Callable[[Mapping[str, object]], None]
 """Gets the names and numbers of every committed step."""
@@ -307,17 +312,36 @@ class RequestSource:
             reader = spark.read.format(self.format).option("header", "true")  # which only CSV has
             return self._in_types(reader.schema(self.schema).load(self.path) if self.schema else reader.load(self.path))
 
+    def require_folder(self) -> None:
+        """Raise InvalidRequest unless the path may be a folder: a local one exists, and a URL is of a known kind."""
+        kind, found, _ = self.path.partition("://")
+        if self.format == "table" or any(sign in self.path for sign in "*?[{"):
+            return
+        if found and kind not in _FOLDER_KINDS:
+            raise InvalidRequest(
+                "not a place from which an ingest reads",
+                code=Code.BAD_CONFIGURATION,
+                hint="give store:URL/STORE/DURABLE, queue:PATH, a folder or its URL, or a table (--format table)",
+                given=self.path,
+                kinds=", ".join(sorted(_FOLDER_KINDS)),
+            )
+        if found and kind != "file":
+            return
+        folder = Path(self.path.removeprefix("file://").removeprefix("file:"))
+        if folder.is_file():
+            raise InvalidRequest(
+                "an ingest reads the files that appear in a folder, and this is a file",
+                code=Code.BAD_CONFIGURATION,
+                hint=f"give its folder, {folder.parent}, or use `holdfast spark load` for one file",
+                path=self.path,
+            )
+        if not folder.is_dir():
+            raise InvalidRequest("there is no such folder of requests", code=Code.BAD_CONFIGURATION, path=self.path)
+
     def stream(self, spark: SparkSession, files_at_once: int | None) -> DataFrame:
         """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
         if self.format == "table":
             return spark.readStream.table(self.path)
-        if (file := Path(self.path.removeprefix("file://"))).is_file():
-            raise InvalidRequest(
-                "an ingest reads the files that appear in a folder, and this is a file",
-                code=Code.BAD_CONFIGURATION,
-                hint=f"give its folder, {file.parent}, or use `holdfast spark load` for one file",
-                path=self.path,
-            )
         reader = spark.readStream.format(self.format).option("header", "true")
         if files_at_once is not None:
             reader = reader.option("maxFilesPerTrigger", str(files_at_once))
@@ -332,6 +356,19 @@ class RequestSource:
         if self.format == "csv" and self.order_by in frame.columns:
             return frame.withColumn(self.order_by, F.col(self.order_by).cast("decimal(38,0)"))
         return frame
+
+
+def _require_log(url: str) -> None:
+    """Raise NotFound unless the log exists: a mistyped URL must not become a new log."""
+    try:
+        log_head(url)
+    except NotFound as error:
+        raise NotFound(
+            "there is no log at this URL",
+            code=error.code,
+            hint="correct --log, or give --init, which makes a new log",
+            log=url.partition("?")[0],
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,10 +456,12 @@ class BulkCommand:
         report: Report,
         *,
         every_seconds: float | None,
+        may_init: bool,
     ) -> JobResult:
         """Commit the requests that exist now, or new ones without end with ``every_seconds``.
 
-        ``live``: the arguments of ``LiveRequests``, apart from the source. Raises: as Ingest.
+        ``live``: the arguments of ``LiveRequests``, apart from the source. ``may_init``: make the log if there is none.
+        What can be checked without Spark is checked before it starts. Raises: as Ingest.
         """
         if self.spark.remote is not None:
             raise InvalidRequest(
@@ -433,9 +472,16 @@ class BulkCommand:
         leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down, listen=self.listen)
         requests = LiveRequests(self.source.path, **live)
         verdicts = requests.verdicts()
+        if not may_init:
+            _require_log(self._log())
+        requests.require_another_log(self._log())
         require_free_log(self._log(), leading)
         requests.prepare(self._log())
+        if requests.options is None:
+            self.source.require_folder()
         with self.spark.session("ingest") as spark, stopping() as stop:
+            if stop.is_set():  # while Spark started
+                return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(IngestCounts())})
             messages = requests.stream(spark)
             stream = commit_stream(
                 self.source.stream(spark, requests.at_once) if messages is None else messages,

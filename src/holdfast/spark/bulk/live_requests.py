@@ -24,6 +24,7 @@ from holdfast.spark.bulk.numbered_source import (
     log_id_of,
 )
 from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, VerdictStore
+from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN
 from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token
 from holdfast.spark.runtime.session import task_errors
@@ -113,12 +114,23 @@ class LiveRequests:
             )
         return VerdictStore(url, store, token=service_token(), retry_seconds=self.retry_seconds)
 
+    def require_another_log(self, log: str) -> None:
+        """Raise InvalidRequest if a service that has the stores leads ``log`` itself; as the client."""
+        served = (self.options or {}).get("url", "")
+        url_of_verdicts = self._store_of_verdicts()[0] if self.verdicts_store is not None else ""
+        for url in {served, url_of_verdicts} - {""}:
+            _require_another_log(url, log)
+
     def prepare(self, log: str) -> None:
-        """Make the stores that are missing. Raises: InvalidRequest (they live in ``log`` itself); as the client."""
+        """Make the stores that are missing, and look at the source.
+
+        Raises: InvalidRequest (the stores live in ``log`` itself), Conflict (a durable of another type, or one that is
+        in use), NotFound (no such queue); as the client.
+        """
+        self.require_another_log(log)
         options = self.options or {}
         url_of_verdicts, verdicts = self._store_of_verdicts() if self.verdicts_store is not None else ("", None)
         for url in {options.get("url", ""), url_of_verdicts} - {""}:
-            _require_another_log(url, log)
             # A token may do without the right to make stores where they exist; what is missing shows when it is used.
             with suppress(PermissionDenied), StoreClient(url, token=service_token(), options=_options()) as client:
                 define_spark_stores(
@@ -130,12 +142,16 @@ class LiveRequests:
         self._require_rights(verdicts, url_of_verdicts)
 
     def _require_rights(self, verdicts: str | None, url_of_verdicts: str) -> None:
-        """Raises: PermissionDenied, NotFound, Unavailable."""
+        """Raises: PermissionDenied, NotFound, Unavailable, Conflict."""
         options = self.options or {}
+        if "queue" in options:
+            assert QueueSource(options["queue"]).identity, "a queue that can be opened has one"
         if "durable" in options:
             url, store, path = options["url"], options["store"], durable_path(options["store"], options["durable"])
             _require_right(url, store, "browse", Request("GET", browse_target(path, 0, 1, None, False)))
             _require_right(url, store, "subscribe", request_of("POST", f"{path}/acks", {}))
+            with DurableClient(url, store, options["durable"], ANSWER_MS_MAX) as durable:
+                durable.require_own()
         if verdicts is not None:
             publish = request_of("POST", f"{store_path(verdicts)}/messages", {})
             _require_right(url_of_verdicts, verdicts, "publish", publish)
@@ -173,7 +189,7 @@ def _require_right(url: str, store: str, right: str, request: Request) -> None:
                 store=store,
             ) from error
         except NotFound as error:
-            raise NotFound(
+            raise PermissionDenied(
                 "a store, or its durable, does not exist, and the token of this job may not make it",
                 code=error.code,
                 hint="make it with define_spark_stores, or give the job a token with the right administer",
