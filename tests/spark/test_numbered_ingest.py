@@ -29,7 +29,7 @@ from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.numbered_source import DurableSource, NumberedSource, QueueSource
-from holdfast.spark.bulk.records import newest_records
+from holdfast.spark.bulk.records import newest_records, records_of_log
 from holdfast.spark.bulk.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
@@ -339,6 +339,7 @@ def test_a_key_that_no_ingest_wrote_is_named_until_it_is_deleted(spark: SparkSes
     (tmp_path / "log").mkdir()
     asyncio.run(commit(Transaction([Write(key, b"not a record")], request_id="a client's own")))
     assert newest_records(spark, url, {}) == {}
+    assert records_of_log(spark, url, key) == []
     asyncio.run(commit(Transaction([Write(key, b"not a record")])))
     with pytest.raises(CorruptData, match="no ingest of this version wrote") as refused:
         newest_records(spark, url, {})
