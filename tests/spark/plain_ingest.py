@@ -1,19 +1,27 @@
-"""Fakes for an ``Ingest`` without Spark: micro-batches, a source of messages, and a store of verdicts."""
+"""Fakes for an ``Ingest`` without Spark: micro-batches, a source, a store of verdicts; and retention of its log."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pyspark.sql import DataFrame
 
+from holdfast.commit.format.batch import HEADER_BYTES, Kind, decode_header, object_name, slot_of
+from holdfast.commit.format.transaction import Transaction, Write
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.stages.events import CommitEntry
+from holdfast.objects.open import open_store
+from holdfast.snapshots import make_snapshot
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.message_requests import MessageRequest, request_in
 from holdfast.spark.bulk.numbered_source import Relation
 from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput
+from holdfast.values import Version
 
 POLITE = LeadershipOptions(silence_ms=20.0)
 
@@ -88,3 +96,30 @@ def an_ingest(root: Path, verdicts: str | VerdictOutput, source: Source | None, 
         root.as_uri(), verdicts, "orders", request_format=None, source=source, leading=POLITE,
         group_requests=group_requests,
     )  # fmt: skip
+
+
+def retention(root: Path, *, snapshot: bool = True) -> None:
+    """A service leads, makes a snapshot, truncates the log, and deletes what may go."""
+
+    async def truncates() -> None:
+        store = open_store(root.as_uri())
+        service = await CommitService.lead(store, ServiceOptions(address="", allow_new=False, probe=False))
+        for number in range(3):
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            service.submit([CommitEntry(Transaction([Write(b"other", b"%d" % number)]), done.set_result)])
+            await done
+        if snapshot:
+            await make_snapshot(store)
+        through = service.claim.last_version
+        await service.truncate(Version(through))
+        for path in (root / "batches").iterdir():
+            slot = slot_of(f"batches/{path.name}")
+            assert slot is not None, "the store made it"
+            header = decode_header(path.read_bytes()[:HEADER_BYTES], slot=slot)
+            is_own = header.claim == service.claim.slot
+            if header.last_version <= through and header.kind is not Kind.CLAIM and not is_own:
+                await store.delete(object_name(slot))
+        await service.step_down()
+        await service.close()
+
+    asyncio.run(truncates())

@@ -27,6 +27,7 @@ from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requ
 from tests.spark.command_process import CommandProcess
 from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
 from tests.spark.plain import operation_row
+from tests.spark.plain_ingest import retention
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_cli import common
 
@@ -160,6 +161,16 @@ def test_a_load_killed_at_every_step_in_turn_commits_each_request_once(
     again = load_requests(spark, frame, log, verdicts, OPTIONS)
     assert (again.batches, again.committed) == (0, report.committed), "what is loaded is not loaded again"
     check_verdicts(tmp_path, requests, Windows())
+
+
+def test_what_was_loaded_is_not_loaded_again_after_retention(spark: SparkSession, tmp_path: Path) -> None:
+    """The record of a load is in the newest snapshot alone."""
+    frame = frame_of(spark, draw_requests(13, 20, keys=5)).persist()
+    log = (tmp_path / "log").as_uri()
+    report = load_requests(spark, frame, log, None, OPTIONS)
+    retention(tmp_path / "log")
+    again = load_requests(spark, frame, log, None, OPTIONS)
+    assert (again.batches, again.committed, again.continued_at) == (0, report.committed, 20)
 
 
 @pytest.mark.matrix

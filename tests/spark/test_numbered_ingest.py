@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
+from tests.spark.plain_ingest import retention
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_bulk_load import Killed, transactions
 
@@ -29,7 +30,7 @@ from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.numbered_source import DurableSource, NumberedSource, QueueSource
-from holdfast.spark.bulk.records import newest_records
+from holdfast.spark.bulk.records import newest_records, records_of_log
 from holdfast.spark.bulk.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
@@ -227,6 +228,27 @@ def test_another_name_on_the_same_durable_is_refused_and_names_the_first(spark: 
     assert values_of(tmp_path) == in_order(4)
 
 
+def test_name_and_source_belong_together_after_retention_removed_the_record(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with a_desk(tmp_path / "desk") as desk:
+        desk.send(0, 2)
+        first = an_ingest(tmp_path, desk)
+        first.micro_batch(offered(spark, desk.requests), 0)
+        first.close()
+        retention(tmp_path / "log")
+        desk.send(2, 4)
+        other = an_ingest(tmp_path, desk, name="another")
+        with pytest.raises(InvalidRequest, match="'orders' has taken requests from this source"):
+            other.micro_batch(offered(spark, desk.requests), 0)
+        other.close()
+        again = an_ingest(tmp_path, desk)
+        again.micro_batch(offered(spark, desk.requests), 0)
+        again.close()
+        assert again.counts.committed == 2
+        assert [number for number, _ in desk.verdicts()] == [0, 1, 2, 3]
+
+
 def test_a_store_that_was_made_again_is_no_reason_to_leave_requests_out(spark: SparkSession, tmp_path: Path) -> None:
     with a_desk(tmp_path / "desk") as desk:
         desk.send(0, 5)
@@ -339,6 +361,7 @@ def test_a_key_that_no_ingest_wrote_is_named_until_it_is_deleted(spark: SparkSes
     (tmp_path / "log").mkdir()
     asyncio.run(commit(Transaction([Write(key, b"not a record")], request_id="a client's own")))
     assert newest_records(spark, url, {}) == {}
+    assert records_of_log(spark, url, key) == []
     asyncio.run(commit(Transaction([Write(key, b"not a record")])))
     with pytest.raises(CorruptData, match="no ingest of this version wrote") as refused:
         newest_records(spark, url, {})

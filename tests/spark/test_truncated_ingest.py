@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered
+from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, retention
 
-from holdfast.commit.format.batch import HEADER_BYTES, Kind, decode_header, object_name, slot_of
-from holdfast.commit.format.transaction import Transaction, Write
-from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, NotFound
-from holdfast.objects.open import open_store
-from holdfast.snapshots import make_snapshot
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.records import GroupRecord, RequestOutcome, lost_groups
-from holdfast.values import Version
 
 
 @pytest.fixture(autouse=True)
@@ -34,33 +25,6 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
     monkeypatch.setattr(module, "newest_records", found)
-
-
-def retention(root: Path, *, snapshot: bool = True) -> None:
-    """A service leads, makes a snapshot, truncates the log, and deletes what may go."""
-
-    async def truncates() -> None:
-        store = open_store(root.as_uri())
-        service = await CommitService.lead(store, ServiceOptions(address="", allow_new=False, probe=False))
-        for number in range(3):
-            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            service.submit([CommitEntry(Transaction([Write(b"other", b"%d" % number)]), done.set_result)])
-            await done
-        if snapshot:
-            await make_snapshot(store)
-        through = service.claim.last_version
-        await service.truncate(Version(through))
-        for path in (root / "batches").iterdir():
-            slot = slot_of(f"batches/{path.name}")
-            assert slot is not None, "the store made it"
-            header = decode_header(path.read_bytes()[:HEADER_BYTES], slot=slot)
-            is_own = header.claim == service.claim.slot
-            if header.last_version <= through and header.kind is not Kind.CLAIM and not is_own:
-                await store.delete(object_name(slot))
-        await service.step_down()
-        await service.close()
-
-    asyncio.run(truncates())
 
 
 def test_requests_after_a_truncation_get_verdicts_of_their_own(tmp_path: Path) -> None:

@@ -43,7 +43,14 @@ from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, He
 from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
-from holdfast.spark.bulk.records import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
+from holdfast.spark.bulk.records import (
+    LoadProgress,
+    decode_progress,
+    newest_nearby,
+    newest_of_log,
+    progress_key,
+    value_in_snapshot,
+)
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ChunkSummary,
@@ -393,6 +400,8 @@ class _Load:
         record, complete, others = thread.start(lambda store: newest_nearby(store, claim, key)).result()
         if record is None and not complete:
             record = newest_of_log(self._spark, self._url, key)
+        if record is None:
+            record = thread.start(lambda store: value_in_snapshot(store, claim, key)).result()
         if record is None:
             return None
         progress = decode_progress(record, key)

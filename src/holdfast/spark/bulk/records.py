@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import (
@@ -255,16 +255,23 @@ def _record_in(txn: LoggedTransaction, key: bytes) -> bytes | None:
 
 def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:
     """The records of the newest micro-batch anywhere in the log. Cost: two scans of the log, by tasks."""
-    newest = newest_of_log(spark, url, key)
-    if newest is None:
+    columns = "version,kind,key,value,request_id"
+    rows = spark.read.format("holdfast").option("url", url).option("columns", columns).load()
+    written = rows.where((F.col("key") == F.lit(key)) & _is_record())
+    with task_errors():
+        newest = written.agg(F.max_by("value", "version")).first()
+    if newest is None or newest[0] is None:
         return []
-    number = str(_decode_group(newest, key).batch)
-    rows = spark.read.format("holdfast").option("url", url).option("columns", "kind,key,value").load()
-    written = rows.where((F.col("key") == F.lit(key)) & (F.col("kind") == "write"))
+    number = str(_decode_group(bytes(newest[0]), key).batch)
     same = written.where(F.get_json_object(F.col("value").cast("string"), "$.batch") == number)
     with task_errors():
         values: Iterable[bytes] = same.select("value").toArrow()["value"].to_pylist()
     return [_decode_group(bytes(value), key) for value in values]
+
+
+def _is_record() -> Column:
+    """A request of a client that has an id is not a record, whatever its key."""
+    return (F.col("kind") == "write") & F.col("request_id").isNull()
 
 
 async def value_in_snapshot(store: ObjectStore, claim: Header, key: bytes) -> bytes | None:
@@ -350,9 +357,7 @@ def newest_records(spark: SparkSession, url: str, removed: Mapping[bytes, bytes]
     """
     rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
     changes = rows.option("columns", "version,kind,key,value,request_id").load()
-    # A request of a client has no say here, except that it deletes what is not a record.
-    is_record = (F.col("kind") == "write") & F.col("request_id").isNull()
-    written_at = F.when(is_record, F.col("version"))
+    written_at = F.when(_is_record(), F.col("version"))
     newest = (
         changes.where(F.col("kind").isin("write", "delete"))
         .groupBy("key")
