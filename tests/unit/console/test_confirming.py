@@ -77,6 +77,7 @@ def confirm(service: RefusingService, **fields: str) -> Any:
     ("message", "count", "shown"),
     [
         ("the change would delete messages of orders/work (an unknown number)", "at_least", "an unknown number of"),
+        ("the change would delete messages of orders/work (about 3)", "about", "an unknown number of messages"),
         ("another text of another version", "", "an unknown number of messages"),
         ("the change would delete messages of a messages=0 places=1 count=exact/b", "at_least", "an unknown number of"),
     ],
