@@ -486,7 +486,8 @@ def event_fields(event: Event) -> dict[str, object]:
                 "version": event.version,
                 "time_ms": event.time_ms,
                 "published": [*map(message_fields, event.published)],
-            } | ({"more": True} if event.more else {})
+                **({"more": True} if event.more else {}),
+            }
         case Checkpoint():
             fields = {"event": "checkpoint", "committed_version": event.committed_version}
         case RolledBack():
