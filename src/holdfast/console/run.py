@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import threading
 
 from holdfast.console.options import ConsoleOptions
+from holdfast.errors import Code, InvalidRequest, Unavailable, statement_of
 from holdfast.extras import needs
 
 with needs("console"):
@@ -38,14 +40,21 @@ class _Server(uvicorn.Server):
 
 
 def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
-    """Serve pages. Prints the address to open; the exit code of a port that is taken is 1, by uvicorn.
+    """Serve pages. Prints the address to open. Raises: InvalidRequest where it cannot listen on its address.
 
-    ``until_input_ends``: also end when standard input ends.
+    ``until_input_ends``: also end when standard input ends; and an address on which it cannot listen is Unavailable,
+    because the service that started this console tries again.
     """
+    try:
+        listening = _listening(options.listen_host, options.listen_port)
+    except OSError as error:
+        host = f"[{options.listen_host}]" if ":" in options.listen_host else options.listen_host
+        problem = f"cannot listen on {host}:{options.listen_port}: {error.strerror or statement_of(error)}"
+        if until_input_ends:
+            raise Unavailable(problem) from error
+        raise InvalidRequest(problem, code=Code.BAD_CONFIGURATION) from error
     config = uvicorn.Config(
         application(options),
-        host=options.listen_host,
-        port=options.listen_port,
         ssl_certfile=None if options.tls_certificate is None else str(options.tls_certificate),
         ssl_keyfile=None if options.tls_key is None else str(options.tls_key),
         log_level="warning",
@@ -61,4 +70,37 @@ def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
     server = _Server(config, f"console of {', '.join(options.services)} {acts}: open {options.address}")
     if until_input_ends:
         threading.Thread(target=server.end_with_input, daemon=True).start()
-    server.run()
+    server.run(listening)
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of ``host``; one that this machine does not have is left out. Raises: OSError."""
+    opened: list[socket.socket] = []
+    missing: OSError | None = None
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        try:
+            opened.append(_bound(family, address))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                for each in opened:
+                    each.close()
+                raise
+            missing = error
+    if missing is not None and not opened:
+        raise missing
+    return opened
+
+
+def _bound(family: int, address: tuple[str | int | bytes, ...]) -> socket.socket:
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(address)
+        opened.listen()  # until then two sockets may be bound to one port
+    except OSError:
+        opened.close()
+        raise
+    return opened

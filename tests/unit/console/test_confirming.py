@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.console.call import Form, Limit
+from holdfast.console.call import Action, Form, Limit
 from holdfast.console.frame import form_of
-from holdfast.console.pages.stores_acts import EDIT_DURABLE, limit_of, losses_of
+from holdfast.console.pages.stores_acts import DELETE_DURABLE, EDIT_DURABLE, PURGE, limit_of, losses_of
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 
@@ -77,6 +77,7 @@ def confirm(service: RefusingService, **fields: str) -> Any:
     ("message", "count", "shown"),
     [
         ("the change would delete messages of orders/work (an unknown number)", "at_least", "an unknown number of"),
+        ("the change would delete messages of orders/work (about 3)", "about", "an unknown number of messages"),
         ("another text of another version", "", "an unknown number of messages"),
         ("the change would delete messages of a messages=0 places=1 count=exact/b", "at_least", "an unknown number of"),
     ],
@@ -104,3 +105,21 @@ def test_a_lower_bound_is_shown_as_one_and_an_exact_number_as_itself() -> None:
 def test_a_count_that_is_missing_is_not_none() -> None:
     assert limit_of({"counts": {"messages": 3}}, "messages", "message") == Limit("message", 3)
     assert limit_of({"counts": {}}, "messages", "message") == Limit("message", 0, is_exact=False)
+
+
+@pytest.mark.parametrize("action", [PURGE, DELETE_DURABLE])
+@pytest.mark.parametrize("retention_time", [0, 3_600])
+def test_retained_messages_are_named_where_they_go_too(action: Action, retention_time: int) -> None:
+    part: Document = {"retention_time": retention_time, "counts": {"messages": 3, "bytes": 9}}
+
+    async def read(_: str) -> Document:
+        return part
+
+    query = {"store": "orders", "durable": "work"}
+    call = SimpleNamespace(
+        service=SimpleNamespace(read=read), required=query.__getitem__, text=query.get, path=action.path, query=query,
+        session=SimpleNamespace(csrf="x"), form={},
+    )  # fmt: skip
+    form: Any = asyncio.run(cast(Any, action.form(cast(Any, call))))
+    assert ("retains go, too" in str(form_of(cast(Any, call), form))) == bool(retention_time)
+    assert form.limits == (Limit("message", 3),)

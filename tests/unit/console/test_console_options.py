@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,20 @@ def test_the_console_of_a_service_asks_it_on_this_machine(
     bound: str, advertised: str, with_tls: bool, url: str
 ) -> None:
     assert url_for_console(bound, advertised, with_tls=with_tls) == url
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_said_as_the_service_says_it(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["console", "--listen", f"{host}:{port}"]) == 2
+        said = capsys.readouterr()
+        assert f"cannot listen on {host}:{port}: Address already in use" in said.err
+        assert not said.out
+        assert main(["console", "--listen", f"{host}:{port}", "--until-input-ends"]) == 7, "its service tries again"
+
+
+def test_an_address_of_another_machine_is_refused(capsys: pytest.CaptureFixture[str], one: Path) -> None:
+    listen = ["--listen", "192.0.2.7:8081", "--tls-certificate", str(one), "--tls-key", str(one)]
+    assert main(["console", *listen, "--token-file", str(one)]) == 2
+    assert "cannot listen on 192.0.2.7:8081" in capsys.readouterr().err

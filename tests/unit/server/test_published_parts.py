@@ -36,3 +36,13 @@ def test_a_reader_that_does_not_ask_for_parts_gets_one_event(monkeypatch: pytest
     assert [message["seq"] for message in data["published"]] == [1, 2, 3]
     assert not data.get("more")
     assert event.startswith(b"id: 8@")
+
+
+def test_fields_and_keys_count_as_well_as_bodies() -> None:
+    fields: dict[str, str | int | bool] = {f"{number:03d}" + "f" * 250: "v" * 250 for number in range(20)}
+    messages = [StreamMessage("orders", seq, 7, b"", fields) for seq in range(1, 4_097)]
+    parts = sse._parts(messages)
+    assert [len(part) > 0 for part in parts] == [True] * 3
+    assert [message for part in parts for message in part] == messages
+    keys = [StreamMessage("orders", seq, 7, b"", key="\0" * 1_000) for seq in range(1, 6_001)]
+    assert len(sse._parts(keys)) == 3

@@ -18,6 +18,7 @@ from holdfast.console.parts import notice
 from holdfast.console.service import Document, document, number
 from holdfast.errors import Code, Conflict, InvalidRequest
 
+RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
 
@@ -171,7 +172,9 @@ async def _on_durable(call: Call, effect: str, label: str) -> Form:
     return Form(
         effect=[
             element("p", effect, element("strong", f"{store}/{name}"), said),
-            element("p", "This cannot be undone."),
+            element(
+                "p", *([RETAINED_TOO, " "] if number(part.get("retention_time")) else []), "This cannot be undone."
+            ),
         ],
         button=label,
         back=_to_durable(call),

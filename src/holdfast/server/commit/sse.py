@@ -63,6 +63,10 @@ FIRST_BATCH_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 30.0
 PART_BYTES: Final = 16 << 20
 """A client takes events of 64 MiB by default, and one request may publish more: for readers with ``parts=true``."""
+TEXT_TIMES_MAX: Final = 6
+"""How much longer the text of a message may be than what is in it: a control character is six characters."""
+MESSAGE_BYTES: Final = 64
+"""About what names and numbers of a message add."""
 
 Subscribe = Callable[[int, bool, bool], AsyncIterator[EventBatch]]
 
@@ -147,7 +151,7 @@ def encode_event(
 
 def _parts(published: Sequence[StreamMessage]) -> list[Sequence[StreamMessage]]:
     """The messages in parts of about ``PART_BYTES`` of text, each with at least one message."""
-    if sum(len(message.body or b"") for message in published) <= PART_BYTES // 4:
+    if sum(map(_size, published)) <= PART_BYTES // TEXT_TIMES_MAX:
         return [published]
     parts: list[Sequence[StreamMessage]] = []
     part: list[StreamMessage] = []
@@ -160,6 +164,11 @@ def _parts(published: Sequence[StreamMessage]) -> list[Sequence[StreamMessage]]:
         part.append(message)
         size += length
     return [*parts, part]
+
+
+def _size(message: StreamMessage) -> int:
+    fields = sum(len(name) + (len(value) if isinstance(value, str) else 4) for name, value in message.fields.items())
+    return MESSAGE_BYTES + len(message.body or b"") + len(message.key or "") + fields
 
 
 def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:

@@ -4,7 +4,7 @@ A definition is checked whole before anything changes. Without ``delete``, a cha
 refused: unacknowledged and retained messages, values of maps and last values. They are lost with a removed durable or
 store, above a limit that discards old ones, or by a shorter ``message_ttl``, ``retention_time`` or ``durable_ttl``.
 Leased messages, and those that end later, do not count. The count reads at most ``LOOKS_MAX`` messages; above that it
-is a lower bound, and an unknown number counts as a loss.
+is a lower bound, and an unknown number counts as a loss. What a limit of bytes would discard is an estimate.
 """
 
 from __future__ import annotations
@@ -41,19 +41,29 @@ PLACES_SHOWN_MAX: Final = 20  # places that an error names
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
+    """``is_exact``: False for a lower bound. ``is_estimate``: by the mean size of a message."""
+
     messages: int = 0
     is_exact: bool = True
+    is_estimate: bool = False
 
     def __bool__(self) -> bool:
         return self.messages > 0 or not self.is_exact
 
     def __str__(self) -> str:
         if self.is_exact:
-            return str(self.messages)
+            return f"about {self.messages}" if self.is_estimate else str(self.messages)
         return f"at least {self.messages}" if self.messages else "an unknown number"
 
     def __add__(self, other: _Loss) -> _Loss:
-        return _Loss(self.messages + other.messages, self.is_exact and other.is_exact)
+        return _Loss(
+            self.messages + other.messages, self.is_exact and other.is_exact, self.is_estimate or other.is_estimate
+        )
+
+    @property
+    def count(self) -> str:
+        """What the number is, as an error says it."""
+        return ("about" if self.is_estimate else "exact") if self.is_exact else "at_least"
 
 
 class Losses:
@@ -93,7 +103,7 @@ class Losses:
             facts={
                 "messages": whole.messages,
                 "places": len(lost),
-                "count": "exact" if whole.is_exact else "at_least",
+                "count": whole.count,
             },
             hint="delete=true allows it",
         )
@@ -110,10 +120,11 @@ class Losses:
         idle_ms = store.idle_since_ms.get(after.name)
         if idle_ms is not None and _ends(idle_ms, after.durable_ttl_ms, now_ms):
             return _Loss() if _ends(idle_ms, before.durable_ttl_ms, now_ms) else self._kept(durable)
-        over = _Loss(max(0, _over(durable, after) - _over(durable, before)))
+        over = _over(durable, after)
+        added = max(0, over.messages - _over(durable, before).messages)
         expired = self._expired(store, durable, before.message_ttl_ms, after.message_ttl_ms)
         # Both end the oldest ones, so the larger includes the smaller.
-        first = expired if expired.messages >= over.messages else _Loss(over.messages, expired.is_exact)
+        first = _Loss(max(expired.messages, added), expired.is_exact, over.is_estimate)
         return first + self._ended_retained(durable, after.retention_time_ms)
 
     def _expired(self, store: Store, durable: Durable, before_ms: int, after_ms: int) -> _Loss:
@@ -182,19 +193,19 @@ def _ends(since_ms: int, ttl_ms: int, now_ms: int) -> bool:
     return 0 < ttl_ms <= now_ms - since_ms
 
 
-def _over(durable: Durable, wanted: DurableDefinition) -> int:
+def _over(durable: Durable, wanted: DurableDefinition) -> _Loss:
     """How many messages a limit would discard; an estimate for a limit of bytes."""
     if wanted.discard is not Discard.OLD:
-        return 0
+        return _Loss()
     if isinstance(durable, Consumption):
         messages, size = durable.pending, durable.pending_bytes
     else:
         messages, size = durable.keyed.messages, durable.keyed.bytes
     over = max(0, messages - wanted.message_limit) if wanted.message_limit else 0
-    if wanted.bytelimit and size > wanted.bytelimit:
-        average = max(1, size // max(1, messages))
-        over = max(over, -(-(size - wanted.bytelimit) // average))
-    return over
+    if not wanted.bytelimit or size <= wanted.bytelimit:
+        return _Loss(over)
+    average = max(1, size // max(1, messages))
+    return _Loss(max(over, -(-(size - wanted.bytelimit) // average)), is_estimate=True)
 
 
 HISTORY_BYTES_MAX = 4 << 20
