@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,35 @@ def test_the_console_of_a_service_asks_it_on_this_machine(
     bound: str, advertised: str, with_tls: bool, url: str
 ) -> None:
     assert url_for_console(bound, advertised, with_tls=with_tls) == url
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--service", "ftp://x"], "this is not an address"),
+        (["--service", ""], "this is not an address"),
+        (["--ca-file", "nope"], "--ca-file cannot be used"),
+        (["--host", "a b"], "not 'a b'"),
+        (["--host", "https://console.example"], "without a scheme"),
+        (["--tls-certificate", "nope", "--tls-key", "nope"], "--tls-certificate cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_named_before_the_console_listens(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["console", "--listen", "127.0.0.1:1", *given]) == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert "Traceback" not in written
+
+
+def test_a_certificate_and_a_key_that_are_swapped_are_refused(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-subj", "/CN=console", "-keyout", str(key), "-out", str(certificate)),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    options(tls_certificate=certificate, tls_key=key).check_tls()
+    with pytest.raises(InvalidRequest, match="that of its key"):
+        options(tls_certificate=key, tls_key=certificate).check_tls()

@@ -60,7 +60,7 @@ async function refresh() {
     writeState("the console does not answer; asking again", false);
   }
   const took = performance.now() - began;
-  setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.max(REFRESH_MS, 10 * took));
+  setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.min(SLOW_REFRESH_MS, Math.max(REFRESH_MS, 10 * took)));
 }
 
 function next() {
