@@ -132,7 +132,7 @@ class ConsoleOptions:
             raise _bad(f"the file of --ca-file cannot be used: {error}", file=str(self.ca_file)) from error
 
     def check_tls(self) -> None:
-        """Read the files of TLS once, so that a wrong one is refused before the console listens. Raises: InvalidRequest."""
+        """Read the files of TLS, so that a wrong one is refused before the console listens. Raises: InvalidRequest."""
         self.service_tls()
         if self.tls_certificate is None or self.tls_key is None:
             return
@@ -144,7 +144,7 @@ class ConsoleOptions:
         except (OSError, ValueError) as error:
             raise _bad(
                 f"the certificate and its key cannot be used: {error}",
-                hint="--tls-certificate is the PEM file of the certificate, --tls-key that of its key, without a password",
+                hint="--tls-certificate is the certificate, --tls-key its key without a password, each a PEM file",
                 certificate=str(self.tls_certificate),
                 key=str(self.tls_key),
             ) from error

@@ -150,5 +150,5 @@ def test_a_certificate_and_a_key_that_are_swapped_are_refused(tmp_path: Path) ->
     ]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     options(tls_certificate=certificate, tls_key=key).check_tls()
-    with pytest.raises(InvalidRequest, match="that of its key"):
+    with pytest.raises(InvalidRequest, match="its key without a password"):
         options(tls_certificate=key, tls_key=certificate).check_tls()

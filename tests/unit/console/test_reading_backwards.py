@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Self, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ class Stream:
     def __init__(self, after: int) -> None:
         self.after = after
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         if OLD[-1] < self.after < NEW[0] - 1:
             raise HoldfastError("this version was rolled back", code=Code.ROLLED_BACK, roll_back_to=OLD[-1])
         return self

@@ -52,6 +52,7 @@ async function refresh() {
   const began = performance.now();
   try {
     const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store" });
+    if (response.status === 401) return writeState("logged out: load this page again to log in", false);
     replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
     failures = 0;
     writeState("live", true);
