@@ -45,7 +45,7 @@ SERVICES_MAX: Final = 32
 """Tokens in use at the same time; the one that was idle for longest loses its history."""
 
 
-PATHS: Final = frozenset(each.path for each in (*PAGES, *ACTIONS))
+PATHS: Final = frozenset(each.path for each in PAGES) | frozenset(each.path for each in ACTIONS)
 """Where a login may lead."""
 
 

@@ -132,8 +132,8 @@ async def _first_after(service: Service, version: int) -> TransactionEvent | Non
                 async for event in stream:
                     if isinstance(event, TransactionEvent):
                         return event
-                    if isinstance(event, Checkpoint):
-                        return None
+                    if isinstance(event, Checkpoint) and event.committed_version >= await newest_version(service):
+                        return None  # an earlier one is at the end of an older leadership
         except TimeoutError:
             raise Unavailable("the log could not be read in time", version=version) from None
     return None

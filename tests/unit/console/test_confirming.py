@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.console.call import Form, Limit
+from holdfast.console.call import Done, Form, Input, Limit
 from holdfast.console.frame import form_of
-from holdfast.console.pages.stores_acts import EDIT_DURABLE, limit_of, losses_of
+from holdfast.console.html import text_of
+from holdfast.console.pages.stores_acts import DEFINE_DURABLE, EDIT_DURABLE, changed_by, limit_of, losses_of
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 
@@ -104,3 +105,56 @@ def test_a_lower_bound_is_shown_as_one_and_an_exact_number_as_itself() -> None:
 def test_a_count_that_is_missing_is_not_none() -> None:
     assert limit_of({"counts": {"messages": 3}}, "messages", "message") == Limit("message", 3)
     assert limit_of({"counts": {}}, "messages", "message") == Limit("message", 0, is_exact=False)
+
+
+def test_a_field_of_several_lines_keeps_a_first_newline() -> None:
+    """HTML drops one newline after the tag."""
+    call = SimpleNamespace(form={}, query={}, path="/key/edit", session=SimpleNamespace(csrf="x"))
+    shown = form_of(cast(Any, call), Form("", "Commit", "/", inputs=(Input("value", "Value", "\nabc", "area"),)))
+    assert ">\n\nabc</textarea>" in shown
+
+
+def test_a_change_does_not_take_back_what_another_changed_meanwhile() -> None:
+    shown: Document = {"max_delivery": 3, "prefetch": 5}
+    now: Document = {"max_delivery": 9, "prefetch": 5}
+    assert changed_by(now, {"max_delivery": 3, "prefetch": 10}, shown) == {"prefetch": 10}
+    with pytest.raises(Conflict, match="max_delivery"):
+        changed_by(now, {"max_delivery": 4, "prefetch": 5}, shown)
+    with pytest.raises(InvalidRequest, match="nothing differs"):
+        changed_by(now, shown, shown)
+
+
+class KnownService:
+    """A service with one durable."""
+
+    def __init__(self) -> None:
+        self.puts: list[object] = []
+
+    async def read(self, _: str) -> Document:
+        return {"name": "work", "type": "shared", "max_delivery": 2, "retention_time": 3600, "counts": {}}
+
+    async def change(self, *given: object) -> Document:
+        self.puts.append(given)
+        return {}
+
+
+def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None:
+    service, query = KnownService(), {"store": "orders"}
+
+    def define(**fields: str) -> object:
+        call = SimpleNamespace(
+            service=service, form={"name": "work", "parameters": "type: shared", **fields}, query=query,
+            path=DEFINE_DURABLE.path, text=lambda name: query.get(name, ""), required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, DEFINE_DURABLE.act(cast(Any, call))))
+
+    asked = define()
+    assert isinstance(asked, Form)
+    assert "max_delivery: 2" in text_of(asked.effect)
+    assert "exists" in text_of(asked.effect)
+    assert isinstance(define(confirm="other"), Form)
+    assert not service.puts
+    assert isinstance(define(confirm="work"), Done)
+    assert service.puts
+    with pytest.raises(InvalidRequest, match="the name of a durable"):
+        define(name="bad name/é")

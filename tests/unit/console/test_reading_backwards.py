@@ -37,12 +37,19 @@ class Stream:
         for version in OLD + NEW:
             if version > self.after:
                 yield TransactionEvent(version, before, None, "leader", 0, ())
+            if version == OLD[-1]:
+                yield Checkpoint(version, "older leader")
             before = version
         yield Checkpoint(NEW[-1], "leader")
 
 
 def service() -> Service:
-    return cast(Service, SimpleNamespace(log=SimpleNamespace(subscribe=lambda after, **_: Stream(after))))
+    async def version(**_: object) -> SimpleNamespace:
+        return SimpleNamespace(version=NEW[-1])
+
+    return cast(
+        Service, SimpleNamespace(log=SimpleNamespace(subscribe=lambda after, **_: Stream(after), version=version))
+    )
 
 
 def test_the_list_of_transactions_goes_over_the_gap_of_a_change_of_leader() -> None:
@@ -52,7 +59,7 @@ def test_the_list_of_transactions_goes_over_the_gap_of_a_change_of_leader() -> N
     assert not found.truncated
 
 
-@pytest.mark.parametrize("version", [31, 5_000_000, NEW[0] - 2])
+@pytest.mark.parametrize("version", [30, 31, 5_000_000, NEW[0] - 2])
 def test_the_transaction_after_a_version_of_the_gap_is_the_first_of_the_new_leader(version: int) -> None:
     event = asyncio.run(backwards.first_after(service(), version))
     assert event is not None
