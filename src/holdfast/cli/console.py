@@ -56,6 +56,7 @@ def console(
         ca_file=ca_file,
         tables=tuple(table or ()),
     )
+    options.check_tls()
     from holdfast.console.run import run  # brings the web framework
 
     run(options, until_input_ends=until_input_ends)

@@ -88,7 +88,7 @@ def _console_options(listen: str, token_file: Path | None) -> tuple[str, ...]:
     from holdfast.console.options import ConsoleOptions, parse_listen
 
     host, port = parse_listen(listen)
-    ConsoleOptions(("",), host, port, token_file=token_file)  # it refuses what the child would refuse
+    ConsoleOptions((), host, port, token_file=token_file)  # it refuses what the child would refuse
     token = () if token_file is None else ("--token-file", str(token_file.absolute()))
     return "--listen", listen, *token
 

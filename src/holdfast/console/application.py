@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.console.call import Action, Call, Done, Page
+from holdfast.console.call import Action, Call, Done, Page, link
 from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Html, element
 from holdfast.console.options import ConsoleOptions
@@ -43,6 +43,10 @@ REFRESH_HEADER: Final = "Holdfast-Refresh"
 """Sent by the script."""
 SERVICES_MAX: Final = 32
 """Tokens in use at the same time; the one that was idle for longest loses its history."""
+
+
+PATHS: Final = frozenset(each.path for each in PAGES) | frozenset(each.path for each in ACTIONS)
+"""Where a login may lead."""
 
 
 class Desk:
@@ -120,9 +124,9 @@ class Console:
         return self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
 
     def with_cookie(self, response: Response, cookie: str) -> Response:
-        """A response that begins a session."""
+        """A response that begins a session. ``Lax``: a link on another site finds the user logged in; see the guard."""
         response.set_cookie(
-            self.cookie, cookie, path="/", httponly=True, samesite="strict", secure=self.options.scheme == "https"
+            self.cookie, cookie, path="/", httponly=True, samesite="lax", secure=self.options.scheme == "https"
         )
         return response
 
@@ -132,7 +136,7 @@ class Console:
         if session is None and not self.options.needs_login:
             cookie, session = self.sessions.begin(time.monotonic())
         if session is None or (self.options.needs_login and session.token is None):
-            return RedirectResponse("/login", 303)
+            return self.to_login(request)
         call = await self.call(request, session)
         status = 200
         try:
@@ -154,7 +158,7 @@ class Console:
         session = self.session_of(request)
         assert session is not None, "the guard compared its CSRF token"
         if self.options.needs_login and session.token is None:
-            return RedirectResponse("/login", 303)
+            return self.to_login(request)
         call = replace(await self.call(request, session), form=fields)
         call.service.forget()  # what is confirmed is compared with what is there now
         try:
@@ -180,8 +184,15 @@ class Console:
         except HoldfastError as problem:
             return refusal(problem)
 
-    async def login_page(self, request: Request, problem: str = "", status: int = 200) -> Response:
-        """The form to log in."""
+    def to_login(self, request: Request) -> Response:
+        """Where a request without a login goes; 401 for the script, which has a page that it can keep."""
+        if REFRESH_HEADER in request.headers:
+            return PlainTextResponse("A login is needed.\n", 401)
+        asked = own_address(f"{request.url.path}?{request.url.query}")
+        return RedirectResponse(link("/login", to=None if asked == "/" else asked), 303)
+
+    async def login_page(self, request: Request, problem: str = "", status: int = 200, to: str = "") -> Response:
+        """The form to log in. ``to``: the page that was asked for."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
         session, cookie = self.session_of(request), None
@@ -190,6 +201,7 @@ class Console:
         form = element(
             "form",
             element("input", type="hidden", name=CSRF_FIELD, value=session.csrf),
+            element("input", type="hidden", name="to", value=own_address(to)),
             element("p", problem, class_="notice bad", role="alert") if problem else None,
             element(
                 "label",
@@ -208,17 +220,18 @@ class Console:
         """Begin a session of a user; the session of the form ends, so that no page from before knows the new one."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
+        to = own_address(fields.get("to", ""))
         try:
             tokens = self.options.tokens()
         except HoldfastError as error:
-            return await self.login_page(request, str(error), 503)
+            return await self.login_page(request, str(error), 503, to)
         address = "" if request.client is None else request.client.host
         found = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
         if isinstance(found, Refused):
-            return await self.login_page(request, found.reason, found.status)
+            return await self.login_page(request, found.reason, found.status, to)
         self.sessions.end(request.cookies.get(self.cookie))
         cookie, _ = self.sessions.begin(time.monotonic(), found)
-        return self.with_cookie(RedirectResponse("/", 303), cookie)
+        return self.with_cookie(RedirectResponse(to, 303), cookie)
 
     async def log_out(self, request: Request, fields: dict[str, str]) -> Response:
         """End the session."""
@@ -234,6 +247,17 @@ class Console:
 
 async def _form(shown: Action, call: Call) -> Html:
     return form_of(call, await shown.form(call))
+
+
+def own_address(text: str) -> str:
+    """The address of a page of this console, as a login may lead to it; any other text is the overview.
+
+    >>> own_address("/key?key=YQ"), own_address("https://evil.example/"), own_address("//evil.example/keys")
+    ('/key?key=YQ', '/', '/')
+    """
+    path, _, query = text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100)) if query.count("&") < 100 else {}
+    return link(path, **given) if path in PATHS else "/"
 
 
 def theme_of(request: Request) -> str:
@@ -321,7 +345,7 @@ def application(options: ConsoleOptions) -> Guarded:
             await console.aclose()
 
     async def log_in_page(request: Request) -> Response:
-        return await console.login_page(request)
+        return await console.login_page(request, to=request.query_params.get("to", ""))
 
     routes: list[BaseRoute] = [
         *(Route(each.path, functools.partial(console.look, each), methods=["GET"]) for each in PAGES),

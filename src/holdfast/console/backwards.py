@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
 from holdfast.console.service import Service
-from holdfast.errors import Code, NotFound, Unavailable
+from holdfast.errors import Code, HoldfastError, NotFound, Unavailable
 
 SECONDS_MAX: Final = 2.0
 WINDOW_SECONDS_MAX: Final = 0.5
@@ -54,12 +54,17 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
     """The ``count`` newest transactions at or below version ``high``; fewer where the time is over."""
     found: list[TransactionEvent] = []
     looked_at, width, end = 0, WINDOW_BEGIN, time.monotonic() + SECONDS_MAX
+    jump: int | None = None
     while high > 0 and len(found) < count and time.monotonic() < end:
-        low = max(0, high - width)
+        low = max(0, high - width) if jump is None else min(jump, high - 1)
+        jump = None
         began = time.monotonic()
         try:
             events, is_whole = await _window(service, low, high, wanted)
-        except NotFound as error:
+        except HoldfastError as error:
+            jump = _before_gap(error, low)
+            if jump is not None:
+                continue
             if error.code is not Code.LOG_TRUNCATED:
                 raise
             if width == 1:
@@ -78,6 +83,12 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
     if len(found) > count:
         return Found(found[:count], found[count].version, looked_at)
     return Found(found, high or None, looked_at)
+
+
+def _before_gap(error: HoldfastError, version: int) -> int | None:
+    """Where the log goes on below a version of the gap that a change of leader left; None for another error."""
+    back = error.fields.get("roll_back_to") if error.code is Code.ROLLED_BACK else None
+    return back if isinstance(back, int) and back < version else None
 
 
 async def _window(service: Service, low: int, high: int, wanted: Wanted) -> tuple[list[TransactionEvent], bool]:
@@ -105,14 +116,24 @@ async def _window(service: Service, low: int, high: int, wanted: Wanted) -> tupl
 
 async def first_after(service: Service, version: int) -> TransactionEvent | None:
     """The first transaction above a version; None where there is none yet. Raises: NotFound (``log_truncated``)."""
+    try:
+        return await _first_after(service, version)
+    except HoldfastError as error:
+        back = _before_gap(error, version)
+        if back is None:
+            raise
+        return await _first_after(service, back)  # the gap has no transaction
+
+
+async def _first_after(service: Service, version: int) -> TransactionEvent | None:
     async with service.log.subscribe(version, checkpoints=True) as stream:
         try:
             async with asyncio.timeout(SECONDS_MAX):
                 async for event in stream:
                     if isinstance(event, TransactionEvent):
                         return event
-                    if isinstance(event, Checkpoint):
-                        return None
+                    if isinstance(event, Checkpoint) and event.committed_version >= await newest_version(service):
+                        return None  # an earlier one is at the end of an older leadership
         except TimeoutError:
             raise Unavailable("the log could not be read in time", version=version) from None
     return None

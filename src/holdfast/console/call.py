@@ -96,12 +96,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A field of a form. ``kind``: a type of ``<input>``, or ``area`` for several lines, or ``choice``."""
+    """A field of a form. ``kind``: a type of ``<input>``, or ``area`` for several lines, or ``choice``.
+    A ``hidden`` one carries what the form showed."""
 
     name: str
     label: str
     value: str = ""
-    kind: Literal["text", "number", "area", "choice", "check"] = "text"
+    kind: Literal["text", "number", "area", "choice", "check", "hidden"] = "text"
     note: str = ""
     choices: tuple[str, ...] = ()
     required: bool = False

@@ -27,7 +27,7 @@ def document_of(text: str, what: str) -> Document:
     except yaml.YAMLError as error:
         raise InvalidRequest(f"{what} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{what} is a map of parameters")
+        raise InvalidRequest(f"{what} must be a map, such as name: value")
     return cast(Document, value)
 
 

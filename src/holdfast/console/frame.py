@@ -182,6 +182,8 @@ def _limit(limit: Limit) -> Html:
 
 def _field(call: Call, given: Input) -> Html:
     value = call.form.get(given.name, given.value)
+    if given.kind == "hidden":
+        return element("input", type="hidden", name=given.name, value=value)
     note = element("small", given.note, id=f"n-{given.name}") if given.note else None
     described = f"n-{given.name}" if given.note else None
     label = element("span", given.label)
@@ -189,7 +191,7 @@ def _field(call: Call, given: Input) -> Html:
         case "area":
             field = element(
                 "textarea",
-                value,
+                ["\n", value],  # a browser drops a first newline
                 name=given.name,
                 rows=8,
                 spellcheck="false",

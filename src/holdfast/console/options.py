@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.errors import Code, InvalidRequest
 
 TOKENS_MAX: Final = 1_000
 FILE_BYTES_MAX: Final = 1 << 20
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -34,6 +37,11 @@ class ConsoleOptions:
     tables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for service in self.services:
+            parse_endpoint(service)
+        for host in self.hosts:
+            if not _HOST.fullmatch(host):
+                raise _bad(f"--host is a name or an address, not {host!r}", hint="give it without a scheme and a port")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise _bad("--tls-certificate and --tls-key belong together")
         if not self.is_loopback:
@@ -115,8 +123,31 @@ class ConsoleOptions:
         return () if self.token_file is None else read_tokens(self.token_file)
 
     def service_tls(self) -> ssl.SSLContext | None:
-        """How the service's certificate is checked."""
-        return None if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
+        """How the service's certificate is checked. Raises: InvalidRequest."""
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=str(self.ca_file))
+        except (OSError, ValueError) as error:
+            raise _bad(f"the file of --ca-file cannot be used: {error}", file=str(self.ca_file)) from error
+
+    def check_tls(self) -> None:
+        """Read the files of TLS, so that a wrong one is refused before the console listens. Raises: InvalidRequest."""
+        self.service_tls()
+        if self.tls_certificate is None or self.tls_key is None:
+            return
+        for option, file in (("--tls-certificate", self.tls_certificate), ("--tls-key", self.tls_key)):
+            if not file.is_file():
+                raise _bad(f"the file of {option} cannot be read", file=str(file))
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_certificate, self.tls_key, _no_password)
+        except (OSError, ValueError) as error:
+            raise _bad(
+                f"the certificate and its key cannot be used: {error}",
+                hint="--tls-certificate is the certificate, --tls-key its key without a password, each a PEM file",
+                certificate=str(self.tls_certificate),
+                key=str(self.tls_key),
+            ) from error
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -162,5 +193,10 @@ def _tokens_of(lines: Sequence[str]) -> list[str]:
     return tokens
 
 
-def _bad(problem: str, hint: str = "") -> InvalidRequest:
-    return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, hint=hint)
+def _no_password() -> str:
+    """Else OpenSSL asks the terminal."""
+    return ""
+
+
+def _bad(problem: str, hint: str = "", **facts: str) -> InvalidRequest:
+    return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, hint=hint, facts=facts)

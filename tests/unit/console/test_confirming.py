@@ -9,9 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.console.call import Action, Form, Limit
+from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
-from holdfast.console.pages.stores_acts import DELETE_DURABLE, EDIT_DURABLE, PURGE, limit_of, losses_of
+from holdfast.console.html import text_of
+from holdfast.console.pages.stores_acts import (
+    DEFINE_DURABLE,
+    DELETE_DURABLE,
+    EDIT_DURABLE,
+    PURGE,
+    changed_by,
+    limit_of,
+    losses_of,
+)
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 
@@ -123,3 +132,56 @@ def test_retained_messages_are_named_where_they_go_too(action: Action, retention
     form: Any = asyncio.run(cast(Any, action.form(cast(Any, call))))
     assert ("retains go, too" in str(form_of(cast(Any, call), form))) == bool(retention_time)
     assert form.limits == (Limit("message", 3),)
+
+
+def test_a_field_of_several_lines_keeps_a_first_newline() -> None:
+    """HTML drops one newline after the tag."""
+    call = SimpleNamespace(form={}, query={}, path="/key/edit", session=SimpleNamespace(csrf="x"))
+    shown = form_of(cast(Any, call), Form("", "Commit", "/", inputs=(Input("value", "Value", "\nabc", "area"),)))
+    assert ">\n\nabc</textarea>" in shown
+
+
+def test_a_change_does_not_take_back_what_another_changed_meanwhile() -> None:
+    shown: Document = {"max_delivery": 3, "prefetch": 5}
+    now: Document = {"max_delivery": 9, "prefetch": 5}
+    assert changed_by(now, {"max_delivery": 3, "prefetch": 10}, shown) == {"prefetch": 10}
+    with pytest.raises(Conflict, match="max_delivery"):
+        changed_by(now, {"max_delivery": 4, "prefetch": 5}, shown)
+    with pytest.raises(InvalidRequest, match="nothing differs"):
+        changed_by(now, shown, shown)
+
+
+class KnownService:
+    """A service with one durable."""
+
+    def __init__(self) -> None:
+        self.puts: list[object] = []
+
+    async def read(self, _: str) -> Document:
+        return {"name": "work", "type": "shared", "max_delivery": 2, "retention_time": 3600, "counts": {}}
+
+    async def change(self, *given: object) -> Document:
+        self.puts.append(given)
+        return {}
+
+
+def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None:
+    service, query = KnownService(), {"store": "orders"}
+
+    def define(**fields: str) -> object:
+        call = SimpleNamespace(
+            service=service, form={"name": "work", "parameters": "type: shared", **fields}, query=query,
+            path=DEFINE_DURABLE.path, text=lambda name: query.get(name, ""), required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, DEFINE_DURABLE.act(cast(Any, call))))
+
+    asked = define()
+    assert isinstance(asked, Form)
+    assert "max_delivery: 2" in text_of(asked.effect)
+    assert "exists" in text_of(asked.effect)
+    assert isinstance(define(confirm="other"), Form)
+    assert not service.puts
+    assert isinstance(define(confirm="work"), Done)
+    assert service.puts
+    with pytest.raises(InvalidRequest, match="the name of a durable"):
+        define(name="bad name/é")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,17 @@ def test_the_console_of_a_service_asks_it_on_this_machine(
     assert url_for_console(bound, advertised, with_tls=with_tls) == url
 
 
+def made_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-subj", "/CN=console", "-keyout", str(key), "-out", str(certificate)),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_port_that_is_taken_is_said_as_the_service_says_it(capsys: pytest.CaptureFixture[str], host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -133,7 +145,37 @@ def test_a_port_that_is_taken_is_said_as_the_service_says_it(capsys: pytest.Capt
         assert main(["console", "--listen", f"{host}:{port}", "--until-input-ends"]) == 7, "its service tries again"
 
 
-def test_an_address_of_another_machine_is_refused(capsys: pytest.CaptureFixture[str], one: Path) -> None:
-    listen = ["--listen", "192.0.2.7:8081", "--tls-certificate", str(one), "--tls-key", str(one)]
+def test_an_address_of_another_machine_is_refused(
+    capsys: pytest.CaptureFixture[str], one: Path, tmp_path: Path
+) -> None:
+    certificate, key = made_certificate(tmp_path)
+    listen = ["--listen", "192.0.2.7:8081", "--tls-certificate", str(certificate), "--tls-key", str(key)]
     assert main(["console", *listen, "--token-file", str(one)]) == 2
     assert "cannot listen on 192.0.2.7:8081" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--service", "ftp://x"], "this is not an address"),
+        (["--service", ""], "this is not an address"),
+        (["--ca-file", "nope"], "--ca-file cannot be used"),
+        (["--host", "a b"], "not 'a b'"),
+        (["--host", "https://console.example"], "without a scheme"),
+        (["--tls-certificate", "nope", "--tls-key", "nope"], "--tls-certificate cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_named_before_the_console_listens(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["console", "--listen", "127.0.0.1:1", *given]) == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert "Traceback" not in written
+
+
+def test_a_certificate_and_a_key_that_are_swapped_are_refused(tmp_path: Path) -> None:
+    certificate, key = made_certificate(tmp_path)
+    options(tls_certificate=certificate, tls_key=key).check_tls()
+    with pytest.raises(InvalidRequest, match="its key without a password"):
+        options(tls_certificate=key, tls_key=certificate).check_tls()

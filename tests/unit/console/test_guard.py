@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -178,9 +179,9 @@ def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
         async with browser(options_of(tmp_path, TOKEN, OTHER, login=True)) as client:
             for path in ("/", "/keys", ACTION):
                 away = await client.get(path)
-                assert (away.status_code, away.headers["location"]) == (303, "/login")
+                assert (away.status_code, away.headers["location"].partition("?")[0]) == (303, "/login")
             csrf = await csrf_of(client, "/login")
-            assert (await client.post(ACTION, data={"csrf": csrf})).headers["location"] == "/login"
+            assert (await client.post(ACTION, data={"csrf": csrf})).headers["location"] == "/login?to=%2Fcluster%2Fsave"
             wrong = await client.post("/login", data={"csrf": csrf, "token": TOKEN + "x"})
             assert wrong.status_code == 403
             assert (await client.get("/keys")).status_code == 303
@@ -197,6 +198,41 @@ def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
             await client.post("/logout", data={"csrf": await csrf_of(client, "/runbooks")})
             client.cookies.clear()
             assert (await client.get("/runbooks", headers={"Cookie": cookie_of(after)})).status_code == 303
+
+    run(scenario)
+
+
+def test_a_login_leads_to_the_page_that_was_asked_for_and_never_to_another_site(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN, login=True)) as client:
+            asked = "/durable?store=a+b&durable=x%26y"
+            away = (await client.get(asked)).headers["location"]
+            form = (await client.get(away)).text
+            assert html.escape(asked) in form
+            csrf = await csrf_of(client, "/login")
+            wrong = await client.post("/login", data={"csrf": csrf, "token": "wrong", "to": asked})
+            assert html.escape(asked) in wrong.text, "also after a wrong token"
+            foreign = (
+                "https://evil.example/",
+                "//evil.example/keys",
+                "/\\evil.example",
+                "/static/x.js",
+                "/keys@evil.example",
+            )
+            for to, place in [(asked, asked), *((each, "/") for each in foreign)]:
+                csrf = await csrf_of(client, "/login")
+                done = await client.post("/login", data={"csrf": csrf, "token": TOKEN, "to": to})
+                assert (done.status_code, done.headers["location"]) == (303, place)
+
+    run(scenario)
+
+
+def test_a_refresh_without_a_login_is_answered_and_not_sent_elsewhere(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN, login=True)) as client:
+            refreshed = await client.get("/log", headers={"Holdfast-Refresh": "1"})
+            assert refreshed.status_code == 401
+            assert "set-cookie" not in refreshed.headers
 
     run(scenario)
 
@@ -240,7 +276,7 @@ def test_a_session_cookie_is_not_for_scripts_nor_other_sites(tmp_path: Path) -> 
         async with browser(options_of(tmp_path)) as client:
             cookie = (await client.get("/runbooks")).headers["set-cookie"].lower()
             assert "httponly" in cookie
-            assert "samesite=strict" in cookie
+            assert "samesite=lax" in cookie
         certificate = tmp_path / "c.pem"
         secure = options_of(tmp_path, TOKEN, login=True, tls_certificate=certificate, tls_key=certificate)
         async with browser(secure, "https://127.0.0.1:8081") as client:

@@ -13,12 +13,13 @@ from holdfast.client.protocol.stores.messages import durable_path, store_path, t
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
-from holdfast.console.html import element
+from holdfast.console.html import Content, element
 from holdfast.console.parts import notice
 from holdfast.console.service import Document, document, number
-from holdfast.errors import Code, Conflict, InvalidRequest
+from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
 
@@ -35,7 +36,8 @@ def _defining(
         return Form(
             effect=element(
                 "p",
-                f"Makes a {what}, or sets the parameters of an existing one. What would delete messages is refused.",
+                f"Makes a {what}. One that exists gets these parameters after another confirmation. What would delete "
+                "messages is refused.",
             ),
             button="Define",
             back=back(call),
@@ -45,16 +47,48 @@ def _defining(
             ),
         )
 
-    async def act(call: Call) -> Done:
+    async def act(call: Call) -> Done | Form:
         name = call.form.get("name", "").strip()
-        if not name:
-            raise InvalidRequest(f"a {what} needs a name")
-        await call.service.change(
-            "PUT", target(call, name), document_of(call.form.get("parameters", ""), "the parameters")
-        )
+        if not NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"the name of a {what} begins with a letter or digit and has only these and . _ : @ ~ -"
+            )
+        given = document_of(call.form.get("parameters", ""), "the parameters")
+        known = await _existing(call, what, target(call, name), name)
+        if known is not None:
+            confirm = replace(
+                await form(call), effect=replacing(what, name, known, given), typed=name, button="Replace"
+            )
+            if "confirm" not in call.form or confirm.problems_with(call.form):
+                return confirm
+        await call.service.change("PUT", target(call, name), given)
         return Done(f"The {what} {name} is defined.", shown(call, name))
 
     return form, act
+
+
+async def _existing(call: Call, what: str, target: str, name: str) -> Document | None:
+    """The parameters that it has now, None where there is none."""
+    if what == "template":
+        found = await call.service.collection(target.rpartition("/")[0], "templates")
+        part = next((each for each in found if each.get("name") == name), None)
+    else:
+        try:
+            part = await call.service.read(target)
+        except NotFound:
+            return None
+    return None if part is None else {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
+
+
+def replacing(what: str, name: str, known: Document, given: Document) -> Content:
+    """What defining an existing thing again changes: what is not named gets its default."""
+    not_named = {key: value for key, value in known.items() if key not in given and value}
+    lost = element("p", "Not named, so reset to their defaults where they differ: ") if not_named else None
+    return [
+        notice("warn", f"The {what} {name} exists. This replaces all of its parameters; to change some, edit it."),
+        lost,
+        element("pre", yaml_of(not_named), tabindex="0") if not_named else None,
+    ]
 
 
 def _to_store(call: Call) -> str:
@@ -126,19 +160,36 @@ def _editing(
             ],
             button="Change",
             back=back(call),
-            inputs=(Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),),
+            inputs=(
+                Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),
+                Input("shown", "", yaml_of(known), "hidden"),
+            ),
         )
 
     async def act(call: Call) -> Done | Form:
         part = await call.service.read(target(call))
         given = document_of(call.form.get("parameters", ""), "the parameters")
-        changed = {key: value for key, value in given.items() if key not in part or part[key] != value}
-        if not changed:
-            raise InvalidRequest("nothing differs from what is in force")
+        changed = changed_by(part, given, document_of(call.form.get("shown", ""), "what the form showed"))
         confirm = await _changing(call, await form(call), "PATCH", target(call), changed)
         return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
     return form, act
+
+
+def changed_by(part: Document, given: Document, shown: Document) -> Document:
+    """The parameters that a person changed in a form that showed ``shown``.
+
+    Raises: InvalidRequest where nothing was changed; Conflict where one of them was changed by another meanwhile.
+    """
+    base = shown or part
+    changed = {key: value for key, value in given.items() if key not in base or base[key] != value}
+    changed = {key: value for key, value in changed.items() if key not in part or part[key] != value}
+    if not changed:
+        raise InvalidRequest("nothing differs from what is in force")
+    meanwhile = sorted(key for key in changed if base.get(key) != part.get(key))
+    if meanwhile:
+        raise Conflict("changed by another since the form was made; load it again", parameters=",".join(meanwhile))
+    return changed
 
 
 async def _delete_store_form(call: Call) -> Form:

@@ -52,6 +52,7 @@ async function refresh() {
   const began = performance.now();
   try {
     const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store" });
+    if (response.status === 401) return writeState("logged out: load this page again to log in", false);
     replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
     failures = 0;
     writeState("live", true);
@@ -60,7 +61,7 @@ async function refresh() {
     writeState("the console does not answer; asking again", false);
   }
   const took = performance.now() - began;
-  setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.max(REFRESH_MS, 10 * took));
+  setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.min(SLOW_REFRESH_MS, Math.max(REFRESH_MS, 10 * took)));
 }
 
 function next() {

@@ -70,7 +70,7 @@ class Authenticator:
         if held.until is not None and time.time() >= held.until:
             return PermissionDenied("the bearer token has expired", code=Code.UNAUTHENTICATED, hint=EXPIRED_HINT)
         if held.role < role:
-            return PermissionDenied("the token has not the role", role=role.name.lower())
+            return PermissionDenied(f"this token lacks the `{role.name.lower()}` role")
         if held.scope is not None and not checks_scope:
             return PermissionDenied("the token is for some keys only, and this route for the whole service")
         return None
