@@ -516,7 +516,7 @@ def _another_name(first: str, source: str) -> InvalidRequest:
     return InvalidRequest(
         f"the ingest {first!r} has taken requests from this source, so another name would commit them twice",
         code=Code.BAD_CONFIGURATION,
-        hint=f"continue with --name {first}, which needs no checkpoint of its own; or give this ingest a durable of "
+        hint=f"continue with --name {first}, which needs no checkpoint of its own; or give this ingest a source of "
         "its own",
         name=first,
         source=source,
