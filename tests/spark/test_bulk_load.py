@@ -340,7 +340,7 @@ def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
 
     def overtaken(name: str, facts: Mapping[str, object]) -> None:
         if name == "confirm" and not finished:
-            finished.append(load_requests(spark, frame, log, verdicts, OPTIONS))
+            finished.append(load_requests(spark, frame, log, verdicts, replace(OPTIONS, take_over=True)))
 
     with pytest.raises(Fenced):
         load_requests(spark, frame, log, None, OPTIONS, step=overtaken)
