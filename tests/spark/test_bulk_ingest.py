@@ -424,10 +424,10 @@ def test_a_request_that_changes_the_record_of_an_ingest_gets_a_verdict_and_stops
 ) -> None:
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
     frame = Frame(0, 2)
-    beside = RangeDelete(b"spark/ingest0", b"t"), RangeDelete(b"a", b"spark/ingest/")
+    around = RangeDelete(b"spark/ingest0", b"t"), RangeDelete(b"a", b"spark/ingest/")
     frame.requests[1:1] = [
         ParsedRequest(str(10 + place), None, Transaction([each]), None)
-        for place, each in enumerate((operation, *beside))
+        for place, each in enumerate((operation, *around))
     ]
     ingest = an_ingest(tmp_path)
     ingest.micro_batch(cast("DataFrame", frame), 0)

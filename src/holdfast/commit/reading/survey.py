@@ -155,9 +155,9 @@ async def verify_log(
 ) -> LogCheck:
     """Read and check every live object, oldest first, then check that the chain ends where recovery says it does.
 
-    In a log that was truncated it begins with the first object after ``truncated_through``, which a copy that is not
-    complete has to be told. ``after`` and ``through``: only the objects that have a version above the one and up to the
-    other; whether the chain ends well is checked without ``through``.
+    In a log that was truncated it begins with the first object after ``truncated_through``; for a copy that is not
+    complete the caller must give this version. ``after`` and ``through``: only the objects that have a version above
+    the one and up to the other; whether the chain ends well is checked without ``through``.
 
     ``on_progress`` gets the number of objects read and in total; with a range, of versions.
     Raises: CorruptData naming the slot and the rule; NotFound (log_empty, log_truncated for a range that begins or ends
