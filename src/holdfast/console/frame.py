@@ -9,7 +9,7 @@ from holdfast import __version__
 from holdfast.console import units
 from holdfast.console.call import ANY_NUMBER, CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
 from holdfast.console.html import Content, Html, element, join, text_of
-from holdfast.console.parts import anchor, badge, live, moment, notice
+from holdfast.console.parts import anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
 
 Theme = Literal["light", "dark", "system"]
@@ -54,7 +54,7 @@ def page(call: Call, theme: str, title: str, section: Section, content: Content)
             id="main",
             tabindex="-1",
         ),
-        _foot(call),
+        _foot(),
     )
 
 
@@ -94,14 +94,11 @@ def _sections(current: Section) -> list[Html]:
     ]
 
 
-def _foot(call: Call) -> Html:
+def _foot() -> Html:
     return element(
         "footer",
-        join(
-            [f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), f"{len(call.watcher.scrapes)} scrapes"], " · "
-        ),
-        element("span", " · "),
-        element("span", "live", id="live", class_="live-mark"),
+        join([f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), ""], " · "),
+        element("span", id="live", class_="live-mark"),
     )
 
 
@@ -116,11 +113,11 @@ def state_of(call: Call) -> Content:
             " since ",
             moment(watcher.away_since_ms),
             ". ",
-            "This page asks again every two seconds and shows what was last known. ",
+            "This page shows what was last known. ",
             element("small", "" if problem is None else problem.statement()),
         )
     if watcher.refused and watcher.problem is not None:
-        return notice("warn", "The metrics are not shown: ", watcher.problem.statement(), ".")
+        return notice("warn", "The metrics are not shown: ", why(watcher.problem), ".")
     return None
 
 

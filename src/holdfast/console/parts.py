@@ -292,12 +292,19 @@ def _pages(call: Call, name: str, page: int, rows: int) -> Content:
     )
 
 
+def why(error: HoldfastError) -> str:
+    """The reason of a refusal in words for a person who has a console and no command line."""
+    if error.code is Code.UNAUTHENTICATED:
+        return (
+            f"the service needs a token ({error.statement()}); give the console one with --token-file, or log in again"
+        )
+    return error.statement()
+
+
 def refusal(error: HoldfastError) -> Html:
     """An error of the service in the place of what it did not give."""
     if isinstance(error, PermissionDenied):
-        if error.code is Code.UNAUTHENTICATED:
-            return notice("warn", "The service needs a token that is valid: ", str(error), ".")
-        return notice("warn", "The token of this console may not see this: ", error.statement(), ".")
+        return notice("warn", "Not shown: ", why(error), ".")
     if isinstance(error, NotFound):
         return notice("warn", "Not found: ", str(error), ".")
     return notice("bad", str(error), " ", element("code", error.code.value))

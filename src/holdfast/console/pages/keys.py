@@ -353,8 +353,8 @@ async def _delete(call: Call) -> Done:
     return Done(f"Deleted at version {version}.", link("/key", key=packed(key)))
 
 
-EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit)
-DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete)
+EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")
+DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete, "write")
 PAGES: Final = (
     Page("/keys", "Keys", "Keys", _keys),
     Page("/key", lambda call: f"Key {units.key_text(unpacked(call.text('key')))}", "Keys", _key),

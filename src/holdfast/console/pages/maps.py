@@ -321,9 +321,9 @@ async def _lock(call: Call) -> Done:
     )
 
 
-SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set)
-REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove)
-LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock)
+SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")
+REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove, "write")
+LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "write")
 PAGES: Final = (
     Page("/maps", "Maps", "Maps", _maps),
     Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),

@@ -345,7 +345,7 @@ async def _delete(call: Call) -> Done:
     return Done(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
 
 
-DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete)
+DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete, "write")
 PAGES: Final = (
     Page("/messages", "Messages", "Messages", _messages),
     Page("/message", lambda call: f"Message {call.text('seq')} of {call.text('store')}", "Messages", _message),

@@ -30,6 +30,7 @@ from holdfast.console.parts import (
     table,
     tile,
     tiles,
+    why,
 )
 from holdfast.console.service import document
 from holdfast.console.watcher import Watcher
@@ -58,6 +59,9 @@ async def _overview(call: Call) -> Html:
 def _health(watcher: Watcher) -> Content:
     if watcher.away_since_ms is not None:
         return notice("bad", element("strong", "Not healthy."), " Nothing is known of a service that does not answer.")
+    if watcher.newest is None and watcher.refused and watcher.problem is not None:
+        said = " The service answers, but its figures are not shown to this token: "
+        return notice("warn", element("strong", "Not known."), said, why(watcher.problem), ".")
     if watcher.newest is None:
         return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
     found = alerts_of(watcher)

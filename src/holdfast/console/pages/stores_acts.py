@@ -526,8 +526,8 @@ DELETE_TEMPLATE: Final = Action(
 )
 PURGE: Final = Action("/durable/purge", "Purge a durable", "Stores", _purge_form, _purge)
 REWIND: Final = Action("/durable/rewind", "Rewind a durable", "Stores", _rewind_form, _rewind)
-REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver)
-PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish)
+REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver, "write")
+PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish, "write")
 ROLLBACK: Final = Action("/stores/rollback", "Roll the definition back", "Stores", _rollback_form, _rollback)
 EDIT_CLUSTER: Final = Action(
     "/stores/parameters", "Edit the cluster's parameters", "Stores", _edit_cluster_form, _edit_cluster
