@@ -9,7 +9,7 @@ from holdfast import __version__
 from holdfast.console import units
 from holdfast.console.call import ANY_NUMBER, CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
 from holdfast.console.html import Content, Html, element, join, text_of
-from holdfast.console.parts import anchor, badge, live, moment, notice, why
+from holdfast.console.parts import address_shown, anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
 
 Theme = Literal["light", "dark", "system"]
@@ -79,7 +79,7 @@ def _brand(call: Call) -> Html:
     return element(
         "div",
         anchor("Holdfast", "/", class_="name"),
-        element("span", call.service.urls[0], class_="service"),
+        element("span", address_shown(call.service.urls[0]), class_="service"),
         mode,
         switch,
         leave,

@@ -91,6 +91,29 @@ def code(text: str, *, copy: bool = False) -> Html:
     return element("span", shown, copied(text), class_="code") if copy else shown
 
 
+def name_shown(text: str) -> Html:
+    """A key or another name that may be long and may have spaces at its ends."""
+    short = units.shortened(text)
+    return element("code", short, class_="key", title=text[:1_000] if short != text else None)
+
+
+def whole_name(text: str) -> Html:
+    """The same with a button to copy it; a long one can be opened."""
+    if units.shortened(text) == text:
+        return element("span", name_shown(text), copied(text), class_="code")
+    said = f"{units.shortened(text)} ({len(text):,} characters)"
+    opened = element("details", element("summary", said), element("pre", text, tabindex="0"), id="whole-name")
+    return element("div", opened, copied(text))
+
+
+def address_shown(url: str) -> Html:
+    """An address that breaks, where it must, before its host and its port."""
+    scheme, slashes, rest = url.rpartition("//")
+    host, colon, port = rest.rpartition(":")
+    parts = [scheme + slashes, host, colon + port]
+    return Html(str(Html("<wbr>")).join(text_of(part) for part in parts if part))
+
+
 def facts(items: Mapping[str, Content]) -> Html:
     """Names and values."""
     pairs = [element("div", element("dt", name), element("dd", value)) for name, value in items.items()]

@@ -159,7 +159,7 @@ class Service:
         return msgspec.json.decode(response.body, type=Readiness)
 
     async def refusal_of(self, role: str) -> PermissionDenied | None:
-        """Why the token lacks a role, by a read that needs it; None where it has the role, or where that is not known."""
+        """Why the token lacks a role, by a read that needs it; None where it has it, or where that is not known."""
         try:
             await self.read(NEED_ROLE[role])
         except PermissionDenied as error:

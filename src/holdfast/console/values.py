@@ -8,7 +8,7 @@ import binascii
 from holdfast.console import units
 from holdfast.console.call import Call, link
 from holdfast.console.html import Html, element
-from holdfast.console.parts import anchor, copied
+from holdfast.console.parts import anchor, copied, name_shown
 from holdfast.errors import InvalidRequest
 
 
@@ -41,7 +41,7 @@ def unpacked(text: str) -> bytes:
 
 def key_link(key: bytes) -> Html:
     """A key that leads to its page."""
-    return anchor(element("code", units.key_text(key)), link("/key", key=packed(key)))
+    return anchor(name_shown(units.key_text(key)), link("/key", key=packed(key)))
 
 
 def form_named(name: str) -> units.Form:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.pages.runbooks import markdown
+from holdfast.console.parts import address_shown, name_shown, whole_name
 from holdfast.console.service import Member, Service
+from holdfast.console.values import key_link
 from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.wire.log import Liveness
 
@@ -126,3 +129,33 @@ def test_every_alert_is_one_of_the_kit_and_has_its_runbook() -> None:
     page = markdown((ROOT / "docs/how-to/operate/runbooks.md").read_text())
     for name in shown:
         assert f'<h2 id="{name.lower()}">{name}</h2>' in page
+
+
+def test_a_long_key_is_shortened_and_can_be_seen_and_copied_whole() -> None:
+    key = "begin/" + "k" * 3_000 + "/end"
+    listed = name_shown(key)
+    assert len(units.shortened(key)) == units.NAME_CHARACTERS
+    assert "begin/" in listed
+    assert "/end" in listed
+    assert len(units.in_heading(key)) == units.NAME_CHARACTERS
+    whole = whole_name(key)
+    assert f"{key}</pre>" in whole
+    assert f'data-copy="{key}"' in whole
+
+
+def test_spaces_of_a_key_are_seen() -> None:
+    assert units.in_heading(" lead and trail ") == "␣lead and trail␣"
+    assert 'class="key"' in key_link(b" lead ")
+
+
+def test_an_address_breaks_before_its_host_and_its_port() -> None:
+    assert address_shown("http://127.0.0.1:18500") == "http://<wbr>127.0.0.1<wbr>:18500"
+    assert "<wbr>" in address_shown("http://[::1]:18500")
+    assert address_shown("unix:/run/<x>").endswith(":/run/&lt;x&gt;")
+
+
+def test_a_version_is_written_in_one_way() -> None:
+    """Plain, as in an address and a command: no page groups its digits."""
+    pages = ROOT / "src" / "holdfast" / "console" / "pages"
+    for page in pages.glob("*.py"):
+        assert not re.search(r"units\.count\([\w.]*(version|truncated?_through)\)", page.read_text()), page.name

@@ -108,7 +108,7 @@ async def _cluster(call: Call) -> Html:
             Column("State", _state),
             Column("Process", lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"),
             Column("Epoch", lambda seen: units.count(seen.value("holdfast_epoch")), is_number=True),
-            Column("Version", lambda seen: units.count(seen.version) if seen.version else "–", is_number=True),
+            Column("Version", lambda seen: units.version(seen.version) if seen.version else "–", is_number=True),
             Column("Missing versions", lag, is_number=True),
             Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
             Column("Memory", lambda seen: units.size(seen.value("process_resident_memory_bytes")), is_number=True),

@@ -23,8 +23,10 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    name_shown,
     section,
     table,
+    whole_name,
 )
 from holdfast.console.service import Document, document, documents, number
 from holdfast.console.values import form_choice, form_named, value_of
@@ -127,9 +129,7 @@ async def _entries(call: Call, store: str, name: str) -> Html:
         [
             Column(
                 "Key",
-                lambda entry: anchor(
-                    element("code", entry.key), link("/map/entry", store=store, map=name, key=entry.key)
-                ),
+                lambda entry: anchor(name_shown(entry.key), link("/map/entry", store=store, map=name, key=entry.key)),
             ),
             Column("Value", _short),
             Column("Size", lambda entry: units.size(len(entry.value)), lambda entry: len(entry.value), is_number=True),
@@ -204,7 +204,7 @@ async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
     where = facts(
         {
             "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
-            "Key": code(key, copy=True),
+            "Key": whole_name(key),
             "Revision": code(str(entry.revision), copy=True),
         }
     )
@@ -277,7 +277,7 @@ async def _remove_form(call: Call) -> Form:
         button="Remove",
         back=_to_entry(call, key),
         inputs=(Input("revision", "Only at revision", str(entry.revision), "number", note="empty: at any revision"),),
-        typed=key,
+        typed=key if units.in_heading(key) == key else "remove this key",
     )
 
 
@@ -327,6 +327,6 @@ LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "writ
 PAGES: Final = (
     Page("/maps", "Maps", "Maps", _maps),
     Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
-    Page("/map/entry", lambda call: f"Entry {call.text('key')}", "Maps", _entry),
+    Page("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
 )
 ACTIONS: Final = (SET, REMOVE, LOCK)

@@ -23,8 +23,10 @@ from holdfast.console.parts import (
     commands,
     facts,
     moment,
+    name_shown,
     section,
     table,
+    whole_name,
 )
 from holdfast.console.service import Document, documents
 from holdfast.console.values import form_choice, form_named, value_of
@@ -212,7 +214,7 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
                 "Number", lambda message: anchor(str(message.seq), _place(store, durable, message.seq)), is_number=True
             ),
             Column("Published", lambda message: moment(message.published_ms)),
-            Column("Key", lambda message: element("code", message.key) if message.key is not None else "–"),
+            Column("Key", lambda message: name_shown(message.key) if message.key is not None else "–"),
             Column(
                 "Fields",
                 lambda message: (
@@ -286,7 +288,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                     "Store": anchor(store, link("/store", store=store)),
                     "Durable": anchor(durable, link("/durable", store=store, durable=durable)),
                     "Published": moment(message.published_ms),
-                    "Key": code(message.key, copy=True) if message.key is not None else "none",
+                    "Key": whole_name(message.key) if message.key is not None else "none",
                     "Deliveries": units.count(message.delivery_count),
                     **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
                 }

@@ -17,6 +17,7 @@ from holdfast.console.parts import (
     Column,
     Tone,
     action,
+    address_shown,
     anchor,
     attempt,
     bar,
@@ -104,7 +105,7 @@ async def _leader(call: Call) -> Html:
     return tiles(
         tile(
             "Leader",
-            alive.address if alive is not None else "none",
+            address_shown(alive.address) if alive is not None else "none",
             href="/cluster",
             tone="bad" if alive is None else "good",
             note=code(alive.leader_id[:12]) if alive is not None else "",
@@ -116,7 +117,7 @@ async def _leader(call: Call) -> Html:
             href="/log#leaderships",
             note="leader changes of this log",
         ),
-        tile("Durable version", units.count(version) if version else "–", href="/log", note="newest"),
+        tile("Durable version", units.version(version) if version else "–", href="/log", note="newest"),
         tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
         tile("Message stores", stores, href="/stores", tone="good" if stores == "open" else "none"),
     )

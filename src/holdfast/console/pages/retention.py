@@ -57,12 +57,12 @@ async def _answer(call: Call) -> Html:
                 tile("Policies", str(len(answer.policies)), note="without one, everything stays"),
                 tile(
                     "Truncated through",
-                    units.count(answer.truncated_through) if answer.truncated_through else "–",
+                    units.version(answer.truncated_through) if answer.truncated_through else "–",
                     note="versions up to here may be gone",
                 ),
                 tile(
                     "To be truncated through",
-                    units.count(answer.truncate_through) if answer.truncate_through else "–",
+                    units.version(answer.truncate_through) if answer.truncate_through else "–",
                     note="no policy needs older versions",
                 ),
                 tile("Removed", units.count(removed), note=f"objects, {units.size(removed_bytes)}, by this leader"),
