@@ -159,7 +159,7 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
 def _limit(limit: Limit) -> Html:
     """The number that the page named. It is not kept from a form before: a person confirms the newest number."""
     note = (
-        f"It is refused if there are more {limit.noun}s by then."
+        f"It is refused if there are more {limit.noun}s by then. Where new ones keep coming, write a larger number."
         if limit.is_exact
         else f"The service did not count further: {limit}. Type {ANY_NUMBER} to delete all of them."
     )

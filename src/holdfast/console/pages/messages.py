@@ -10,7 +10,7 @@ from holdfast.client.protocol.stores.messages import durable_path, query_of, sto
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
 from holdfast.console.documents import count_of
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
 from holdfast.console.parts import (
     Column,
@@ -35,6 +35,8 @@ from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Page as MessagePage
 
 ROWS: Final = 50
+EPOCH_MS_MIN: Final = 1_000_000_000_000
+"""A larger number of milliseconds is a time, a smaller one a span."""
 BODY_CHARACTERS: Final = 80
 
 
@@ -300,20 +302,36 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
     )
 
 
+def fact_of(name: str, value: object) -> Content:
+    """A fact of a message's fate as people read it: a time, a number, a word."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_ms") and isinstance(value, int) and value > EPOCH_MS_MIN:
+        return moment(value)
+    if value is None or isinstance(value, str | int | float):
+        return "–" if value is None else str(value)
+    return element("code", msgspec.json.encode(value).decode())
+
+
 async def _fates(call: Call, store: str, seq: int) -> Html:
     explained = await call.service.read(f"{store_path(store)}/messages/{seq}/explain")
     rows = documents(explained.get("durables"))
 
     def rest(row: Document) -> Content:
         known = {key: value for key, value in row.items() if key not in ("durable", "name", "fate")}
-        return element("code", msgspec.json.encode(known).decode()) if known else "–"
+        facts_of = [[f"{name.replace('_', ' ')}: ", fact_of(name, value)] for name, value in known.items()]
+        return join(facts_of, ", ") if facts_of else "–"
+
+    def durable(row: Document) -> Content:
+        name = str(row.get("durable") or row.get("name"))
+        return anchor(name, link("/durable", store=store, durable=name))
 
     return table(
         call,
         "fates",
         [
-            Column("Durable", lambda row: str(row.get("durable") or row.get("name"))),
-            Column("Fate", lambda row: badge(str(row.get("fate")))),
+            Column("Durable", durable),
+            Column("Fate", lambda row: badge(str(row.get("fate")).replace("_", " "))),
             Column("Facts", rest),
         ],
         rows,

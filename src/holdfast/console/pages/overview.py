@@ -293,25 +293,29 @@ def _room(watcher: Watcher) -> Content:
         tile(
             "Memory",
             units.size(memory),
+            href="/cluster",
             note="resident, of the service",
             chart=chart(resident, "Memory", units.size, span=watcher.span),
         ),
         tile(
             "Processor",
             part(processor[-1]) if processor else "–",
+            href="/cluster",
             note="of one core",
             chart=chart(processor, "Processor", part, span=watcher.span),
         ),
-        tile("Disk of the stores", units.size(used), note=bar(used, limit, "Disk of the stores")),
+        tile("Disk of the stores", units.size(used), href="/stores", note=bar(used, limit, "Disk of the stores")),
         tile("Pages of the stores", units.size(pages), href="/stores", note=bar(in_use, pages, "Pages of the stores")),
         tile(
             "Conflict window",
             units.size(now.value("holdfast_window_bytes")),
+            href="/keys#conflicts",
             note=f"reaches back {units.duration(now.value('holdfast_window_seconds'))}",
         ),
         tile(
             "Connections",
             units.count(now.value("holdfast_connections")),
+            href="/configuration",
             note=f"{units.count(now.value('holdfast_subscribers'))} subscriptions",
         ),
     )
