@@ -78,6 +78,8 @@ def value_of(value: bytes, form: units.Form = "auto") -> Html:
         shown, problem = units.bytes_text(value, "hex"), f", not {chosen}: shown as hex"
     cut = f", the first {units.size(units.SHOWN_BYTES_MAX)}" if len(value) > units.SHOWN_BYTES_MAX else ""
     note = element(
-        "small", f"{chosen if not problem else 'bytes'}, {units.size(len(value))}{problem}{cut} ", copied(shown)
+        "small",
+        f"{chosen if not problem else 'bytes'}, {units.size(len(value))}{problem}{cut} ",
+        copied(shown, "Copy the shown part" if cut else "Copy"),
     )
     return element("div", note, element("pre", shown, tabindex="0"))

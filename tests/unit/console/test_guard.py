@@ -181,7 +181,9 @@ def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
                 away = await client.get(path)
                 assert (away.status_code, away.headers["location"].partition("?")[0]) == (303, "/login")
             csrf = await csrf_of(client, "/login")
-            assert (await client.post(ACTION, data={"csrf": csrf})).headers["location"] == "/login?to=%2Fretention%2Fsnapshot"
+            assert (await client.post(ACTION, data={"csrf": csrf})).headers[
+                "location"
+            ] == "/login?to=%2Fretention%2Fsnapshot"
             wrong = await client.post("/login", data={"csrf": csrf, "token": TOKEN + "x"})
             assert wrong.status_code == 403
             assert (await client.get("/keys")).status_code == 303

@@ -10,10 +10,11 @@ import pytest
 from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.pages.overview import _health, closed_stores
 from holdfast.console.pages.runbooks import markdown
 from holdfast.console.parts import address_shown, name_shown, whole_name
-from holdfast.console.service import Member, Service
-from holdfast.console.values import key_link
+from holdfast.console.service import Document, Member, Service
+from holdfast.console.values import key_link, value_of
 from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.wire.log import Liveness
 
@@ -99,10 +100,13 @@ BAD = {
         HEALTHY,
         HEALTHY + 'holdfast_commits_total{outcome="conflict"} 9.0\nholdfast_commits_total{outcome="committed"} 8.0',
     ),
-    "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",),
+    "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",) * 6,
     "HoldfastRetentionWaits": (HEALTHY + "holdfast_retention_waits 1.0",),
     "HoldfastSubscribersLag": (HEALTHY, HEALTHY + "holdfast_subscribers_lagged_total 1.0"),
-    "HoldfastDeadLetters": (HEALTHY, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 1.0'),
+    "HoldfastDeadLetters": (
+        HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 0.0',
+        HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 1.0',
+    ),
     "HoldfastBacklogGrows": (HEALTHY + 'holdfast_durable_backlog{durable="d",store="s"} 100001.0',),
 }
 
@@ -112,6 +116,16 @@ def test_an_alert_is_shown_when_its_condition_is_met_and_not_otherwise(alert: ob
     name = str(getattr(alert, "name"))  # noqa: B009
     assert names(watcher_of(*BAD[name])) == [name]
     assert names(watcher_of(HEALTHY, HEALTHY)) == []
+
+
+def test_a_restart_is_no_alert() -> None:
+    late = HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100000000.0"
+    assert names(watcher_of(late, late)) == [], "the view crosses the gap of a change of leader"
+    before_stores = HEALTHY
+    assert (
+        names(watcher_of(before_stores, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 579.0'))
+        == []
+    )
 
 
 def test_two_leaders_are_shown() -> None:
@@ -159,3 +173,21 @@ def test_a_version_is_written_in_one_way() -> None:
     pages = ROOT / "src" / "holdfast" / "console" / "pages"
     for page in pages.glob("*.py"):
         assert not re.search(r"units\.count\([\w.]*(version|truncated?_through)\)", page.read_text()), page.name
+
+
+def test_stores_that_take_nothing_are_not_healthy() -> None:
+    store: Document = {"name": "orders", "message_limit": 3, "bytelimit": 0, "counts": {"messages": 3, "bytes": 9}}
+    assert closed_stores({"messages": 3, "message_limit": 0}, []) == []
+    (full,) = closed_stores({"messages": 30_499, "message_limit": 5}, [])
+    assert "30,499 of 5 messages" in full
+    assert closed_stores({}, [store]) == ["stores at their message_limit: orders"]
+    (suspended,) = closed_stores({"suspended": True}, [store])
+    assert "suspended" in suspended
+    watcher = watcher_of(HEALTHY, HEALTHY)
+    assert "Healthy" in str(_health(watcher))
+    assert "Not healthy" in str(_health(watcher, [full]))
+
+
+def test_a_copy_of_a_cut_value_says_that_it_is_a_part() -> None:
+    assert "Copy the shown part" in value_of(b"x" * 5_000)
+    assert "Copy the shown part" not in value_of(b"x" * 50)

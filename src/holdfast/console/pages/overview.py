@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from holdfast.console import units
 from holdfast.console.alerts import alerts_of
 from holdfast.console.call import Call, Page, link
-from holdfast.console.documents import name_of
+from holdfast.console.documents import count_of, name_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
@@ -33,10 +33,12 @@ from holdfast.console.parts import (
     tiles,
     why,
 )
-from holdfast.console.service import document
+from holdfast.console.service import Document, document, number
 from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError
 
+TONES_OF_STORES: Final[Mapping[str, Tone]] = {"open": "good", "held": "warn", "suspended": "bad"}
+FULL_MAX: Final = 5
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
@@ -46,7 +48,7 @@ async def _overview(call: Call) -> Html:
     leads = await attempt(_leader(call))
     return text_of(
         [
-            live("health", _health(call.watcher), leads),
+            live("health", _health(call.watcher, await _closed(call)), leads),
             element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
             live("traffic", section("Traffic", _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
@@ -57,7 +59,31 @@ async def _overview(call: Call) -> Html:
     )
 
 
-def _health(watcher: Watcher) -> Content:
+def closed_stores(cluster: Document, stores: Sequence[Document]) -> list[str]:
+    """Why nothing can be published, in words: suspended stores, and limits that are reached."""
+    if cluster.get("suspended"):
+        return ["the stores are suspended: publishing and delivering are refused"]
+    found: list[str] = []
+    for limit, name, text in (("message_limit", "messages", units.count), ("bytelimit", "bytes", units.size)):
+        allowed, used = number(cluster.get(limit)), number(cluster.get(name))
+        if 0 < allowed <= used:
+            found.append(f"all stores together are full: {text(used)} of {text(allowed)} {name}, so publishes wait")
+        full = [name_of(each) for each in stores if 0 < number(each.get(limit)) <= count_of(each, name)]
+        if full:
+            more = f" and {len(full) - FULL_MAX:,} more" if len(full) > FULL_MAX else ""
+            found.append(f"stores at their {limit}: {', '.join(full[:FULL_MAX])}{more}")
+    return found
+
+
+async def _closed(call: Call) -> list[str]:
+    try:
+        stores = await call.service.collection("/v1/stores", "stores")
+        return closed_stores(await call.service.read("/v1/cluster"), stores)
+    except HoldfastError:
+        return []  # there are none, or the token may not see them
+
+
+def _health(watcher: Watcher, closed: Sequence[str] = ()) -> Content:
     if watcher.away_since_ms is not None:
         return notice("bad", element("strong", "Not healthy."), " Nothing is known of a service that does not answer.")
     if watcher.newest is None and watcher.refused and watcher.problem is not None:
@@ -66,7 +92,7 @@ def _health(watcher: Watcher) -> Content:
     if watcher.newest is None:
         return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
     found = alerts_of(watcher)
-    if not found:
+    if not found and not closed:
         return notice(
             "good",
             element("strong", "Healthy."),
@@ -75,7 +101,8 @@ def _health(watcher: Watcher) -> Content:
     lines = [
         element("li", anchor(alert.name, f"/runbooks#{alert.name.lower()}"), f": {text}.") for alert, text in found
     ]
-    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
+    lines += [element("li", anchor("Stores", "/stores"), f": {text}.") for text in closed]
+    tone: Tone = "bad" if closed or any(alert.is_urgent for alert, _ in found) else "warn"
     said = "Not healthy." if tone == "bad" else "It works, and needs attention."
     return notice(tone, element("strong", said), element("ul", lines))
 
@@ -119,7 +146,7 @@ async def _leader(call: Call) -> Html:
         ),
         tile("Durable version", units.version(version) if version else "–", href="/log", note="newest"),
         tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
-        tile("Message stores", stores, href="/stores", tone="good" if stores == "open" else "none"),
+        tile("Message stores", stores, href="/stores", tone=TONES_OF_STORES.get(stores, "none")),
     )
 
 

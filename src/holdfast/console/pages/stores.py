@@ -57,6 +57,8 @@ from holdfast.console.service import Document, document, documents, number
 from holdfast.console.watcher import DURABLES_MAX
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 
+QUEUES: Final = ("shared", "standard")
+
 
 def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
     return Column(title, lambda row: text(count_of(row, name)), lambda row: count_of(row, name), is_number=True)
@@ -394,7 +396,7 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
         if is_map
         else button("Browse messages", link("/messages", store=store, durable=name))
     )
-    queue = part.get("type") in ("shared", "standard")
+    queue = part.get("type") in QUEUES
     return [
         looks,
         action(call, EDIT_DURABLE, "Edit", store=store, durable=name) if not part.get("dynamic") else None,
@@ -446,7 +448,7 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
             "Parked",
             units.count(parked),
             tone="warn" if parked else None,
-            href=link("/messages", store=store, durable=name, parked=1),
+            href=link("/messages", store=store, durable=name, parked=1) if part.get("type") in QUEUES else "",
             note="delivered too often",
         ),
         tile(

@@ -105,13 +105,14 @@ if (theme) {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("button[data-copy]");
   if (!button) return;
+  button.dataset.label ??= button.textContent;
   try {
     await navigator.clipboard.writeText(button.dataset.copy);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Not copied";
   }
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
 });
 
 // A choice that changes what is shown is made at once.
