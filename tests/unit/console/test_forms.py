@@ -12,12 +12,13 @@ from holdfast.console.call import Limit
 from holdfast.console.frame import _limit
 from holdfast.console.html import text_of
 from holdfast.console.pages.cluster import NO_STANDBY, STEP_DOWN, has_standby
+from holdfast.console.pages.maps import LOCK
 from holdfast.console.pages.messages import fact_of
 from holdfast.console.pages.retention import SET, amounts, said_of
 from holdfast.console.pages.stores import _durable, _history, _store
-from holdfast.console.pages.stores_acts import REWIND, ROLLBACK, SUSPEND
+from holdfast.console.pages.stores_acts import EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
 from holdfast.console.service import Document, Member
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer
 
 ALIVE = Liveness("leader", True, "127.0.0.1:1")
@@ -33,6 +34,10 @@ DOCUMENTS: dict[str, Document] = {
         "name": "w", "type": "shared", "retention_time": 3600,
         "counts": {"acknowledged": 1_204, "backlog": 7, "messages": 7},
     },
+    "/v1/stores/a/durables/m": {"name": "m", "type": "map", "locks": [
+        {"key": "k", "owner": "desk", "fence": 1, "until_ms": 32_503_680_000_000},
+        {"key": "old", "owner": "x", "until_ms": 1},
+    ]},
     "/v1/log/storage": {"at_ms": 1, "snapshots": [], "checkpoints": [], "is_whole": True, "ages": [
         {"seconds_max": each.seconds_max, "objects": each.objects, "bytes": each.bytes} for each in AGES
     ]},
@@ -154,3 +159,30 @@ def test_facts_of_a_fate_are_words_and_times() -> None:
 
 def test_a_limit_says_that_a_person_may_raise_it() -> None:
     assert "write a larger number" in cast(str, _limit(Limit("message", 3)))
+
+
+def test_a_lock_says_who_holds_it_before_it_is_stolen() -> None:
+    held = effect_of(LOCK, call_of(store="a", map="m", key="k"))
+    assert "<strong>desk</strong>" in held
+    assert "The lock is" not in effect_of(LOCK, call_of(store="a", map="m", key="old"))
+    assert "The lock is" not in effect_of(LOCK, call_of(store="a", map="m", key="free"))
+
+
+def test_the_cluster_is_changed_only_where_its_form_was_changed() -> None:
+    sent: list[object] = []
+    now = {"revision": 9, "definition": {"cluster": {"swap": True, "message_limit": 7}}}
+    call = call_of(form={"shown": "{swap: true, message_limit: 5}", "parameters": "{swap: false, message_limit: 5}"})
+
+    async def read(_: str) -> Document:
+        return cast(Document, now)
+
+    async def change(*given: object) -> Document:
+        sent.extend(given)
+        return {}
+
+    call.service.read, call.service.change = read, change
+    asyncio.run(EDIT_CLUSTER.act(call))
+    assert sent == ["PATCH", "/v1/cluster/definition", {"cluster": {"swap": False}}]
+    call.form["parameters"] = "{swap: true, message_limit: 6}"
+    with pytest.raises(Conflict, match="message_limit"):
+        asyncio.run(EDIT_CLUSTER.act(call))

@@ -24,6 +24,7 @@ from holdfast.console.parts import (
     live,
     moment,
     name_shown,
+    notice,
     section,
     table,
     whole_name,
@@ -205,6 +206,7 @@ async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
         {
             "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
             "Key": whole_name(key),
+            "Lock": await lock_of(call, key) or "none",
             "Revision": code(str(entry.revision), copy=True),
         }
     )
@@ -288,10 +290,23 @@ async def _remove(call: Call) -> Done:
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
+async def lock_of(call: Call, key: str) -> Content:
+    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+    durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
+    held = next((row for row in documents(durable.get("locks")) if str(row.get("key") or "") == key), None)
+    until_ms = 0 if held is None else number(held.get("until_ms"))
+    if held is None or until_ms <= time.time() * 1000:
+        return None
+    left = units.duration(until_ms / 1000 - time.time())
+    return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
+
+
 async def _lock_form(call: Call) -> Form:
     key = call.text("key")
+    held = await lock_of(call, key)
     return Form(
         effect=[
+            notice("warn", "The lock is ", held, ".") if held else None,
             element("p", "Takes the lock of a key, or of the whole map without one, for a time."),
             element(
                 "p",
@@ -316,9 +331,7 @@ async def _lock(call: Call) -> Done:
         key, owner=owner, ttl_ms=seconds * 1000, steal=call.form.get("steal") == "1"
     )
     what = f"the key {key}" if key else "the whole map"
-    return Done(
-        f"{owner} has the lock of {what} with fence {lock.fence} until {units.utc(lock.until_ms)}.", _to_map(call)
-    )
+    return Done(f"{owner} has the lock of {what} with fence {lock.fence} for {units.duration(seconds)}.", _to_map(call))
 
 
 SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")

@@ -462,14 +462,25 @@ async def _edit_cluster_form(call: Call) -> Form:
         effect=element("p", "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."),
         button="Change",
         back="/stores",
-        inputs=(Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),),
+        inputs=(
+            Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),
+            Input("shown", "", yaml_of(cluster), "hidden"),
+        ),
     )
 
 
 async def _edit_cluster(call: Call) -> Done:
-    given = document_of(call.form.get("parameters", ""), "the parameters")
-    await call.service.change("PATCH", "/v1/cluster/definition", {"cluster": given})
+    await _change_definition(call, "cluster", "parameters")
     return Done("The parameters of the cluster are changed.", "/stores")
+
+
+async def _change_definition(call: Call, part: str, field: str) -> None:
+    """Change what a person changed of one part of the definition. Raises: as ``changed_by``."""
+    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
+    given = document_of(call.form.get(field, ""), f"the {field}")
+    shown = document_of(call.form.get("shown", ""), "what the form showed")
+    changed = changed_by(document(definition.get(part)), given, shown)
+    await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
 
 
 async def _edit_permissions_form(call: Call) -> Form:
@@ -489,13 +500,13 @@ async def _edit_permissions_form(call: Call) -> Form:
         back="/definition",
         inputs=(
             Input("permissions", "Permissions", yaml_of(document(definition.get("permissions"))), "area", note="YAML"),
+            Input("shown", "", yaml_of(document(definition.get("permissions"))), "hidden"),
         ),
     )
 
 
 async def _edit_permissions(call: Call) -> Done:
-    given = document_of(call.form.get("permissions", ""), "the permissions")
-    await call.service.change("PATCH", "/v1/cluster/definition", {"permissions": given})
+    await _change_definition(call, "permissions", "permissions")
     return Done("Users and roles are changed.", "/definition")
 
 
