@@ -374,6 +374,37 @@ def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:
     pages.check()
 
 
+def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -> None:
+    page = pages.go("/log")
+    first = page.locator("#t-txn tbody a").first
+    place = first.get_attribute("href") or ""
+    first.focus()
+    expect(first).not_to_have_attribute("href", place)
+    focused = page.evaluate("document.activeElement.getAttribute('href') ?? document.activeElement.id")
+    assert focused in (place, "t-txn"), "on the same link, or on the list that the link has left"
+
+
+def test_a_slow_refresh_is_followed_by_another_and_a_login_that_ended_is_said(pages: Pages) -> None:
+    page = pages.context.new_page()
+    page.add_init_script(
+        "let now = 0; performance.now = () => (now += 60000);"
+        "window.waits = []; const real = setTimeout;"
+        "window.setTimeout = (act, ms) => { window.waits.push(ms); return real(act, ms); };"
+    )
+    with page.expect_response("**/runbooks"):
+        page.goto(f"{pages.base}/runbooks")
+    with page.expect_response("**/runbooks"):
+        pass  # the script asks again
+    page.wait_for_function("window.waits.length >= 3")
+    assert max(page.evaluate("window.waits")) == 10_000, "ten seconds, however long the refresh took"
+    page.close()
+    page = pages.context.new_page()
+    page.goto(f"{pages.base}/log")
+    page.route("**/log", lambda route: route.fulfill(status=401, body="A login is needed."))
+    expect(page.locator("#live")).to_contain_text("logged out")
+    page.close()
+
+
 def test_times_are_the_viewers_and_utc_on_hover(pages: Pages) -> None:
     time_of = pages.go("/log").locator("main table time").first
     shown, utc = time_of.inner_text(), time_of.get_attribute("title") or ""

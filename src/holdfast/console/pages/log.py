@@ -272,8 +272,8 @@ def _facts(found: TransactionInLog, newer: TransactionEvent | None) -> Html:
             "Read version": "none" if found.read_version is None else str(found.read_version),
             "Leader": code(found.object.leader_id),
             "Batch": anchor(code(found.object.slot), link("/log", slot=found.object.slot)),
-            "At or before it": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
-            "After it": after,
+            "Log from here back": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
+            "Next transaction": after,
         }
     )
 

@@ -94,6 +94,7 @@ async def _map(call: Call) -> Html:
     ]
     return text_of(
         [
+            element("p", anchor("Maps", "/maps"), " / ", anchor(store, link("/store", store=store)), " / ", name),
             section("Entries", _form(call, store, name), await attempt(_entries(call, store, name)), actions=acts),
             section("Locks", await attempt(_locks(call, store, name))),
             commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),

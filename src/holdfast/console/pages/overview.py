@@ -50,7 +50,7 @@ async def _overview(call: Call) -> Html:
         [
             live("health", _health(call.watcher, await _closed(call)), leads),
             element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
-            live("traffic", section("Traffic", _traffic(call.watcher))),
+            live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
             section("What is stuck", _stuck(call, await _kinds(call))),
             live("room", section("Memory and disk", _room(call.watcher))),
@@ -148,6 +148,13 @@ async def _leader(call: Call) -> Html:
         tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
         tile("Message stores", stores, href="/stores", tone=TONES_OF_STORES.get(stores, "none")),
     )
+
+
+def _as_of(watcher: Watcher) -> Content:
+    """That the figures are old, while the service does not answer."""
+    if watcher.away_since_ms is None:
+        return None
+    return element("p", "The figures are those of before ", moment(watcher.away_since_ms), ".", class_="note")
 
 
 def _traffic(watcher: Watcher) -> Html:
@@ -283,7 +290,7 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
                 ),
                 Column("Why", lambda row: row[3], lambda row: row[3]),
                 Column("Backlog", lambda row: units.count(row[0]), lambda row: row[0], is_number=True),
-                Column("Oldest", lambda row: moment(row[4] * 1000), lambda row: row[4]),
+                Column("Oldest", lambda row: _age(row[4]), lambda row: -row[4], is_number=True),
             ],
             rows[:STUCK_MAX],
             caption="Durables whose messages do not go on",
@@ -291,6 +298,11 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
         ),
         element("p", more, class_="note") if more else None,
     ]
+
+
+def _age(since: float) -> str:
+    """How long ago a time in seconds was."""
+    return units.duration(max(0.0, time.time() - since)) if since else "–"
 
 
 def _of_durables(scrape: Scrape, name: str) -> dict[tuple[str, str], float]:

@@ -218,6 +218,7 @@ async def _store(call: Call) -> Html:
         pass  # each part says why it is not there
     return text_of(
         [
+            element("p", anchor("Stores", "/stores"), " / ", store),
             live("store", await attempt(_store_facts(call, store))),
             section(
                 "Durables",
