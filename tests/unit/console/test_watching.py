@@ -10,7 +10,7 @@ import pytest
 from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.exposition import Scrape, quantile
-from holdfast.console.pages.overview import _health, closed_stores
+from holdfast.console.pages.overview import _as_of, _health, closed_stores
 from holdfast.console.pages.runbooks import markdown
 from holdfast.console.parts import address_shown, name_shown, whole_name
 from holdfast.console.service import Document, Member, Service
@@ -191,3 +191,10 @@ def test_stores_that_take_nothing_are_not_healthy() -> None:
 def test_a_copy_of_a_cut_value_says_that_it_is_a_part() -> None:
     assert "Copy the shown part" in value_of(b"x" * 5_000)
     assert "Copy the shown part" not in value_of(b"x" * 50)
+
+
+def test_figures_of_a_service_that_is_away_are_said_to_be_old() -> None:
+    watcher = watcher_of(HEALTHY)
+    assert _as_of(watcher) is None
+    watcher.away_since_ms = 1
+    assert "before" in str(_as_of(watcher))
