@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -113,6 +114,10 @@ def test_a_rollback_names_what_it_removes_and_is_not_offered_for_the_revision_in
     history = asyncio.run(_history(call_of()))
     assert "revision=3" in history
     assert "rollback?revision=8" not in history
+    assert "Author" not in history
+    named = call_of()
+    named.service.read = AsyncMock(return_value={"history": [{"revision": 3, "at_ms": 1, "author": "ann"}]})
+    assert "ann" in asyncio.run(_history(named))
 
 
 def test_a_policy_says_how_old_the_log_is_and_that_it_replaces_one() -> None:

@@ -179,7 +179,7 @@ async def _history(call: Call) -> Html:
     rows = documents((await call.service.read("/v1/cluster/history")).get("history"))
     rows.sort(key=lambda row: -number(row.get("revision")))
     newest = rows[0].get("revision") if rows else None
-    has_author = any(row.get("author") for row in rows)
+    authors: list[Column[Document]] = [Column("Author", lambda row: str(row.get("author") or "–"))]
 
     def back(row: Document) -> Content:
         if row.get("revision") == newest:
@@ -195,7 +195,7 @@ async def _history(call: Call) -> Html:
                 lambda row: anchor(str(row["revision"]), link("/definition", revision=str(row["revision"]))),
             ),
             Column("Time", lambda row: moment(number(row.get("at_ms")))),
-            *([Column[Document]("Author", lambda row: str(row.get("author") or "–"))] if has_author else []),
+            *(authors if any(row.get("author") for row in rows) else ()),
             Column("", back),
         ],
         rows[:10],
