@@ -267,7 +267,7 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
     assert "1 message" in pages.go(f"/durable/purge?{place}").locator(".effect").inner_text()
     said = pages.act(f"/durable/purge?{place}", {"at_most_message": "0"}, confirm="made/work")
     assert "would now delete 1 message, and the form allows 0" in said
-    assert "Removed 1 messages" in pages.act(f"/durable/purge?{place}", {}, confirm="made/work")
+    assert "Removed 1 message," in pages.act(f"/durable/purge?{place}", {}, confirm="made/work")
     assert "Nothing was done" in pages.act("/store/delete?store=made", {}, confirm="work")
     with StoreClient(service.url, token=ADMIN) as stores:
         assert stores.describe_store("made")["message_limit"] == 12
@@ -278,8 +278,8 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
 
 
 def test_messages_are_delivered_again_and_letters_sent_back(pages: Pages, service: Service) -> None:
-    assert "1 messages go on" in pages.act("/durable/redeliver?store=orders&durable=parked", {})
-    assert "1 messages go on" in pages.act("/durable/redeliver?store=dead&durable=letters", {"max": "5"})
+    assert "Delivered again: 1 message." in pages.act("/durable/redeliver?store=orders&durable=parked", {})
+    assert "Delivered again: 1 message." in pages.act("/durable/redeliver?store=dead&durable=letters", {"max": "5"})
     with StoreClient(service.url, token=ADMIN) as stores:
         assert stores.describe_durable("dead", "letters")["counts"]["messages"] == 0  # type: ignore[index]
     assert "Rewound: work, parked" in pages.act("/durable/rewind?store=orders&durable=work", {"also": "parked"})
@@ -379,6 +379,37 @@ def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:
     page = pages.go("/log")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     pages.check()
+
+
+def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -> None:
+    page = pages.go("/log")
+    first = page.locator("#t-txn tbody a").first
+    place = first.get_attribute("href") or ""
+    first.focus()
+    expect(first).not_to_have_attribute("href", place)
+    focused = page.evaluate("document.activeElement.getAttribute('href') ?? document.activeElement.id")
+    assert focused in (place, "t-txn"), "on the same link, or on the list that the link has left"
+
+
+def test_a_slow_refresh_is_followed_by_another_and_a_login_that_ended_is_said(pages: Pages) -> None:
+    page = pages.context.new_page()
+    page.add_init_script(
+        "let now = 0; performance.now = () => (now += 60000);"
+        "window.waits = []; const real = setTimeout;"
+        "window.setTimeout = (act, ms) => { window.waits.push(ms); return real(act, ms); };"
+    )
+    with page.expect_response("**/runbooks"):
+        page.goto(f"{pages.base}/runbooks")
+    with page.expect_response("**/runbooks"):
+        pass  # the script asks again
+    page.wait_for_function("window.waits.length >= 3")
+    assert max(page.evaluate("window.waits")) == 10_000, "ten seconds, however long the refresh took"
+    page.close()
+    page = pages.context.new_page()
+    page.goto(f"{pages.base}/log")
+    page.route("**/log", lambda route: route.fulfill(status=401, body="A login is needed."))
+    expect(page.locator("#live")).to_contain_text("logged out")
+    page.close()
 
 
 def test_times_are_the_viewers_and_utc_on_hover(pages: Pages) -> None:

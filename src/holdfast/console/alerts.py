@@ -17,6 +17,7 @@ RECENT_SECONDS: Final = 60.0
 COMMIT_SECONDS_MAX: Final = 1.0
 REFUSALS_PER_SECOND_MAX: Final = 1.0
 CONFLICT_PART_MAX: Final = 0.5
+VIEW_SECONDS_MIN: Final = 10.0
 VIEW_LAG_MAX: Final = 100_000
 DISK_PART_MAX: Final = 0.9
 BACKLOG_MAX: Final = 100_000
@@ -72,10 +73,10 @@ def _damaged(_: Scrape, now: Scrape) -> str | None:
     return f"{units.count(places)} damaged places of the log are known" if places else None
 
 
-def _view_behind(_: Scrape, now: Scrape) -> str | None:
-    if not now.value("holdfast_view_version"):
-        return None  # it is being made
-    lag = now.value("holdfast_view_lag_versions")
+def _view_behind(before: Scrape, now: Scrape) -> str | None:
+    if not now.value("holdfast_view_version") or now.at - before.at < VIEW_SECONDS_MIN:
+        return None  # it is being made, or crosses the gap of versions that a change of leader leaves
+    lag = min(before.value("holdfast_view_lag_versions"), now.value("holdfast_view_lag_versions"))
     return f"the view is {units.count(lag)} versions late" if lag > VIEW_LAG_MAX else None
 
 
@@ -101,6 +102,8 @@ def _disk(_: Scrape, now: Scrape) -> str | None:
 
 
 def _dead_letters(before: Scrape, now: Scrape) -> str | None:
+    if not before.has("holdfast_durable_dead_letters_total"):
+        return None  # the stores were not open yet: the count is that of all time
     moved = _rise(before, now, "holdfast_durable_dead_letters_total")
     return f"{units.count(moved)} messages became dead letters in the last minute" if moved else None
 

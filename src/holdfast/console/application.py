@@ -25,14 +25,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.console.call import Action, Call, Done, Page, link
 from holdfast.console.frame import bare_page, form_of, page
-from holdfast.console.html import Html, element
+from holdfast.console.html import Html, element, text_of
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import ACTIONS, PAGES
-from holdfast.console.parts import refusal
+from holdfast.console.parts import notice, refusal, why
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
 from holdfast.console.service import Service
 from holdfast.console.watcher import Watcher
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied
 
 _logger = logging.getLogger("holdfast.console")
 
@@ -47,6 +47,9 @@ SERVICES_MAX: Final = 32
 
 PATHS: Final = frozenset(each.path for each in PAGES) | frozenset(each.path for each in ACTIONS)
 """Where a login may lead."""
+
+
+OF_STORES: Final = ("Stores", "Messages", "Maps")
 
 
 class Desk:
@@ -246,7 +249,14 @@ class Console:
 
 
 async def _form(shown: Action, call: Call) -> Html:
-    return form_of(call, await shown.form(call))
+    refused = await call.service.refusal_of(shown.needs)
+    return text_of([None if refused is None else _warning(shown, refused), form_of(call, await shown.form(call))])
+
+
+def _warning(shown: Action, refused: PermissionDenied) -> Html:
+    """What a token may not do, before its user fills the form."""
+    rest = " unless a role of the stores' definition allows it" if shown.section in OF_STORES else ""
+    return notice("warn", f"The service will refuse this{rest}: {why(refused)}.")
 
 
 def own_address(text: str) -> str:

@@ -26,6 +26,7 @@ SECTIONS: Final[Mapping[Section, str]] = {
 }  # fmt: skip
 
 
+Role = Literal["write", "admin"]
 CONFIRM_FIELD: Final = "confirm"
 ANY_NUMBER: Final = "any number"
 """What a person types where the number of what would go is not known."""
@@ -184,6 +185,8 @@ class Action:
     section: Section
     form: Callable[[Call], Awaitable[Form]]
     act: Callable[[Call], Awaitable[Done | Form]]
+    needs: Role = "admin"
+    """The role that a token of the service needs for it; one of the stores' definition may allow it, too."""
 
     def link(self, **query: str | int | None) -> str:
         """Where its form is."""

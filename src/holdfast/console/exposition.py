@@ -62,6 +62,10 @@ class Scrape:
         found = self.get(name, **labels)
         return 0.0 if found is None else found
 
+    def has(self, name: str) -> bool:
+        """Whether the service had a line of a metric, summed over its stores and durables."""
+        return name in self.sums or name in self.lines
+
     def labelled(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
         """Every line of a metric with its labels, those of stores and durables too."""
         start = f"{name}{{"

@@ -9,7 +9,7 @@ from holdfast import __version__
 from holdfast.console import units
 from holdfast.console.call import ANY_NUMBER, CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
 from holdfast.console.html import Content, Html, element, join, text_of
-from holdfast.console.parts import anchor, badge, live, moment, notice
+from holdfast.console.parts import address_shown, anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
 
 Theme = Literal["light", "dark", "system"]
@@ -54,7 +54,7 @@ def page(call: Call, theme: str, title: str, section: Section, content: Content)
             id="main",
             tabindex="-1",
         ),
-        _foot(call),
+        _foot(),
     )
 
 
@@ -69,7 +69,7 @@ def bare_page(theme: str, title: str, *content: Content) -> str:
 
 
 def _brand(call: Call) -> Html:
-    mode = badge("acts", "warn") if call.options.acts else badge("read only")
+    mode = badge("can act", "warn") if call.options.acts else badge("read only")
     switch = element("button", "Theme", type="button", id="theme", aria_label="Theme: follow the system")
     leave = None
     if call.options.needs_login:
@@ -79,7 +79,7 @@ def _brand(call: Call) -> Html:
     return element(
         "div",
         anchor("Holdfast", "/", class_="name"),
-        element("span", call.service.urls[0], class_="service"),
+        element("span", address_shown(call.service.urls[0]), class_="service"),
         mode,
         switch,
         leave,
@@ -94,14 +94,11 @@ def _sections(current: Section) -> list[Html]:
     ]
 
 
-def _foot(call: Call) -> Html:
+def _foot() -> Html:
     return element(
         "footer",
-        join(
-            [f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), f"{len(call.watcher.scrapes)} scrapes"], " · "
-        ),
-        element("span", " · "),
-        element("span", "live", id="live", class_="live-mark"),
+        join([f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), ""], " · "),
+        element("span", id="live", class_="live-mark"),
     )
 
 
@@ -116,11 +113,11 @@ def state_of(call: Call) -> Content:
             " since ",
             moment(watcher.away_since_ms),
             ". ",
-            "This page asks again every two seconds and shows what was last known. ",
+            "This page shows what was last known. ",
             element("small", "" if problem is None else problem.statement()),
         )
     if watcher.refused and watcher.problem is not None:
-        return notice("warn", "The metrics are not shown: ", watcher.problem.statement(), ".")
+        return notice("warn", "The metrics are not shown: ", why(watcher.problem), ".")
     return None
 
 
@@ -162,7 +159,7 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
 def _limit(limit: Limit) -> Html:
     """The number that the page named. It is not kept from a form before: a person confirms the newest number."""
     note = (
-        f"It is refused if there are more {limit.noun}s by then."
+        f"It is refused if there are more {limit.noun}s by then. Where new ones keep coming, write a larger number."
         if limit.is_exact
         else f"The service did not count further: {limit}. Type {ANY_NUMBER} to delete all of them."
     )

@@ -162,6 +162,11 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def others_can_read(path: Path) -> bool:
+    """Whether users of this machine other than the owner of a file can read it."""
+    return bool(path.stat().st_mode & 0o044)
+
+
 def read_tokens(path: Path) -> tuple[str, ...]:
     """The tokens of a file, one a line; ``ROLE:TOKEN`` as in the service's file is read, too. Raises: InvalidRequest.
 

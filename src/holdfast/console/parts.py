@@ -91,6 +91,29 @@ def code(text: str, *, copy: bool = False) -> Html:
     return element("span", shown, copied(text), class_="code") if copy else shown
 
 
+def name_shown(text: str) -> Html:
+    """A key or another name that may be long and may have spaces at its ends."""
+    short = units.shortened(text)
+    return element("code", short, class_="key", title=text[:1_000] if short != text else None)
+
+
+def whole_name(text: str) -> Html:
+    """The same with a button to copy it; a long one can be opened."""
+    if units.shortened(text) == text:
+        return element("span", name_shown(text), copied(text), class_="code")
+    said = f"{units.shortened(text)} ({len(text):,} characters)"
+    opened = element("details", element("summary", said), element("pre", text, tabindex="0"), id="whole-name")
+    return element("div", opened, copied(text))
+
+
+def address_shown(url: str) -> Html:
+    """An address that breaks, where it must, before its host and its port."""
+    scheme, slashes, rest = url.rpartition("//")
+    host, colon, port = rest.rpartition(":")
+    parts = [scheme + slashes, host, colon + port]
+    return Html(str(Html("<wbr>")).join(text_of(part) for part in parts if part))
+
+
 def facts(items: Mapping[str, Content]) -> Html:
     """Names and values."""
     pairs = [element("div", element("dt", name), element("dd", value)) for name, value in items.items()]
@@ -292,12 +315,19 @@ def _pages(call: Call, name: str, page: int, rows: int) -> Content:
     )
 
 
+def why(error: HoldfastError) -> str:
+    """The reason of a refusal in words for a person who has a console and no command line."""
+    if error.code is Code.UNAUTHENTICATED:
+        return (
+            f"the service needs a token ({error.statement()}); give the console one with --token-file, or log in again"
+        )
+    return error.statement()
+
+
 def refusal(error: HoldfastError) -> Html:
     """An error of the service in the place of what it did not give."""
     if isinstance(error, PermissionDenied):
-        if error.code is Code.UNAUTHENTICATED:
-            return notice("warn", "The service needs a token that is valid: ", str(error), ".")
-        return notice("warn", "The token of this console may not see this: ", error.statement(), ".")
+        return notice("warn", "Not shown: ", why(error), ".")
     if isinstance(error, NotFound):
         return notice("warn", "Not found: ", str(error), ".")
     return notice("bad", str(error), " ", element("code", error.code.value))

@@ -24,7 +24,7 @@ from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.wire.log import Liveness, Readiness
 
 Document = dict[str, object]
@@ -37,6 +37,8 @@ KEPT_MAX: Final = 128
 """Results that are kept at the same time."""
 PAGE_MAX: Final = 500
 COLLECTION_MAX: Final = 50_000
+NEED_ROLE: Final[Mapping[str, str]] = {"admin": "/v1/admin/log-level", "write": "/v1/status"}
+"""A read that needs each role. The second one is refused for its missing parameters after that."""
 STORES_PATHS: Final = ("/v1/stores", "/v1/cluster")
 """Their requests may be msgpack, which has bytes; the log's routes take JSON."""
 
@@ -155,6 +157,16 @@ class Service:
         """Whether a process accepts commits. Raises: the reason why it does not."""
         response = await self._kept_response(Request("GET", "/readyz"), member)
         return msgspec.json.decode(response.body, type=Readiness)
+
+    async def refusal_of(self, role: str) -> PermissionDenied | None:
+        """Why the token lacks a role, by a read that needs it; None where it has it, or where that is not known."""
+        try:
+            await self.read(NEED_ROLE[role])
+        except PermissionDenied as error:
+            return error
+        except HoldfastError:
+            return None  # it passed the check of roles, or the service does not answer
+        return None
 
     async def change(
         self, method: str, target: str, body: Mapping[str, object] | None = None, *, member: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -161,3 +162,35 @@ def key_text(key: bytes) -> str:
     except ValueError:
         return f"0x{key.hex()}"
     return f"0x{key.hex()}" if "\n" in text or "\t" in text else text
+
+
+NAME_CHARACTERS: Final = 80
+"""Of a longer name only its ends are shown in lists and headings."""
+
+
+def shortened(text: str) -> str:
+    """A name as lists show it: the ends of a long one.
+
+    >>> shortened("seat/12A"), len(shortened("x" * 3_000))
+    ('seat/12A', 80)
+    """
+    return text if len(text) <= NAME_CHARACTERS else f"{text[: NAME_CHARACTERS - 21]}…{text[-20:]}"
+
+
+def in_heading(text: str) -> str:
+    """A name in a heading: shortened, and with a mark for each space that a reader would not see.
+
+    >>> in_heading(" lead and  trail ")
+    '␣lead and␣␣trail␣'
+    """
+    short = shortened(text)
+    return re.sub(r"^ +| +$| {2,}", lambda found: "␣" * len(found[0]), short)
+
+
+def version(value: float) -> str:
+    """A version, as it is written in an address or a command: without separators.
+
+    >>> version(597474421643.0)
+    '597474421643'
+    """
+    return str(int(value))

@@ -8,7 +8,7 @@ import binascii
 from holdfast.console import units
 from holdfast.console.call import Call, link
 from holdfast.console.html import Html, element
-from holdfast.console.parts import anchor, copied
+from holdfast.console.parts import anchor, copied, name_shown
 from holdfast.errors import InvalidRequest
 
 
@@ -41,7 +41,7 @@ def unpacked(text: str) -> bytes:
 
 def key_link(key: bytes) -> Html:
     """A key that leads to its page."""
-    return anchor(element("code", units.key_text(key)), link("/key", key=packed(key)))
+    return anchor(name_shown(units.key_text(key)), link("/key", key=packed(key)))
 
 
 def form_named(name: str) -> units.Form:
@@ -78,6 +78,8 @@ def value_of(value: bytes, form: units.Form = "auto") -> Html:
         shown, problem = units.bytes_text(value, "hex"), f", not {chosen}: shown as hex"
     cut = f", the first {units.size(units.SHOWN_BYTES_MAX)}" if len(value) > units.SHOWN_BYTES_MAX else ""
     note = element(
-        "small", f"{chosen if not problem else 'bytes'}, {units.size(len(value))}{problem}{cut} ", copied(shown)
+        "small",
+        f"{chosen if not problem else 'bytes'}, {units.size(len(value))}{problem}{cut} ",
+        copied(shown, "Copy the shown part" if cut else "Copy"),
     )
     return element("div", note, element("pre", shown, tabindex="0"))

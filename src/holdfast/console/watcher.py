@@ -95,14 +95,13 @@ class Watcher:
         began = time.monotonic()
         if asked.url == self._scraped and began < self._next_scrape:
             return
-        self.problem = None
         self._scraped = asked.url
         try:
             scrape = Scrape(await self.service.read_text("/metrics", member=asked.url), time.monotonic())
         except HoldfastError as error:
             self.refused, self.problem = True, error
         else:
-            self.refused = False
+            self.refused, self.problem = False, None
             self._add(scrape)
         self._next_scrape = time.monotonic() + PAUSE_TIMES * (time.monotonic() - began)
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application, main
-from holdfast.console.options import ConsoleOptions, parse_listen, read_tokens
+from holdfast.console.options import ConsoleOptions, others_can_read, parse_listen, read_tokens
 from holdfast.errors import InvalidRequest
 from holdfast.server.console_child import url_for_console
 
@@ -179,3 +179,10 @@ def test_a_certificate_and_a_key_that_are_swapped_are_refused(tmp_path: Path) ->
     options(tls_certificate=certificate, tls_key=key).check_tls()
     with pytest.raises(InvalidRequest, match="its key without a password"):
         options(tls_certificate=key, tls_key=certificate).check_tls()
+
+
+def test_a_token_file_that_others_can_read_is_named(one: Path) -> None:
+    one.chmod(0o600)
+    assert not others_can_read(one)
+    one.chmod(0o644)
+    assert others_can_read(one)

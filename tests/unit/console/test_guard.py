@@ -29,7 +29,7 @@ from holdfast.console.security import (
 TOKEN = "0123456789abcdef-the-token"
 OTHER = "fedcba9876543210-the-other"
 OWN = "http://127.0.0.1:8081"
-ACTION = "/cluster/save"
+ACTION = "/retention/snapshot"
 """Any action: it is refused before the service is asked, or finds that the service does not answer."""
 
 
@@ -138,7 +138,7 @@ def test_a_console_without_a_token_file_or_with_read_only_refuses_actions(
         assert not options.acts
         async with browser(options) as client:
             assert (await client.get(ACTION)).status_code == 403
-            page = (await client.get("/stores")).text
+            page = (await client.get("/retention")).text
             assert ACTION not in page
             assert "read only" in page
             session = next(iter(client.cookies.jar)).value
@@ -181,7 +181,9 @@ def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
                 away = await client.get(path)
                 assert (away.status_code, away.headers["location"].partition("?")[0]) == (303, "/login")
             csrf = await csrf_of(client, "/login")
-            assert (await client.post(ACTION, data={"csrf": csrf})).headers["location"] == "/login?to=%2Fcluster%2Fsave"
+            assert (await client.post(ACTION, data={"csrf": csrf})).headers[
+                "location"
+            ] == "/login?to=%2Fretention%2Fsnapshot"
             wrong = await client.post("/login", data={"csrf": csrf, "token": TOKEN + "x"})
             assert wrong.status_code == 403
             assert (await client.get("/keys")).status_code == 303

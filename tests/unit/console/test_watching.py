@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.pages.overview import _as_of, _health, closed_stores
 from holdfast.console.pages.runbooks import markdown
-from holdfast.console.service import Member, Service
+from holdfast.console.parts import address_shown, name_shown, whole_name
+from holdfast.console.service import Document, Member, Service
+from holdfast.console.values import key_link, value_of
 from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.wire.log import Liveness
 
@@ -96,10 +100,13 @@ BAD = {
         HEALTHY,
         HEALTHY + 'holdfast_commits_total{outcome="conflict"} 9.0\nholdfast_commits_total{outcome="committed"} 8.0',
     ),
-    "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",),
+    "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",) * 6,
     "HoldfastRetentionWaits": (HEALTHY + "holdfast_retention_waits 1.0",),
     "HoldfastSubscribersLag": (HEALTHY, HEALTHY + "holdfast_subscribers_lagged_total 1.0"),
-    "HoldfastDeadLetters": (HEALTHY, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 1.0'),
+    "HoldfastDeadLetters": (
+        HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 0.0',
+        HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 1.0',
+    ),
     "HoldfastBacklogGrows": (HEALTHY + 'holdfast_durable_backlog{durable="d",store="s"} 100001.0',),
 }
 
@@ -109,6 +116,16 @@ def test_an_alert_is_shown_when_its_condition_is_met_and_not_otherwise(alert: ob
     name = str(getattr(alert, "name"))  # noqa: B009
     assert names(watcher_of(*BAD[name])) == [name]
     assert names(watcher_of(HEALTHY, HEALTHY)) == []
+
+
+def test_a_restart_is_no_alert() -> None:
+    late = HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100000000.0"
+    assert names(watcher_of(late, late)) == [], "the view crosses the gap of a change of leader"
+    before_stores = HEALTHY
+    assert (
+        names(watcher_of(before_stores, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 579.0'))
+        == []
+    )
 
 
 def test_two_leaders_are_shown() -> None:
@@ -126,3 +143,58 @@ def test_every_alert_is_one_of_the_kit_and_has_its_runbook() -> None:
     page = markdown((ROOT / "docs/how-to/operate/runbooks.md").read_text())
     for name in shown:
         assert f'<h2 id="{name.lower()}">{name}</h2>' in page
+
+
+def test_a_long_key_is_shortened_and_can_be_seen_and_copied_whole() -> None:
+    key = "begin/" + "k" * 3_000 + "/end"
+    listed = name_shown(key)
+    assert len(units.shortened(key)) == units.NAME_CHARACTERS
+    assert "begin/" in listed
+    assert "/end" in listed
+    assert len(units.in_heading(key)) == units.NAME_CHARACTERS
+    whole = whole_name(key)
+    assert f"{key}</pre>" in whole
+    assert f'data-copy="{key}"' in whole
+
+
+def test_spaces_of_a_key_are_seen() -> None:
+    assert units.in_heading(" lead and trail ") == "␣lead and trail␣"
+    assert 'class="key"' in key_link(b" lead ")
+
+
+def test_an_address_breaks_before_its_host_and_its_port() -> None:
+    assert address_shown("http://127.0.0.1:18500") == "http://<wbr>127.0.0.1<wbr>:18500"
+    assert "<wbr>" in address_shown("http://[::1]:18500")
+    assert address_shown("unix:/run/<x>").endswith(":/run/&lt;x&gt;")
+
+
+def test_a_version_is_written_in_one_way() -> None:
+    """Plain, as in an address and a command: no page groups its digits."""
+    pages = ROOT / "src" / "holdfast" / "console" / "pages"
+    for page in pages.glob("*.py"):
+        assert not re.search(r"units\.count\([\w.]*(version|truncated?_through)\)", page.read_text()), page.name
+
+
+def test_stores_that_take_nothing_are_not_healthy() -> None:
+    store: Document = {"name": "orders", "message_limit": 3, "bytelimit": 0, "counts": {"messages": 3, "bytes": 9}}
+    assert closed_stores({"messages": 3, "message_limit": 0}, []) == []
+    (full,) = closed_stores({"messages": 30_499, "message_limit": 5}, [])
+    assert "30,499 of 5 messages" in full
+    assert closed_stores({}, [store]) == ["stores at their message_limit: orders"]
+    (suspended,) = closed_stores({"suspended": True}, [store])
+    assert "suspended" in suspended
+    watcher = watcher_of(HEALTHY, HEALTHY)
+    assert "Healthy" in str(_health(watcher))
+    assert "Not healthy" in str(_health(watcher, [full]))
+
+
+def test_a_copy_of_a_cut_value_says_that_it_is_a_part() -> None:
+    assert "Copy the shown part" in value_of(b"x" * 5_000)
+    assert "Copy the shown part" not in value_of(b"x" * 50)
+
+
+def test_figures_of_a_service_that_is_away_are_said_to_be_old() -> None:
+    watcher = watcher_of(HEALTHY)
+    assert _as_of(watcher) is None
+    watcher.away_since_ms = 1
+    assert "before" in str(_as_of(watcher))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,14 +13,28 @@ from holdfast.console.call import Action, Call, Done, Form, Input, Page
 from holdfast.console.exposition import Scrape
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.leaders import leaders
-from holdfast.console.parts import Column, Tone, action, attempt, badge, code, commands, live, moment, section, table
+from holdfast.console.parts import (
+    Column,
+    Tone,
+    action,
+    attempt,
+    badge,
+    code,
+    commands,
+    live,
+    moment,
+    notice,
+    section,
+    table,
+)
 from holdfast.console.service import Member
 from holdfast.errors import HoldfastError, Unavailable
 
 STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
-AFTERWARDS: Final = (
-    "A standby takes over within seconds. Clients wait and repeat; no commit is lost. Without a standby, and without "
-    "“stand by”, the log has no leader until a service is started."
+AFTERWARDS: Final = "A standby takes over within seconds. Clients wait and repeat; no commit is lost."
+NO_STANDBY: Final = (
+    "No standby answers at the addresses of this console. Unless one runs elsewhere, nothing leads the log afterwards: "
+    "every commit is refused until a service is started. With “stand by” this process takes the lead again."
 )
 _STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
 MIRROR: Final = "mirror-"
@@ -108,7 +123,7 @@ async def _cluster(call: Call) -> Html:
             Column("State", _state),
             Column("Process", lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"),
             Column("Epoch", lambda seen: units.count(seen.value("holdfast_epoch")), is_number=True),
-            Column("Version", lambda seen: units.count(seen.version) if seen.version else "–", is_number=True),
+            Column("Version", lambda seen: units.version(seen.version) if seen.version else "–", is_number=True),
             Column("Missing versions", lag, is_number=True),
             Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
             Column("Memory", lambda seen: units.size(seen.value("process_resident_memory_bytes")), is_number=True),
@@ -134,6 +149,11 @@ async def _cluster(call: Call) -> Html:
     )
 
 
+def has_standby(members: Sequence[Member]) -> bool:
+    """Whether a process answers that does not lead."""
+    return any(member.alive is not None and not member.leads for member in members)
+
+
 async def _step_down_form(call: Call) -> Form:
     leading = call.watcher.leading
     if leading is None or leading.alive is None:
@@ -142,7 +162,7 @@ async def _step_down_form(call: Call) -> Form:
     return Form(
         effect=[
             element("p", "The leader ", code(alive.leader_id), " at ", element("strong", alive.address), STEPPING_DOWN),
-            element("p", AFTERWARDS),
+            element("p", AFTERWARDS) if has_standby(call.watcher.members) else notice("warn", NO_STANDBY),
         ],
         button="Step down",
         back="/cluster",

@@ -40,7 +40,13 @@ async def job_of(call: Call, kind: Kind) -> Html:
         shown["Progress"] = bar(state.done, state.total, "Progress", units.count, is_good=True)
     for name, value in state.result.items():
         if isinstance(value, int) and name not in ("newest_slot", "slot"):
-            shown[name.replace("_", " ").capitalize()] = units.size(value) if name in SIZES else units.count(value)
+            shown[name.replace("_", " ").capitalize()] = (
+                units.size(value)
+                if name in SIZES
+                else units.version(value)
+                if "version" in name
+                else units.count(value)
+            )
     problem = notice("bad", state.error, " ", element("code", state.code)) if state.error else None
     return text_of([problem, facts(shown), _end(call, kind) if state.state == "running" else None])
 

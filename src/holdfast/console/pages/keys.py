@@ -24,9 +24,11 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    name_shown,
     notice,
     section,
     table,
+    whole_name,
 )
 from holdfast.console.values import bytes_of, form_choice, form_named, key_link, packed, unpacked, value_of
 from holdfast.errors import Conflict, InvalidRequest
@@ -153,8 +155,8 @@ async def _conflicting(call: Call) -> Html:
     def place(row: ConflictingPlace) -> Content:
         if not row.is_range:
             return key_link(row.begin)
-        end = "the last key" if row.end is None else element("code", units.key_text(row.end))
-        return ["range ", element("code", units.key_text(row.begin)), " to ", end]
+        end = "the last key" if row.end is None else name_shown(units.key_text(row.end))
+        return ["range ", name_shown(units.key_text(row.begin)), " to ", end]
 
     note = (
         f"Preconditions that were broken in the last {units.duration(max(1.0, found.seconds))} under this leader: "
@@ -210,7 +212,7 @@ async def _value(call: Call, key: bytes) -> Html:
         [
             facts(
                 {
-                    "Key": code(units.key_text(key), copy=True),
+                    "Key": whole_name(units.key_text(key)),
                     "Version": anchor(str(found.version), link("/transaction", version=found.version)),
                     "Key in base64url": code(packed(key), copy=True),
                 }
@@ -330,7 +332,7 @@ async def _delete_form(call: Call) -> Form:
             element(
                 "p",
                 "Commits one transaction that deletes ",
-                element("code", name),
+                name_shown(name),
                 f", {units.size(len(found.value))}.",
             ),
             element(
@@ -343,7 +345,7 @@ async def _delete_form(call: Call) -> Form:
         inputs=(
             Input("version", "Only if the key is unchanged since version", str(found.version), "number", required=True),
         ),
-        typed=name,
+        typed=name if units.in_heading(name) == name else "delete this key",
     )
 
 
@@ -353,10 +355,10 @@ async def _delete(call: Call) -> Done:
     return Done(f"Deleted at version {version}.", link("/key", key=packed(key)))
 
 
-EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit)
-DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete)
+EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")
+DELETE: Final = Action("/key/delete", "Delete a key", "Keys", _delete_form, _delete, "write")
 PAGES: Final = (
     Page("/keys", "Keys", "Keys", _keys),
-    Page("/key", lambda call: f"Key {units.key_text(unpacked(call.text('key')))}", "Keys", _key),
+    Page("/key", lambda call: f"Key {units.in_heading(units.key_text(unpacked(call.text('key'))))}", "Keys", _key),
 )
 ACTIONS: Final = (EDIT, DELETE)

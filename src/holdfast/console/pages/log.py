@@ -28,6 +28,7 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    name_shown,
     notice,
     section,
     table,
@@ -235,8 +236,8 @@ def _operation(operation: Operation) -> Html:
         case Delete(key=key):
             return text_of(["delete ", key_link(key)])
         case _:
-            end = "the last key" if operation.end is None else element("code", units.key_text(operation.end))
-            return text_of(["delete range ", element("code", units.key_text(operation.begin)), " to ", end])
+            end = "the last key" if operation.end is None else name_shown(units.key_text(operation.end))
+            return text_of(["delete range ", name_shown(units.key_text(operation.begin)), " to ", end])
 
 
 async def _transaction(call: Call) -> Html:
@@ -271,8 +272,8 @@ def _facts(found: TransactionInLog, newer: TransactionEvent | None) -> Html:
             "Read version": "none" if found.read_version is None else str(found.read_version),
             "Leader": code(found.object.leader_id),
             "Batch": anchor(code(found.object.slot), link("/log", slot=found.object.slot)),
-            "At or before it": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
-            "After it": after,
+            "Log from here back": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
+            "Next transaction": after,
         }
     )
 
@@ -282,8 +283,8 @@ def _precondition(precondition: Precondition, read_version: int | None) -> Html:
     since = text_of([" unchanged since version ", "–" if version is None else str(version)])
     if isinstance(precondition, PointRead):
         return text_of(["key ", key_link(precondition.key), since])
-    end = "the last key" if precondition.end is None else element("code", units.key_text(precondition.end))
-    return text_of(["range ", element("code", units.key_text(precondition.begin)), " to ", end, since])
+    end = "the last key" if precondition.end is None else name_shown(units.key_text(precondition.end))
+    return text_of(["range ", name_shown(units.key_text(precondition.begin)), " to ", end, since])
 
 
 PAGES: Final = (

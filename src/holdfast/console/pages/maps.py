@@ -23,8 +23,11 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    name_shown,
+    notice,
     section,
     table,
+    whole_name,
 )
 from holdfast.console.service import Document, document, documents, number
 from holdfast.console.values import form_choice, form_named, value_of
@@ -91,6 +94,7 @@ async def _map(call: Call) -> Html:
     ]
     return text_of(
         [
+            element("p", anchor("Maps", "/maps"), " / ", anchor(store, link("/store", store=store)), " / ", name),
             section("Entries", _form(call, store, name), await attempt(_entries(call, store, name)), actions=acts),
             section("Locks", await attempt(_locks(call, store, name))),
             commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),
@@ -127,9 +131,7 @@ async def _entries(call: Call, store: str, name: str) -> Html:
         [
             Column(
                 "Key",
-                lambda entry: anchor(
-                    element("code", entry.key), link("/map/entry", store=store, map=name, key=entry.key)
-                ),
+                lambda entry: anchor(name_shown(entry.key), link("/map/entry", store=store, map=name, key=entry.key)),
             ),
             Column("Value", _short),
             Column("Size", lambda entry: units.size(len(entry.value)), lambda entry: len(entry.value), is_number=True),
@@ -204,7 +206,8 @@ async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
     where = facts(
         {
             "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
-            "Key": code(key, copy=True),
+            "Key": whole_name(key),
+            "Lock": await lock_of(call, key) or "none",
             "Revision": code(str(entry.revision), copy=True),
         }
     )
@@ -277,7 +280,7 @@ async def _remove_form(call: Call) -> Form:
         button="Remove",
         back=_to_entry(call, key),
         inputs=(Input("revision", "Only at revision", str(entry.revision), "number", note="empty: at any revision"),),
-        typed=key,
+        typed=key if units.in_heading(key) == key else "remove this key",
     )
 
 
@@ -288,10 +291,23 @@ async def _remove(call: Call) -> Done:
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
+async def lock_of(call: Call, key: str) -> Content:
+    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+    durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
+    held = next((row for row in documents(durable.get("locks")) if str(row.get("key") or "") == key), None)
+    until_ms = 0 if held is None else number(held.get("until_ms"))
+    if held is None or until_ms <= time.time() * 1000:
+        return None
+    left = units.duration(until_ms / 1000 - time.time())
+    return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
+
+
 async def _lock_form(call: Call) -> Form:
     key = call.text("key")
+    held = await lock_of(call, key)
     return Form(
         effect=[
+            notice("warn", "The lock is ", held, ".") if held else None,
             element("p", "Takes the lock of a key, or of the whole map without one, for a time."),
             element(
                 "p",
@@ -316,17 +332,15 @@ async def _lock(call: Call) -> Done:
         key, owner=owner, ttl_ms=seconds * 1000, steal=call.form.get("steal") == "1"
     )
     what = f"the key {key}" if key else "the whole map"
-    return Done(
-        f"{owner} has the lock of {what} with fence {lock.fence} until {units.utc(lock.until_ms)}.", _to_map(call)
-    )
+    return Done(f"{owner} has the lock of {what} with fence {lock.fence} for {units.duration(seconds)}.", _to_map(call))
 
 
-SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set)
-REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove)
-LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock)
+SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")
+REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove, "write")
+LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "write")
 PAGES: Final = (
     Page("/maps", "Maps", "Maps", _maps),
     Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
-    Page("/map/entry", lambda call: f"Entry {call.text('key')}", "Maps", _entry),
+    Page("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
 )
 ACTIONS: Final = (SET, REMOVE, LOCK)

@@ -10,7 +10,7 @@ from holdfast.client.protocol.stores.messages import durable_path, query_of, sto
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
 from holdfast.console.documents import count_of
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
 from holdfast.console.parts import (
     Column,
@@ -23,8 +23,10 @@ from holdfast.console.parts import (
     commands,
     facts,
     moment,
+    name_shown,
     section,
     table,
+    whole_name,
 )
 from holdfast.console.service import Document, documents
 from holdfast.console.values import form_choice, form_named, value_of
@@ -33,6 +35,8 @@ from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import Page as MessagePage
 
 ROWS: Final = 50
+EPOCH_MS_MIN: Final = 1_000_000_000_000
+"""A larger number of milliseconds is a time, a smaller one a span."""
 BODY_CHARACTERS: Final = 80
 
 
@@ -212,7 +216,7 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
                 "Number", lambda message: anchor(str(message.seq), _place(store, durable, message.seq)), is_number=True
             ),
             Column("Published", lambda message: moment(message.published_ms)),
-            Column("Key", lambda message: element("code", message.key) if message.key is not None else "–"),
+            Column("Key", lambda message: name_shown(message.key) if message.key is not None else "–"),
             Column(
                 "Fields",
                 lambda message: (
@@ -286,7 +290,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                     "Store": anchor(store, link("/store", store=store)),
                     "Durable": anchor(durable, link("/durable", store=store, durable=durable)),
                     "Published": moment(message.published_ms),
-                    "Key": code(message.key, copy=True) if message.key is not None else "none",
+                    "Key": whole_name(message.key) if message.key is not None else "none",
                     "Deliveries": units.count(message.delivery_count),
                     **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
                 }
@@ -298,20 +302,36 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
     )
 
 
+def fact_of(name: str, value: object) -> Content:
+    """A fact of a message's fate as people read it: a time, a number, a word."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_ms") and isinstance(value, int) and value > EPOCH_MS_MIN:
+        return moment(value)
+    if value is None or isinstance(value, str | int | float):
+        return "–" if value is None else str(value)
+    return element("code", msgspec.json.encode(value).decode())
+
+
 async def _fates(call: Call, store: str, seq: int) -> Html:
     explained = await call.service.read(f"{store_path(store)}/messages/{seq}/explain")
     rows = documents(explained.get("durables"))
 
     def rest(row: Document) -> Content:
         known = {key: value for key, value in row.items() if key not in ("durable", "name", "fate")}
-        return element("code", msgspec.json.encode(known).decode()) if known else "–"
+        facts_of = [[f"{name.replace('_', ' ')}: ", fact_of(name, value)] for name, value in known.items()]
+        return join(facts_of, ", ") if facts_of else "–"
+
+    def durable(row: Document) -> Content:
+        name = str(row.get("durable") or row.get("name"))
+        return anchor(name, link("/durable", store=store, durable=name))
 
     return table(
         call,
         "fates",
         [
-            Column("Durable", lambda row: str(row.get("durable") or row.get("name"))),
-            Column("Fate", lambda row: badge(str(row.get("fate")))),
+            Column("Durable", durable),
+            Column("Fate", lambda row: badge(str(row.get("fate")).replace("_", " "))),
             Column("Facts", rest),
         ],
         rows,
@@ -345,7 +365,7 @@ async def _delete(call: Call) -> Done:
     return Done(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
 
 
-DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete)
+DELETE: Final = Action("/message/delete", "Delete a message", "Messages", _delete_form, _delete, "write")
 PAGES: Final = (
     Page("/messages", "Messages", "Messages", _messages),
     Page("/message", lambda call: f"Message {call.text('seq')} of {call.text('store')}", "Messages", _message),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from holdfast.console import units
 from holdfast.console.alerts import alerts_of
 from holdfast.console.call import Call, Page, link
-from holdfast.console.documents import name_of
+from holdfast.console.documents import count_of, name_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
@@ -17,6 +17,7 @@ from holdfast.console.parts import (
     Column,
     Tone,
     action,
+    address_shown,
     anchor,
     attempt,
     bar,
@@ -30,11 +31,14 @@ from holdfast.console.parts import (
     table,
     tile,
     tiles,
+    why,
 )
-from holdfast.console.service import document
+from holdfast.console.service import Document, document, number
 from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError
 
+TONES_OF_STORES: Final[Mapping[str, Tone]] = {"open": "good", "held": "warn", "suspended": "bad"}
+FULL_MAX: Final = 5
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
@@ -44,9 +48,9 @@ async def _overview(call: Call) -> Html:
     leads = await attempt(_leader(call))
     return text_of(
         [
-            live("health", _health(call.watcher), leads),
+            live("health", _health(call.watcher, await _closed(call)), leads),
             element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
-            live("traffic", section("Traffic", _traffic(call.watcher))),
+            live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
             section("What is stuck", _stuck(call, await _kinds(call))),
             live("room", section("Memory and disk", _room(call.watcher))),
@@ -55,13 +59,40 @@ async def _overview(call: Call) -> Html:
     )
 
 
-def _health(watcher: Watcher) -> Content:
+def closed_stores(cluster: Document, stores: Sequence[Document]) -> list[str]:
+    """Why nothing can be published, in words: suspended stores, and limits that are reached."""
+    if cluster.get("suspended"):
+        return ["the stores are suspended: publishing and delivering are refused"]
+    found: list[str] = []
+    for limit, name, text in (("message_limit", "messages", units.count), ("bytelimit", "bytes", units.size)):
+        allowed, used = number(cluster.get(limit)), number(cluster.get(name))
+        if 0 < allowed <= used:
+            found.append(f"all stores together are full: {text(used)} of {text(allowed)} {name}, so publishes wait")
+        full = [name_of(each) for each in stores if 0 < number(each.get(limit)) <= count_of(each, name)]
+        if full:
+            more = f" and {len(full) - FULL_MAX:,} more" if len(full) > FULL_MAX else ""
+            found.append(f"stores at their {limit}: {', '.join(full[:FULL_MAX])}{more}")
+    return found
+
+
+async def _closed(call: Call) -> list[str]:
+    try:
+        stores = await call.service.collection("/v1/stores", "stores")
+        return closed_stores(await call.service.read("/v1/cluster"), stores)
+    except HoldfastError:
+        return []  # there are none, or the token may not see them
+
+
+def _health(watcher: Watcher, closed: Sequence[str] = ()) -> Content:
     if watcher.away_since_ms is not None:
         return notice("bad", element("strong", "Not healthy."), " Nothing is known of a service that does not answer.")
+    if watcher.newest is None and watcher.refused and watcher.problem is not None:
+        said = " The service answers, but its figures are not shown to this token: "
+        return notice("warn", element("strong", "Not known."), said, why(watcher.problem), ".")
     if watcher.newest is None:
         return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
     found = alerts_of(watcher)
-    if not found:
+    if not found and not closed:
         return notice(
             "good",
             element("strong", "Healthy."),
@@ -70,7 +101,8 @@ def _health(watcher: Watcher) -> Content:
     lines = [
         element("li", anchor(alert.name, f"/runbooks#{alert.name.lower()}"), f": {text}.") for alert, text in found
     ]
-    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
+    lines += [element("li", anchor("Stores", "/stores"), f": {text}.") for text in closed]
+    tone: Tone = "bad" if closed or any(alert.is_urgent for alert, _ in found) else "warn"
     said = "Not healthy." if tone == "bad" else "It works, and needs attention."
     return notice(tone, element("strong", said), element("ul", lines))
 
@@ -100,7 +132,7 @@ async def _leader(call: Call) -> Html:
     return tiles(
         tile(
             "Leader",
-            alive.address if alive is not None else "none",
+            address_shown(alive.address) if alive is not None else "none",
             href="/cluster",
             tone="bad" if alive is None else "good",
             note=code(alive.leader_id[:12]) if alive is not None else "",
@@ -112,10 +144,17 @@ async def _leader(call: Call) -> Html:
             href="/log#leaderships",
             note="leader changes of this log",
         ),
-        tile("Durable version", units.count(version) if version else "–", href="/log", note="newest"),
+        tile("Durable version", units.version(version) if version else "–", href="/log", note="newest"),
         tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
-        tile("Message stores", stores, href="/stores", tone="good" if stores == "open" else "none"),
+        tile("Message stores", stores, href="/stores", tone=TONES_OF_STORES.get(stores, "none")),
     )
+
+
+def _as_of(watcher: Watcher) -> Content:
+    """That the figures are old, while the service does not answer."""
+    if watcher.away_since_ms is None:
+        return None
+    return element("p", "The figures are those of before ", moment(watcher.away_since_ms), ".", class_="note")
 
 
 def _traffic(watcher: Watcher) -> Html:
@@ -251,7 +290,7 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
                 ),
                 Column("Why", lambda row: row[3], lambda row: row[3]),
                 Column("Backlog", lambda row: units.count(row[0]), lambda row: row[0], is_number=True),
-                Column("Oldest", lambda row: moment(row[4] * 1000), lambda row: row[4]),
+                Column("Oldest", lambda row: _age(row[4]), lambda row: -row[4], is_number=True),
             ],
             rows[:STUCK_MAX],
             caption="Durables whose messages do not go on",
@@ -259,6 +298,11 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
         ),
         element("p", more, class_="note") if more else None,
     ]
+
+
+def _age(since: float) -> str:
+    """How long ago a time in seconds was."""
+    return units.duration(max(0.0, time.time() - since)) if since else "–"
 
 
 def _of_durables(scrape: Scrape, name: str) -> dict[tuple[str, str], float]:
@@ -288,25 +332,29 @@ def _room(watcher: Watcher) -> Content:
         tile(
             "Memory",
             units.size(memory),
+            href="/cluster",
             note="resident, of the service",
             chart=chart(resident, "Memory", units.size, span=watcher.span),
         ),
         tile(
             "Processor",
             part(processor[-1]) if processor else "–",
+            href="/cluster",
             note="of one core",
             chart=chart(processor, "Processor", part, span=watcher.span),
         ),
-        tile("Disk of the stores", units.size(used), note=bar(used, limit, "Disk of the stores")),
+        tile("Disk of the stores", units.size(used), href="/stores", note=bar(used, limit, "Disk of the stores")),
         tile("Pages of the stores", units.size(pages), href="/stores", note=bar(in_use, pages, "Pages of the stores")),
         tile(
             "Conflict window",
             units.size(now.value("holdfast_window_bytes")),
+            href="/keys#conflicts",
             note=f"reaches back {units.duration(now.value('holdfast_window_seconds'))}",
         ),
         tile(
             "Connections",
             units.count(now.value("holdfast_connections")),
+            href="/configuration",
             note=f"{units.count(now.value('holdfast_subscribers'))} subscriptions",
         ),
     )

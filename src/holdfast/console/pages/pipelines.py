@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.extras import needs
 
 KEPT_SECONDS: Final = 10.0
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CREDENTIALS: Final = re.compile(r"//[^/]*@")
 AUDIT: Final = "verify"
 VERIFIED: Final = "verified up to"
@@ -88,7 +89,16 @@ def _read(url: str, shown: str) -> Table:
         log_id = str(about.get("log_id", ""))
         return Table(shown, pipeline, log_id, offset, delta.version(), written_ms, findings, verified)
     except (DeltaError, OSError, ValueError) as error:
-        raise Unavailable("the table cannot be read", cause=" ".join(str(error).split())[:300]) from error
+        raise Unavailable("the table cannot be read", cause=plain(str(error))) from error
+
+
+def plain(text: str) -> str:
+    """An error of the Delta library without the colours of a terminal, on one line.
+
+    >>> plain("cannot read \\x1b[31m↳\\x1b[0m the file")
+    'cannot read ↳ the file'
+    """
+    return " ".join(_COLOURS.sub("", text).split())[:300]
 
 
 def _audited(delta: Any) -> tuple[int, int]:

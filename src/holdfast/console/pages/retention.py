@@ -27,7 +27,7 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
 
 KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
@@ -45,6 +45,14 @@ async def _retention(call: Call) -> Html:
     )
 
 
+def said_of(warning: str) -> Content:
+    """A warning of the leader as a sentence: what it says once, with its command as code."""
+    plain = warning[:1].lower() + warning[1:]
+    plain = plain.removeprefix("nothing is removed: ").removeprefix("nothing is truncated: ")
+    parts = f"Nothing of the log is removed: {plain.rstrip('.')}.".split("`")
+    return [element("code", part) if at % 2 else part for at, part in enumerate(parts)]
+
+
 async def _answer(call: Call) -> Html:
     answer = await call.service.log.retention()
     now = call.watcher.newest
@@ -52,20 +60,27 @@ async def _answer(call: Call) -> Html:
     removed_bytes = 0.0 if now is None else now.value("holdfast_retention_deleted_bytes_total")
     return text_of(
         [
-            notice("warn", f"{answer.warning[:1].upper()}{answer.warning[1:]}.") if answer.warning else None,
+            notice("warn", said_of(answer.warning)) if answer.warning else None,
             tiles(
-                tile("Policies", str(len(answer.policies)), note="without one, everything stays"),
+                tile("Policies", str(len(answer.policies)), href="#h-policies", note="without one, everything stays"),
                 tile(
                     "Truncated through",
-                    units.count(answer.truncated_through) if answer.truncated_through else "–",
+                    units.version(answer.truncated_through) if answer.truncated_through else "–",
+                    href="/log",
                     note="versions up to here may be gone",
                 ),
                 tile(
                     "To be truncated through",
-                    units.count(answer.truncate_through) if answer.truncate_through else "–",
+                    units.version(answer.truncate_through) if answer.truncate_through else "–",
+                    href="#h-bytes-by-age",
                     note="no policy needs older versions",
                 ),
-                tile("Removed", units.count(removed), note=f"objects, {units.size(removed_bytes)}, by this leader"),
+                tile(
+                    "Removed",
+                    units.count(removed),
+                    href="#h-bytes-by-age",
+                    note=f"objects, {units.size(removed_bytes)}, by this leader",
+                ),
             ),
             section("Policies", _policies(call, answer), actions=[action(call, SET, "Set a policy")]),
             section("Readers that hold the log", _holds(call, answer)),
@@ -211,14 +226,36 @@ def _holds(call: Call, answer: RetentionAnswer) -> Html:
     )
 
 
+def amounts(found: LogStorage) -> str:
+    """How much of the log is how old, as far as the objects were counted."""
+    rest, said = sum(band.bytes for band in found.ages), [f"The log has {units.size(sum(b.bytes for b in found.ages))}"]
+    for band in found.ages:
+        rest -= band.bytes
+        if band.seconds_max is not None:
+            said.append(f"{units.size(rest)} of it older than {units.duration(band.seconds_max)}")
+    more = "" if found.is_whole else " Older objects were not counted."
+    return f"{', '.join(said)}.{more}"
+
+
 async def _set_form(call: Call) -> Form:
-    del call
+    answer = await call.service.log.retention()
+    try:
+        now = amounts(msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage))
+    except HoldfastError as error:
+        now = f"How much that would be is not known: {error.statement()}."
+    others = ", ".join(f"{name} ({keeps(policy)})" for name, policy in sorted(answer.policies.items()))
+    old = answer.policies.get(call.form.get("policy", "").strip())
+    replaced = None
+    if old is not None:
+        replaced = notice("warn", f"The policy exists and keeps {keeps(old)}: this replaces it.")
     return Form(
         effect=[
             element(
                 "p", "Says what must stay of the log. The log is kept from the oldest point that any policy needs."
             ),
-            element("p", "What no policy needs is removed for good, once the log has a snapshot."),
+            element("p", "What no policy needs is removed for good, once the log has a snapshot. ", now),
+            element("p", f"Policies now: {others or 'none'}. One with the same name is replaced."),
+            replaced,
         ],
         button="Set the policy",
         back="/retention",
@@ -227,7 +264,7 @@ async def _set_form(call: Call) -> Form:
             Input("kind", "What it keeps", KINDS[0], "choice", choices=KINDS),
             Input("amount", "Seconds, bytes or the version", "", "number", note="empty to keep everything"),
         ),
-        typed="set retention",
+        typed="set retention" if old is None else "replace it",
     )
 
 

@@ -25,6 +25,7 @@ from holdfast.console.pages.stores_acts import (
     EDIT_DURABLE,
     EDIT_PERMISSIONS,
     EDIT_STORE,
+    NAME,
     PUBLISH,
     PURGE,
     REDELIVER,
@@ -46,6 +47,7 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    refusal,
     section,
     table,
     tile,
@@ -53,6 +55,9 @@ from holdfast.console.parts import (
 )
 from holdfast.console.service import Document, document, documents, number
 from holdfast.console.watcher import DURABLES_MAX
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+
+QUEUES: Final = ("shared", "standard")
 
 
 def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
@@ -104,20 +109,24 @@ async def _cluster(call: Call) -> Html:
             "Stores",
             units.count(number(cluster.get("stores"))),
             note=f"{units.count(number(cluster.get('durables')))} durables",
+            href="#h-stores",
         ),
         tile(
             "Messages",
             units.count(number(cluster.get("messages"))),
+            href="/messages",
             note=bar(number(cluster.get("messages")), number(cluster.get("message_limit")), "Messages", units.count),
         ),
         tile(
             "Bytes",
             units.size(number(cluster.get("bytes"))),
+            href="#h-stores",
             note=bar(number(cluster.get("bytes")), number(cluster.get("bytelimit")), "Bytes"),
         ),
         tile(
             "Disk",
             units.size(number(disk.get("used"))),
+            href="/#room",
             note=bar(number(disk.get("used")), number(disk.get("limit")), "Disk"),
         ),
         tile(
@@ -169,6 +178,14 @@ def _bytes_bar(row: Document) -> Html:
 async def _history(call: Call) -> Html:
     rows = documents((await call.service.read("/v1/cluster/history")).get("history"))
     rows.sort(key=lambda row: -number(row.get("revision")))
+    newest = rows[0].get("revision") if rows else None
+    authors: list[Column[Document]] = [Column("Author", lambda row: str(row.get("author") or "–"))]
+
+    def back(row: Document) -> Content:
+        if row.get("revision") == newest:
+            return badge("in force", "good")
+        return action(call, ROLLBACK, "Roll back to it", revision=str(row["revision"]))
+
     return table(
         call,
         "history",
@@ -176,11 +193,10 @@ async def _history(call: Call) -> Html:
             Column(
                 "Revision",
                 lambda row: anchor(str(row["revision"]), link("/definition", revision=str(row["revision"]))),
-                is_number=True,
             ),
             Column("Time", lambda row: moment(number(row.get("at_ms")))),
-            Column("Author", lambda row: str(row.get("author") or "–")),
-            Column("", lambda row: action(call, ROLLBACK, "Roll back to it", revision=str(row["revision"]))),
+            *(authors if any(row.get("author") for row in rows) else ()),
+            Column("", back),
         ],
         rows[:10],
         caption="Revisions of the definition",
@@ -193,8 +209,17 @@ async def _history(call: Call) -> Html:
 
 async def _store(call: Call) -> Html:
     store = call.required("store")
+    if not NAME.fullmatch(store):
+        raise InvalidRequest("no store has this name")
+    try:
+        await call.service.read(store_path(store))
+    except NotFound as error:
+        return text_of([refusal(error), element("p", anchor("All stores", "/stores"))])
+    except HoldfastError:
+        pass  # each part says why it is not there
     return text_of(
         [
+            element("p", anchor("Stores", "/stores"), " / ", store),
             live("store", await attempt(_store_facts(call, store))),
             section(
                 "Durables",
@@ -228,12 +253,22 @@ async def _store_facts(call: Call, store: str) -> Html:
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
     limit = number(part.get("message_limit"))
     return tiles(
-        tile("Messages", units.count(messages), note=bar(messages, limit, "Messages", units.count)),
-        tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile(
+            "Messages",
+            units.count(messages),
+            href=link("/messages", store=store),
+            note=bar(messages, limit, "Messages", units.count),
+        ),
+        tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
         tile("Published", "–" if published is None else units.rate(published), note="between the last two scrapes"),
         tile("Next number", units.count(count_of(part, "next_seq")), note="of a message"),
         tile("Publishers", units.count(count_of(part, "publishers")), note="remembered"),
-        tile("Unmatched", units.count(count_of(part, "unmatched")), note="messages that no durable wanted"),
+        tile(
+            "Unmatched",
+            units.count(count_of(part, "unmatched")),
+            href="#h-durables",
+            note="messages that no durable wanted",
+        ),
     )
 
 
@@ -341,6 +376,7 @@ async def _durable(call: Call) -> Html:
                 ", dynamic" if part.get("dynamic") else "",
                 ".",
             ),
+            element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
             live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
             section("Subscribers", _subscribers(call, part)),
             section(
@@ -349,7 +385,6 @@ async def _durable(call: Call) -> Html:
                     "parameters",
                     facts({key: _shown(value) for key, value in part.items() if key not in NOT_PARAMETERS}),
                 ),
-                actions=_durable_actions(call, store, name, part),
             ),
             commands(call, durable_path(store, name), f"holdfast stores ls {store}"),
         ]
@@ -363,7 +398,7 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
         if is_map
         else button("Browse messages", link("/messages", store=store, durable=name))
     )
-    queue = part.get("type") in ("shared", "standard")
+    queue = part.get("type") in QUEUES
     return [
         looks,
         action(call, EDIT_DURABLE, "Edit", store=store, durable=name) if not part.get("dynamic") else None,
@@ -380,11 +415,24 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
     expired = document(document(part.get(COUNTS)).get("expired"))
     return tiles(
-        tile("Backlog", units.count(count_of(part, "backlog")), note="messages that no subscriber holds"),
-        tile("Held", units.count(count_of(part, "unacknowledged")), note="delivered, not acknowledged"),
+        tile(
+            "Backlog",
+            units.count(count_of(part, "backlog")),
+            href="#h-backlog-over-time",
+            note="messages that no subscriber holds",
+        ),
+        tile(
+            "Held",
+            units.count(count_of(part, "unacknowledged")),
+            href="#h-subscribers",
+            note="delivered, not acknowledged",
+        ),
         tile(
             "Messages",
             units.count(messages),
+            href=link("/map", store=store, map=name)
+            if part.get("type") == "map"
+            else link("/messages", store=store, durable=name),
             note=bar(messages, number(part.get("message_limit")), "Messages", units.count),
         ),
         tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
@@ -402,7 +450,7 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
             "Parked",
             units.count(parked),
             tone="warn" if parked else None,
-            href=link("/messages", store=store, durable=name, parked=1),
+            href=link("/messages", store=store, durable=name, parked=1) if part.get("type") in QUEUES else "",
             note="delivered too often",
         ),
         tile(
@@ -469,9 +517,10 @@ async def _definition(call: Call) -> Html:
     revision = call.number("revision")
     if revision:
         earlier = await call.service.read(f"/v1/cluster/history/{revision}")
+        is_in_force = number((await call.service.read("/v1/cluster")).get("revision")) == revision
         shown = yaml_of(earlier.get("definition", earlier))
         acts: list[Content] = [
-            action(call, ROLLBACK, "Roll back to it", danger=True, revision=revision),
+            None if is_in_force else action(call, ROLLBACK, "Roll back to it", danger=True, revision=revision),
             button("In force", "/definition"),
         ]
         return text_of([section(f"Revision {revision}", element("pre", shown, tabindex="0"), actions=acts)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,12 +15,14 @@ from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import Content, element
-from holdfast.console.parts import notice
+from holdfast.console.parts import anchor, notice
 from holdfast.console.service import Document, document, number
+from holdfast.console.units import counted
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
+NAMED_MAX: Final = 20
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
 
@@ -101,8 +104,8 @@ def _to_durable(call: Call) -> str:
 
 def limit_of(part: Document, name: str, noun: str) -> Limit:
     """How many things of it an action would delete; an unknown number where the document has no such count."""
-    counted = document(part.get(COUNTS)).get(name)
-    return Limit(noun, counted) if isinstance(counted, int) else Limit(noun, 0, is_exact=False)
+    known = document(part.get(COUNTS)).get(name)
+    return Limit(noun, known) if isinstance(known, int) else Limit(noun, 0, is_exact=False)
 
 
 _LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=exact$")
@@ -236,7 +239,7 @@ async def _on_durable(call: Call, effect: str, label: str) -> Form:
 
 async def _purge(call: Call) -> Done:
     purged = await call.service.stores.purge(call.required("store"), call.required("durable"))
-    return Done(f"Removed {units.count(purged.messages)} messages, {units.size(purged.bytes)}.", _to_durable(call))
+    return Done(f"Removed {counted(purged.messages, 'message')}, {units.size(purged.bytes)}.", _to_durable(call))
 
 
 async def _delete_durable(call: Call) -> Done:
@@ -266,18 +269,23 @@ async def _delete_template(call: Call) -> Done:
     return Done(f"The template {template} is deleted.", _to_store(call))
 
 
+def _backlog(part: Document) -> str:
+    return counted(int(count_of(part, "backlog")), "message")
+
+
 async def _rewind_form(call: Call) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
     kept = number(part.get("retention_time"))
     effect = f"Delivers messages of {store}/{name} again that were acknowledged and are still retained"
+    already = counted(int(count_of(part, "acknowledged")), "message")
     effect += (
-        f" (retention_time {units.duration(kept)})."
+        f": some of the {already} that were acknowledged so far (retention_time {units.duration(kept)})."
         if kept
         else ". This durable has no retention_time: nothing is retained."
     )
     return Form(
-        effect=element("p", effect),
+        effect=[element("p", effect), element("p", f"Now {_backlog(part)} wait in it.")],
         button="Rewind",
         back=_to_durable(call),
         inputs=(
@@ -300,12 +308,17 @@ async def _rewind(call: Call) -> Done:
         except ValueError:
             raise InvalidRequest("the time is ISO 8601, such as 2026-11-27T09:30:00") from None
         time_ms = int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        if time_ms > time.time() * 1000:
+            raise InvalidRequest("the time to rewind to is in the future")
     names = [call.required("durable"), *(each.strip() for each in call.form.get("also", "").split(",") if each.strip())]
     for name in names:
         await call.service.stores.rewind(
             store, name, seq=whole("the number", seq_text) if seq_text else None, time_ms=time_ms
         )
-    return Done(f"Rewound: {', '.join(names)}.", _to_durable(call))
+    call.service.forget()
+    part = await call.service.read(durable_path(store, names[0]))
+    said = f"Rewound: {', '.join(names)}. {_backlog(part)} now wait in {names[0]}; a long rewind goes on."
+    return Done(said, _to_durable(call))
 
 
 async def _redeliver_form(call: Call) -> Form:
@@ -353,7 +366,7 @@ async def _redeliver(call: Call) -> Done:
         limit=whole("at most", limit) if limit else None,
     )
     left = "".join(f", {units.count(number)} stay ({reason})" for reason, number in done.left.items())
-    return Done(f"{units.count(done.messages)} messages go on{left}.", _to_durable(call))
+    return Done(f"Delivered again: {counted(done.messages, 'message')}{left}.", _to_durable(call))
 
 
 async def _publish_form(call: Call) -> Form:
@@ -382,14 +395,47 @@ async def _publish(call: Call) -> Done:
     return Done(f"Published as number {answer.get('last_seq')}.{said}", _to_store(call))
 
 
+def names_in(definition: Document) -> frozenset[str]:
+    """The stores and durables of a definition."""
+    names: set[str] = set()
+    for store, parameters in document(definition.get("stores")).items():
+        names |= {store, *(f"{store}/{name}" for name in document(document(parameters).get("durables")))}
+    return frozenset(names)
+
+
+def _named(what: str, names: frozenset[str]) -> Content:
+    if not names:
+        return None
+    shown = sorted(names)[:NAMED_MAX]
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    return element("p", f"{what}: ", element("strong", ", ".join(shown)), f"{more}.")
+
+
 async def _rollback_form(call: Call) -> Form:
     revision = call.number("revision")
+    earlier = await call.service.read(f"/v1/cluster/history/{revision}")
+    in_force = await call.service.read("/v1/cluster/definition")
+    if number(in_force.get("revision")) == revision:
+        raise InvalidRequest(f"revision {revision} is in force")
+    then, now = names_in(document(earlier.get("definition", earlier))), names_in(document(in_force.get("definition")))
     return Form(
         effect=[
             element("p", f"Puts the definition of revision {revision} in force again, with a new number."),
             element(
                 "p",
                 "It restores no message. If it would delete some, their number has to be confirmed.",
+            ),
+            _named("Removes", now - then),
+            _named("Makes", then - now),
+            element(
+                "p",
+                "The definitions on both sides: ",
+                [
+                    anchor(f"revision {revision}", link("/definition", revision=revision)),
+                    " and ",
+                    anchor("in force", "/definition"),
+                    ".",
+                ],
             ),
         ],
         button="Roll back",
@@ -419,14 +465,25 @@ async def _edit_cluster_form(call: Call) -> Form:
         effect=element("p", "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."),
         button="Change",
         back="/stores",
-        inputs=(Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),),
+        inputs=(
+            Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),
+            Input("shown", "", yaml_of(cluster), "hidden"),
+        ),
     )
 
 
 async def _edit_cluster(call: Call) -> Done:
-    given = document_of(call.form.get("parameters", ""), "the parameters")
-    await call.service.change("PATCH", "/v1/cluster/definition", {"cluster": given})
+    await _change_definition(call, "cluster", "parameters")
     return Done("The parameters of the cluster are changed.", "/stores")
+
+
+async def _change_definition(call: Call, part: str, field: str) -> None:
+    """Change what a person changed of one part of the definition. Raises: as ``changed_by``."""
+    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
+    given = document_of(call.form.get(field, ""), f"the {field}")
+    shown = document_of(call.form.get("shown", ""), "what the form showed")
+    changed = changed_by(document(definition.get(part)), given, shown)
+    await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
 
 
 async def _edit_permissions_form(call: Call) -> Form:
@@ -446,22 +503,31 @@ async def _edit_permissions_form(call: Call) -> Form:
         back="/definition",
         inputs=(
             Input("permissions", "Permissions", yaml_of(document(definition.get("permissions"))), "area", note="YAML"),
+            Input("shown", "", yaml_of(document(definition.get("permissions"))), "hidden"),
         ),
     )
 
 
 async def _edit_permissions(call: Call) -> Done:
-    given = document_of(call.form.get("permissions", ""), "the permissions")
-    await call.service.change("PATCH", "/v1/cluster/definition", {"permissions": given})
+    await _change_definition(call, "permissions", "permissions")
     return Done("Users and roles are changed.", "/definition")
+
+
+def figures_of(cluster: Document) -> str:
+    """What a command to the cluster is about."""
+    stores, durables = (counted(int(number(cluster.get(name))), name[:-1]) for name in ("stores", "durables"))
+    pages = document(cluster.get("log"))
+    taken, used = units.size(number(pages.get("allocated"))), units.size(number(pages.get("in_use")))
+    messages = counted(int(number(cluster.get("messages"))), "message")
+    return f"Now: {stores}, {durables}, {messages}; pages of {taken}, of which {used} are in use."
 
 
 def _cluster_command(
     name: ClusterCommand, title: str, effect: str, *, typed: str | None = None, inputs: tuple[Input, ...] = ()
 ) -> Action:
     async def form(call: Call) -> Form:
-        del call
-        return Form(effect=element("p", effect), button=title, back="/stores", inputs=inputs, typed=typed)
+        said = element("p", figures_of(await call.service.read("/v1/cluster")))
+        return Form(effect=[element("p", effect), said], button=title, back="/stores", inputs=inputs, typed=typed)
 
     async def act(call: Call) -> Done:
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
@@ -529,8 +595,8 @@ DELETE_TEMPLATE: Final = Action(
 )
 PURGE: Final = Action("/durable/purge", "Purge a durable", "Stores", _purge_form, _purge)
 REWIND: Final = Action("/durable/rewind", "Rewind a durable", "Stores", _rewind_form, _rewind)
-REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver)
-PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish)
+REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver, "write")
+PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish, "write")
 ROLLBACK: Final = Action("/stores/rollback", "Roll the definition back", "Stores", _rollback_form, _rollback)
 EDIT_CLUSTER: Final = Action(
     "/stores/parameters", "Edit the cluster's parameters", "Stores", _edit_cluster_form, _edit_cluster
@@ -553,7 +619,8 @@ BACKUP: Final = _cluster_command(
 SUSPEND: Final = _cluster_command(
     "suspend",
     "Suspend",
-    "Stops every store: publishing and delivering are refused with no_quorum until the service is started again.",
+    "Stops every store: publishing and delivering are refused with no_quorum until the service is started again. "
+    "Nothing in the console ends that.",
     typed="suspend",
 )
 CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND)

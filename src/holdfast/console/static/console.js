@@ -3,8 +3,11 @@
 
 const REFRESH_MS = 2000;
 const SLOW_REFRESH_MS = 10000;
+const WAITING_MS = 5000;
 const live = document.getElementById("live");
+const isLive = document.querySelector("[data-live]:not(#state)") !== null;
 let failures = 0;
+document.documentElement.classList.add("scripted");
 
 const formats = {
   same: new Intl.DateTimeFormat(undefined, { timeStyle: "medium" }),
@@ -32,6 +35,10 @@ function isInUse(part) {
   return selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
+function nameOf(node) {
+  return `${node.tagName} ${node.getAttribute("href") ?? node.dataset.copy ?? node.textContent}`;
+}
+
 function replaceParts(fresh) {
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = fresh.getElementById(part.id);
@@ -41,25 +48,33 @@ function replaceParts(fresh) {
     for (const opened of part.querySelectorAll("details[open][id]")) {
       newer.querySelector(`details[id="${CSS.escape(opened.id)}"]`)?.setAttribute("open", "");
     }
-    const links = [...part.querySelectorAll("a, button, summary")];
-    const at = links.indexOf(document.activeElement);
+    const held = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
     part.innerHTML = newer.innerHTML;
-    if (at >= 0) part.querySelectorAll("a, button, summary")[at]?.focus({ preventScroll: true });
+    if (held === null) continue;
+    // By what it leads to, not by its place: Enter must not open what has moved there.
+    const same = [...part.querySelectorAll("a, button, summary")].find((node) => nameOf(node) === held);
+    if (!same) part.tabIndex = -1;
+    (same ?? part).focus({ preventScroll: true });
   }
 }
 
 async function refresh() {
   const began = performance.now();
+  const waiting = setTimeout(() => writeState("waiting for the console", false), WAITING_MS);
   try {
     const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store" });
-    if (response.status === 401) return writeState("logged out: load this page again to log in", false);
+    if (response.status === 401) {
+      clearTimeout(waiting);
+      return writeState("logged out: load this page again to log in", false);
+    }
     replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
     failures = 0;
-    writeState("live", true);
+    writeState(isLive ? "live" : "", true);
   } catch {
     failures += 1;
     writeState("the console does not answer; asking again", false);
   }
+  clearTimeout(waiting);
   const took = performance.now() - began;
   setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.min(SLOW_REFRESH_MS, Math.max(REFRESH_MS, 10 * took)));
 }
@@ -90,13 +105,14 @@ if (theme) {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("button[data-copy]");
   if (!button) return;
+  button.dataset.label ??= button.textContent;
   try {
     await navigator.clipboard.writeText(button.dataset.copy);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Not copied";
   }
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
 });
 
 // A choice that changes what is shown is made at once.
@@ -105,5 +121,5 @@ document.addEventListener("change", (event) => {
 });
 
 writeTimes(document);
+writeState(isLive ? "live" : "", true);
 if (document.querySelector("[data-live]")) setTimeout(next, REFRESH_MS);
-else if (live) live.textContent = "";

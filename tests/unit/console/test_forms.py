@@ -1,0 +1,193 @@
+"""What a form says before it acts, with numbers, and what pages make of documents of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
+
+import pytest
+
+from holdfast.console.call import Limit
+from holdfast.console.frame import _limit
+from holdfast.console.html import text_of
+from holdfast.console.pages.cluster import NO_STANDBY, STEP_DOWN, has_standby
+from holdfast.console.pages.maps import LOCK
+from holdfast.console.pages.messages import fact_of
+from holdfast.console.pages.retention import SET, amounts, said_of
+from holdfast.console.pages.stores import _durable, _history, _store
+from holdfast.console.pages.stores_acts import EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
+from holdfast.console.service import Document, Member
+from holdfast.errors import Conflict, InvalidRequest, NotFound
+from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer
+
+ALIVE = Liveness("leader", True, "127.0.0.1:1")
+AGES = (AgeOfLog(3600.0, 10, 1024), AgeOfLog(86_400.0, 5, 2048), AgeOfLog(None, 1, 4096))
+DOCUMENTS: dict[str, Document] = {
+    "/v1/cluster": {"revision": 8, "stores": 2, "durables": 3, "messages": 5,
+                    "log": {"allocated": 2048, "in_use": 1024}},
+    "/v1/cluster/definition": {"revision": 8, "definition": {"stores": {"tz": {"durables": {"w": {}}}, "a": {}}}},
+    "/v1/cluster/history/3": {"revision": 3, "definition": {"stores": {"a": {}, "b": {}}}},
+    "/v1/cluster/history/8": {"revision": 8, "definition": {}},
+    "/v1/cluster/history": {"history": [{"revision": 3, "at_ms": 1}, {"revision": 8, "at_ms": 2}]},
+    "/v1/stores/a/durables/w": {
+        "name": "w", "type": "shared", "retention_time": 3600,
+        "counts": {"acknowledged": 1_204, "backlog": 7, "messages": 7},
+    },
+    "/v1/stores/a/durables/m": {"name": "m", "type": "map", "locks": [
+        {"key": "k", "owner": "desk", "fence": 1, "until_ms": 32_503_680_000_000},
+        {"key": "old", "owner": "x", "until_ms": 1},
+    ]},
+    "/v1/log/storage": {"at_ms": 1, "snapshots": [], "checkpoints": [], "is_whole": True, "ages": [
+        {"seconds_max": each.seconds_max, "objects": each.objects, "bytes": each.bytes} for each in AGES
+    ]},
+}  # fmt: skip
+
+
+class Answers:
+    """A service that answers from ``DOCUMENTS``."""
+
+    urls = ("http://127.0.0.1:1",)
+    has_token = False
+
+    async def read(self, target: str) -> Document:
+        if target not in DOCUMENTS:
+            raise NotFound("there is no such store", target=target)
+        return DOCUMENTS[target]
+
+    async def collection(self, target: str, _: str) -> list[Document]:
+        raise NotFound("there is no such store", target=target)
+
+    @property
+    def log(self) -> Any:
+        """The client of the log."""
+
+        async def retention() -> RetentionAnswer:
+            return RetentionAnswer(1, {"a-month": PolicyState(max_age_seconds=2_592_000.0)}, {}, 0, 0)
+
+        return SimpleNamespace(retention=retention)
+
+
+def call_of(members: tuple[Member, ...] = (), form: dict[str, str] | None = None, **query: str) -> Any:
+    """A request."""
+    watcher = SimpleNamespace(
+        leading=next((each for each in members if each.leads), None), members=list(members), newest=None,
+        rate_of_store=lambda *_, **__: None, backlog=lambda *_: (), value_of_store=lambda *_, **__: None,
+    )  # fmt: skip
+    return SimpleNamespace(
+        service=Answers(), form=form or {}, query=query, path="/", watcher=watcher, options=SimpleNamespace(acts=True),
+        text=lambda name, default="": query.get(name, default), required=query.__getitem__,
+        number=lambda name, default=0: int(query.get(name, default)), here=lambda **_: "/",
+    )  # fmt: skip
+
+
+def effect_of(action: Any, call: Any) -> str:
+    """What the form of an action says."""
+    return str(text_of(asyncio.run(action.form(call)).effect))
+
+
+def test_a_step_down_without_a_standby_says_that_nothing_leads_afterwards() -> None:
+    leader = Member("http://127.0.0.1:1", ALIVE, None, 0.0)
+    standby = Member("http://127.0.0.1:2", Liveness("other", False, "127.0.0.1:2"), None, 0.0)
+    silent = Member("http://127.0.0.1:3", None, NotFound("away"), 0.0)
+    assert not has_standby([leader, silent])
+    assert has_standby([leader, standby])
+    assert text_of(NO_STANDBY) in effect_of(STEP_DOWN, call_of((leader, silent)))
+    assert text_of(NO_STANDBY) not in effect_of(STEP_DOWN, call_of((leader, standby)))
+
+
+def test_forms_say_how_much_they_are_about() -> None:
+    assert "1,204 messages" in effect_of(REWIND, call_of(store="a", durable="w"))
+    assert "Now 7 messages wait" in effect_of(REWIND, call_of(store="a", durable="w"))
+    assert "2 stores, 3 durables, 5 messages; pages of 2.0 KiB, of which 1.0 KiB are in use" in effect_of(
+        SUSPEND, call_of()
+    )
+
+
+def test_a_rollback_names_what_it_removes_and_is_not_offered_for_the_revision_in_force() -> None:
+    said = effect_of(ROLLBACK, call_of(revision="3"))
+    assert "Removes: <strong>tz, tz/w</strong>" in said
+    assert "Makes: <strong>b</strong>" in said
+    with pytest.raises(InvalidRequest, match="in force"):
+        effect_of(ROLLBACK, call_of(revision="8"))
+    history = asyncio.run(_history(call_of()))
+    assert "revision=3" in history
+    assert "rollback?revision=8" not in history
+    assert "Author" not in history
+    named = call_of()
+    named.service.read = AsyncMock(return_value={"history": [{"revision": 3, "at_ms": 1, "author": "ann"}]})
+    assert "ann" in asyncio.run(_history(named))
+
+
+def test_a_policy_says_how_old_the_log_is_and_that_it_replaces_one() -> None:
+    assert amounts(LogStorage(1, (), (), AGES, True)) == (
+        "The log has 7.0 KiB, 6.0 KiB of it older than 1 h, 4.0 KiB of it older than 1 d."
+    )
+    new = asyncio.run(SET.form(call_of(form={"policy": "week"})))
+    assert new.typed == "set retention"
+    assert "a-month (the last 30 d)" in text_of(new.effect)
+    old = asyncio.run(SET.form(call_of(form={"policy": "a-month"})))
+    assert old.typed == "replace it"
+    assert "this replaces it" in text_of(old.effect)
+
+
+def test_a_warning_says_once_that_nothing_is_removed() -> None:
+    said = text_of(
+        said_of("Nothing is removed: nothing is truncated: the log has no snapshot; `holdfast x` makes one.")
+    )
+    assert said == "Nothing of the log is removed: the log has no snapshot; <code>holdfast x</code> makes one."
+    assert text_of(said_of("nothing is truncated: a")) == "Nothing of the log is removed: a."
+
+
+def test_a_store_that_does_not_exist_is_said_once_without_actions() -> None:
+    page = asyncio.run(_store(call_of(store="nope")))
+    assert page.count("Not found") == 1
+    assert "/store/delete" not in page
+    with pytest.raises(InvalidRequest, match="no store has this name"):
+        asyncio.run(_store(call_of(store="<script>/..")))
+
+
+def test_the_actions_of_a_durable_are_before_its_figures_and_its_numbers_lead_on() -> None:
+    page = asyncio.run(_durable(call_of(store="a", durable="w")))
+    assert page.index("/durable/purge") < page.index("Backlog")
+    assert 'href="#h-backlog-over-time"' in page
+    assert 'id="h-backlog-over-time"' in page
+    assert 'href="/messages?store=a&amp;durable=w"' in page
+
+
+def test_facts_of_a_fate_are_words_and_times() -> None:
+    assert "datetime=" in text_of(fact_of("until_ms", 1_795_874_992_326))
+    assert fact_of("wait_ms", 30_000) == "30000"
+    assert fact_of("parked", True) == "yes"
+
+
+def test_a_limit_says_that_a_person_may_raise_it() -> None:
+    assert "write a larger number" in cast(str, _limit(Limit("message", 3)))
+
+
+def test_a_lock_says_who_holds_it_before_it_is_stolen() -> None:
+    held = effect_of(LOCK, call_of(store="a", map="m", key="k"))
+    assert "<strong>desk</strong>" in held
+    assert "The lock is" not in effect_of(LOCK, call_of(store="a", map="m", key="old"))
+    assert "The lock is" not in effect_of(LOCK, call_of(store="a", map="m", key="free"))
+
+
+def test_the_cluster_is_changed_only_where_its_form_was_changed() -> None:
+    sent: list[object] = []
+    now = {"revision": 9, "definition": {"cluster": {"swap": True, "message_limit": 7}}}
+    call = call_of(form={"shown": "{swap: true, message_limit: 5}", "parameters": "{swap: false, message_limit: 5}"})
+
+    async def read(_: str) -> Document:
+        return cast(Document, now)
+
+    async def change(*given: object) -> Document:
+        sent.extend(given)
+        return {}
+
+    call.service.read, call.service.change = read, change
+    asyncio.run(EDIT_CLUSTER.act(call))
+    assert sent == ["PATCH", "/v1/cluster/definition", {"cluster": {"swap": False}}]
+    call.form["parameters"] = "{swap: true, message_limit: 6}"
+    with pytest.raises(Conflict, match="message_limit"):
+        asyncio.run(EDIT_CLUSTER.act(call))
