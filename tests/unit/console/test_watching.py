@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
+from holdfast.console.call import Call
 from holdfast.console.exposition import Scrape, quantile
+from holdfast.console.frame import state_of
 from holdfast.console.html import text_of
 from holdfast.console.pages.overview import _as_of, _health, _stuck_stores
 from holdfast.console.pages.runbooks import markdown
@@ -118,6 +123,64 @@ def test_an_alert_is_shown_when_its_condition_is_met_and_not_otherwise(alert: ob
     name = str(getattr(alert, "name"))  # noqa: B009
     assert names(watcher_of(*BAD[name])) == [name]
     assert names(watcher_of(HEALTHY, HEALTHY)) == []
+
+
+def test_what_the_stores_counted_before_they_opened_is_no_rate() -> None:
+    name = "holdfast_message_store_published_total"
+    counts = [f'{name}{{store="s"}} {value}.0' for value in (30_499, 30_501)]
+    assert watcher_of(HEALTHY, *counts).rates(name) == [0.0, 1.0]
+
+
+class Silent(Service):
+    """A service of which each address answers ``alive``, or nothing while it is None."""
+
+    def __init__(self) -> None:
+        super().__init__(["http://127.0.0.1:1"], None)
+        self.alive: Liveness | None = Liveness("a", True, "x")
+
+    async def members(self) -> list[Member]:
+        if self.alive is None:
+            await asyncio.Event().wait()
+        return [Member(self.urls[0], self.alive, None, 0)]
+
+    async def read_text(self, target: str, *, member: str = "") -> str:
+        return HEALTHY
+
+
+def test_another_process_of_the_same_address_begins_new_figures() -> None:
+    async def look() -> list[int]:
+        service = Silent()
+        watcher, seen = Watcher(service), []
+        for leader in ("a", "a", "b"):
+            service.alive = Liveness(leader, True, "x")
+            watcher._next_scrape = 0
+            await watcher._look()
+            seen.append(len(watcher.scrapes))
+        return seen
+
+    assert asyncio.run(look()) == [1, 2, 1]
+
+
+def test_a_page_says_that_the_service_is_silent_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("holdfast.console.watcher.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+
+    async def wait() -> list[str]:
+        service = Silent()
+        watcher = Watcher(service)
+        await watcher._look()
+        said = []
+        service.alive = None
+        looking = asyncio.create_task(watcher._look())
+        await asyncio.sleep(0)
+        for now[0] in (1.0, 4.0):
+            said.append(str(state_of(cast(Call, SimpleNamespace(watcher=watcher))) or ""))
+        looking.cancel()
+        return said
+
+    early, late = asyncio.run(wait())
+    assert early == ""
+    assert "has not answered for" in late
 
 
 def test_a_restart_is_no_alert() -> None:
