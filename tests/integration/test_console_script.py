@@ -37,6 +37,7 @@ class Answers:
         self.asked = 0
         self.rows = ("1",)
         self.hangs = False
+        self.waiting: list[Route] = []
 
     def __call__(self, route: Route) -> None:
         """Answer a request."""
@@ -46,8 +47,14 @@ class Answers:
             route.fulfill(body=(STATIC / path).read_text(), content_type=kind)
             return
         self.asked += 1
-        if not self.hangs:
-            route.fulfill(body=page_of(*self.rows), content_type="text/html")
+        if self.hangs:
+            self.waiting.append(route)
+        else:
+            self.answer(route)
+
+    def answer(self, route: Route) -> None:
+        """Send the page."""
+        route.fulfill(body=page_of(*self.rows), content_type="text/html")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,20 @@ def test_a_console_that_hangs_is_given_up_after_ten_seconds_asked_again_and_neve
     seconds_pass(page, 22)
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(footer).to_have_text("live")
+
+
+def test_a_slow_answer_is_followed_by_another_request_after_ten_seconds_at_most(page: Page, answers: Answers) -> None:
+    answers.hangs = True
+    seconds_pass(page, 3)
+    (slow,) = answers.waiting
+    seconds_pass(page, 6)
+    answers.hangs, before, answers.rows = False, answers.asked, ("1", "2")
+    answers.answer(slow)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    seconds_pass(page, 9)
+    assert answers.asked == before, "a slow answer is not asked for again at once"
+    seconds_pass(page, 3)
+    assert answers.asked == before + 1
 
 
 def test_the_focus_stays_on_the_row_that_had_it_when_rows_come_and_is_nowhere_else_when_it_goes(
