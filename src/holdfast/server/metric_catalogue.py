@@ -183,7 +183,11 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
     ),
     "The view": (
         Described("holdfast_view_version", GAUGE, "The embedded view shows everything up to here; 0, none"),
-        Described("holdfast_view_lag_versions", GAUGE, "Durable versions that the view does not show yet"),
+        Described(
+            "holdfast_view_lag_versions",
+            GAUGE,
+            "Durable versions that the view lacks; not those a new leader left unused",
+        ),
     ),
     "The object store": (
         Described("holdfast_store_requests", COUNTER, "Requests to the object store", ("kind", "outcome")),
