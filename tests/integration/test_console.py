@@ -457,6 +457,15 @@ def test_a_service_that_goes_is_reported_and_found_again(pages: Pages, service: 
     service.restart()
     expect(page.locator("#state")).to_be_empty(timeout=20_000)
     expect(page.locator("#health")).to_contain_text("accepts commits", timeout=20_000)
+    listed = '[aria-labelledby="h-transactions"] tbody tr'
+    page = pages.go("/log?key=hot")
+    assert page.locator(listed).count() == 50, "also those from before the change of leader"
+    assert "rolled_back" not in pages.text()
+    begins = pages.go("/log").locator("#leaderships tbody tr td:last-child").first.inner_text().split()[-1]
+    last = pages.go(f"/log?at={begins}").locator(f"{listed} a").first.inner_text()
+    assert int(last) < int(begins) - 1_000_000
+    pages.go(f"/transaction?version={last}")
+    assert "none yet" not in pages.text(), "the last transaction before a change of leader has one after it"
 
 
 def test_the_leader_steps_down_and_stands_by(pages: Pages, service: Service) -> None:

@@ -22,6 +22,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
 
@@ -640,6 +641,30 @@ def test_a_cluster_of_one_has_its_quorum_until_it_is_suspended(tmp_path: Path) -
             assert (refused.status, refused.code) == (412, "no_quorum")
             assert (await stores.ask("POST", "/v1/cluster/save")).status == 200
             assert (await stores.ask("POST", "/v1/cluster/force-quorum")).code == "no_quorum"
+
+    run(scenario)
+
+
+def test_metrics_show_how_full_a_store_and_the_cluster_are_and_that_they_are_suspended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+
+            def value(name: str) -> float:
+                found = (each.samples for each in store_metrics(stores.host) if each.name == name)
+                return next(found)[0].value
+
+            await stores.define("orders", durables={"work": SHARED}, message_limit=4)
+            await stores.publish("orders", "a")
+            assert value("holdfast_message_store_used_fraction") == 0.25
+            assert value("holdfast_message_stores_used_fraction") == 0.0, "the cluster has no limit"
+            limited = await stores.ask("PATCH", "/v1/cluster/definition", {"cluster": {"message_limit": 1}})
+            assert limited.status == 200
+            assert value("holdfast_message_stores_used_fraction") == 1.0
+            refused = await stores.ask("POST", "/v1/stores/orders/messages", {"messages": [{}]})
+            assert refused.code == "cluster_full"
+            assert value("holdfast_message_stores_open") == 1
+            await stores.ask("POST", "/v1/cluster/suspend")
+            assert value("holdfast_message_stores_open") == 0
 
     run(scenario)
 

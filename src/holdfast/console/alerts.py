@@ -20,6 +20,7 @@ CONFLICT_PART_MAX: Final = 0.5
 VIEW_SECONDS_MIN: Final = 10.0
 VIEW_LAG_MAX: Final = 100_000
 DISK_PART_MAX: Final = 0.9
+STORE_PART_MAX: Final = 0.9
 BACKLOG_MAX: Final = 100_000
 
 
@@ -101,6 +102,28 @@ def _disk(_: Scrape, now: Scrape) -> str | None:
     )
 
 
+def full_stores(now: Scrape) -> list[tuple[str, float]]:
+    """Each store that is near its limit, with the part of it that is used, the fullest first; ``""`` is all stores."""
+    used = [("", now.value("holdfast_message_stores_used_fraction"))]
+    used += [(labels["store"], part) for labels, part in now.labelled("holdfast_message_store_used_fraction")]
+    return sorted((each for each in used if each[1] > STORE_PART_MAX), key=lambda each: -each[1])
+
+
+def are_closed(now: Scrape) -> bool:
+    """Whether the leader does not serve its stores: they are suspended, or not open."""
+    return now.get("holdfast_message_stores_open") == 0 and bool(now.value("holdfast_leading"))
+
+
+def _full(_: Scrape, now: Scrape) -> str | None:
+    found = full_stores(now)
+    if not found:
+        return None
+    name, part = found[0]
+    which = f"the store {name} is" if name else "all stores together are"
+    more = f", and {units.counted(len(found) - 1, 'other limit')} nearly reached" if len(found) > 1 else ""
+    return f"{which} at {part:.0%} of a limit; publishes are refused at 100%{more}"
+
+
 def _dead_letters(before: Scrape, now: Scrape) -> str | None:
     if not before.has("holdfast_durable_dead_letters_total"):
         return None  # the stores were not open yet: the count is that of all time
@@ -114,8 +137,7 @@ def _backlog(_: Scrape, now: Scrape) -> str | None:
 
 
 def _stores_closed(_: Scrape, now: Scrape) -> str | None:
-    closed = now.get("holdfast_message_stores_open") == 0 and now.value("holdfast_leading")
-    return "the leader does not serve its message stores" if closed else None
+    return "the leader does not serve its message stores" if are_closed(now) else None
 
 
 ALERTS: Final[tuple[Alert, ...]] = (
@@ -124,6 +146,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert("HoldfastLogDamaged", True, _damaged),
     Alert("HoldfastStoresClosed", True, _stores_closed),
     Alert("HoldfastMessageStoresDiskFull", True, _disk),
+    Alert("HoldfastStoresFull", True, _full),
     Alert("HoldfastCommitsSlow", False, _slow),
     Alert("HoldfastOverloaded", False, _overloaded),
     Alert("HoldfastConflicts", False, _conflicts),

@@ -16,6 +16,10 @@ Theme = Literal["light", "dark", "system"]
 THEMES: Final[tuple[Theme, ...]] = ("system", "light", "dark")
 
 
+SILENT_SECONDS_MAX: Final = 3.0
+"""A page says that the service is silent before the time limit of a request has passed."""
+
+
 def document(title: str, theme: str, *body: Content) -> str:
     """A whole page."""
     head = [
@@ -116,6 +120,10 @@ def state_of(call: Call) -> Content:
             "This page shows what was last known. ",
             element("small", "" if problem is None else problem.statement()),
         )
+    silent = watcher.silent_seconds
+    if silent > SILENT_SECONDS_MAX:
+        said = f"The service has not answered for {units.duration(silent)}."
+        return notice("warn", element("strong", said), " This page shows what was last known.")
     if watcher.refused and watcher.problem is not None:
         return notice("warn", "The metrics are not shown: ", why(watcher.problem), ".")
     return None

@@ -54,7 +54,8 @@ class Watcher:
         self._backlogs: dict[tuple[str, str], array[float]] = {}
         self._next_minute = 0.0
         self._next_scrape = 0.0
-        self._scraped = ""
+        self._scraped = ("", "")
+        self._looking_since: float | None = None
         self._watched_at = 0.0
         self._wake = asyncio.Event()
         self._looked = asyncio.Event()
@@ -84,7 +85,19 @@ class Watcher:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the service has not answered a look that is not over; 0 between looks."""
+        return 0.0 if self._looking_since is None else time.monotonic() - self._looking_since
+
     async def _look(self) -> None:
+        self._looking_since = time.monotonic()
+        try:
+            await self._ask()
+        finally:
+            self._looking_since = None
+
+    async def _ask(self) -> None:
         self.members = await self.service.members()
         answering = [member for member in self.members if member.alive is not None]
         asked = next((member for member in answering if member.leads), answering[0] if answering else None)
@@ -93,9 +106,12 @@ class Watcher:
             return
         self.service.away = self.away_since_ms = None
         began = time.monotonic()
-        if asked.url == self._scraped and began < self._next_scrape:
+        process = (asked.url, asked.alive.leader_id if asked.alive is not None else "")
+        if process == self._scraped and began < self._next_scrape:
             return
-        self._scraped = asked.url
+        if process != self._scraped:
+            self.scrapes.clear()  # the counters of another process
+        self._scraped = process
         try:
             scrape = Scrape(await self.service.read_text("/metrics", member=asked.url), time.monotonic())
         except HoldfastError as error:
@@ -167,9 +183,14 @@ class Watcher:
             before = scrape
 
     def rates(self, name: str, **labels: str) -> list[float]:
-        """Of a counter of the service, how much it rose a second between scrapes."""
+        """Of a counter of the service, how much it rose a second between scrapes.
+
+        Nothing in the step in which the stores open: their counters go on from before this process.
+        """
         return [
-            max(0.0, after.total(name, **labels) - before.total(name, **labels)) / (after.at - before.at)
+            0.0
+            if name in after.sums and name not in before.sums
+            else max(0.0, after.total(name, **labels) - before.total(name, **labels)) / (after.at - before.at)
             for before, after in self.steps()
         ]
 

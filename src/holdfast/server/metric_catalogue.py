@@ -45,6 +45,7 @@ def _of_stores() -> tuple[Described, ...]:
         ("publish_seconds", HISTOGRAM, "From the request to its confirmation"),
         ("confirmed", COUNTER, "Messages confirmed to publishers"),
         ("publishes_refused", COUNTER, "Publishes refused"),
+        ("used_fraction", GAUGE, "Used of its nearest limit of messages or bytes; 1 is full, 0 without a limit"),
     )
     return tuple(Described(f"holdfast_message_store_{name}", kind, text, label) for name, kind, text in rows)
 
@@ -75,7 +76,8 @@ def _of_durables() -> tuple[Described, ...]:
 
 def _of_the_store_cluster() -> tuple[Described, ...]:
     rows = (
-        ("open", GAUGE, "1 while this process serves stores"),
+        ("open", GAUGE, "1 while this process serves stores; 0 also while they are suspended"),
+        ("used_fraction", GAUGE, "Used of the nearest limit of all stores together; 1 is full, 0 without a limit"),
         ("log_allocated_bytes", GAUGE, "Bytes of the pages of the log"),
         ("log_in_use_bytes", GAUGE, "About what kept messages take of it"),
         ("log_pages", GAUGE, "Pages of the log"),
@@ -181,7 +183,11 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
     ),
     "The view": (
         Described("holdfast_view_version", GAUGE, "The embedded view shows everything up to here; 0, none"),
-        Described("holdfast_view_lag_versions", GAUGE, "Durable versions that the view does not show yet"),
+        Described(
+            "holdfast_view_lag_versions",
+            GAUGE,
+            "Durable versions that the view lacks; not those a new leader left unused",
+        ),
     ),
     "The object store": (
         Described("holdfast_store_requests", COUNTER, "Requests to the object store", ("kind", "outcome")),

@@ -34,6 +34,20 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
+def view_lag(durable_version: int, shown: int, *, base: int, before: int) -> int:
+    """How many versions a view lacks, without those that the newest change of leader left unused.
+
+    ``base``: the version of this leader's claim. ``before``: that of the last transaction before it. The gaps between
+    older leaderships count: a view that is older than they are is late by more than a moment.
+
+    >>> view_lag(1_070, 1_050, base=1_000, before=40), view_lag(1_070, 30, base=1_000, before=40)
+    (20, 80)
+    """
+    if shown >= base:
+        return max(0, durable_version - shown)
+    return durable_version - base + max(0, before - shown)
+
+
 class ServerMetrics(Collector):
     """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
 
@@ -198,9 +212,10 @@ class ServerMetrics(Collector):
         view = self.view
         if view is None or not view.enabled:
             return
-        lag = service.pipeline.release.durable_version - view.version
         yield gauge("holdfast_view_version", view.version)
-        yield gauge("holdfast_view_lag_versions", max(0, lag))
+        base, before = service.claim.last_version, service.claim.prev_version
+        lag = view_lag(service.pipeline.release.durable_version, view.version, base=base, before=before)
+        yield gauge("holdfast_view_lag_versions", lag)
 
     def _retention(self, service: CommitService) -> Iterator[Metric]:
         truncator = None if self.retention is None else self.retention.truncator

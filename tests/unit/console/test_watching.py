@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from holdfast.console import units
 from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
+from holdfast.console.call import Call
 from holdfast.console.exposition import Scrape, quantile
-from holdfast.console.pages.overview import _as_of, _health, closed_stores
+from holdfast.console.frame import state_of
+from holdfast.console.html import text_of
+from holdfast.console.pages.overview import _as_of, _health, _stuck_stores
 from holdfast.console.pages.runbooks import markdown
 from holdfast.console.parts import address_shown, name_shown, whole_name
-from holdfast.console.service import Document, Member, Service
+from holdfast.console.service import Member, Service
 from holdfast.console.values import key_link, value_of
 from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.wire.log import Liveness
@@ -90,6 +96,7 @@ BAD = {
     "HoldfastMessageStoresDiskFull": (
         HEALTHY + "holdfast_message_stores_disk_limit_bytes 100.0\nholdfast_message_stores_disk_used_bytes 91.0",
     ),
+    "HoldfastStoresFull": (HEALTHY + 'holdfast_message_store_used_fraction{store="s"} 1.0',),
     "HoldfastCommitsSlow": (
         HEALTHY,
         HEALTHY + 'holdfast_commit_seconds_bucket{le="1.0"} 1.0\nholdfast_commit_seconds_bucket{le="5.0"} 9.0\n'
@@ -118,6 +125,64 @@ def test_an_alert_is_shown_when_its_condition_is_met_and_not_otherwise(alert: ob
     assert names(watcher_of(HEALTHY, HEALTHY)) == []
 
 
+def test_what_the_stores_counted_before_they_opened_is_no_rate() -> None:
+    name = "holdfast_message_store_published_total"
+    counts = [f'{name}{{store="s"}} {value}.0' for value in (30_499, 30_501)]
+    assert watcher_of(HEALTHY, *counts).rates(name) == [0.0, 1.0]
+
+
+class Silent(Service):
+    """A service of which each address answers ``alive``, or nothing while it is None."""
+
+    def __init__(self) -> None:
+        super().__init__(["http://127.0.0.1:1"], None)
+        self.alive: Liveness | None = Liveness("a", True, "x")
+
+    async def members(self) -> list[Member]:
+        if self.alive is None:
+            await asyncio.Event().wait()
+        return [Member(self.urls[0], self.alive, None, 0)]
+
+    async def read_text(self, target: str, *, member: str = "") -> str:
+        return HEALTHY
+
+
+def test_another_process_of_the_same_address_begins_new_figures() -> None:
+    async def look() -> list[int]:
+        service = Silent()
+        watcher, seen = Watcher(service), []
+        for leader in ("a", "a", "b"):
+            service.alive = Liveness(leader, True, "x")
+            watcher._next_scrape = 0
+            await watcher._look()
+            seen.append(len(watcher.scrapes))
+        return seen
+
+    assert asyncio.run(look()) == [1, 2, 1]
+
+
+def test_a_page_says_that_the_service_is_silent_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("holdfast.console.watcher.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+
+    async def wait() -> list[str]:
+        service = Silent()
+        watcher = Watcher(service)
+        await watcher._look()
+        said = []
+        service.alive = None
+        looking = asyncio.create_task(watcher._look())
+        await asyncio.sleep(0)
+        for now[0] in (1.0, 4.0):
+            said.append(str(state_of(cast(Call, SimpleNamespace(watcher=watcher))) or ""))
+        looking.cancel()
+        return said
+
+    early, late = asyncio.run(wait())
+    assert early == ""
+    assert "has not answered for" in late
+
+
 def test_a_restart_is_no_alert() -> None:
     late = HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100000000.0"
     assert names(watcher_of(late, late)) == [], "the view crosses the gap of a change of leader"
@@ -126,6 +191,29 @@ def test_a_restart_is_no_alert() -> None:
         names(watcher_of(before_stores, HEALTHY + 'holdfast_durable_dead_letters_total{durable="d",store="s"} 579.0'))
         == []
     )
+
+
+def test_a_full_cluster_and_each_full_store_are_named_and_others_are_not() -> None:
+    lines = ["holdfast_message_stores_used_fraction 1.0"]
+    lines += [
+        f'holdfast_message_store_used_fraction{{store="{name}"}} {part}' for name, part in (("a", 0.95), ("b", 0.5))
+    ]
+    watcher = watcher_of(HEALTHY + "\n".join(lines))
+    assert [text for _, text in alerts_of(watcher)] == [
+        "all stores together are at 100% of a limit; publishes are refused at 100%, and 1 other limit nearly reached"
+    ]
+    assert "Not healthy" in str(_health(watcher))
+    assert watcher.newest is not None
+    said = str(text_of(_stuck_stores(watcher.newest)))
+    assert "All stores together</a>: 100% of a limit is used; publishers wait until there is room" in said
+    assert '<a href="/store?store=a">a</a>: 95%' in said
+    assert "store=b" not in said
+    assert "not served" not in said
+
+
+def test_stores_that_are_suspended_are_named_as_stuck() -> None:
+    assert "are not served" in str(text_of(_stuck_stores(Scrape(HEALTHY + "holdfast_message_stores_open 0.0", 0))))
+    assert _stuck_stores(Scrape(HEALTHY + "holdfast_message_stores_open 1.0", 0)) == []
 
 
 def test_two_leaders_are_shown() -> None:
@@ -173,19 +261,6 @@ def test_a_version_is_written_in_one_way() -> None:
     pages = ROOT / "src" / "holdfast" / "console" / "pages"
     for page in pages.glob("*.py"):
         assert not re.search(r"units\.count\([\w.]*(version|truncated?_through)\)", page.read_text()), page.name
-
-
-def test_stores_that_take_nothing_are_not_healthy() -> None:
-    store: Document = {"name": "orders", "message_limit": 3, "bytelimit": 0, "counts": {"messages": 3, "bytes": 9}}
-    assert closed_stores({"messages": 3, "message_limit": 0}, []) == []
-    (full,) = closed_stores({"messages": 30_499, "message_limit": 5}, [])
-    assert "30,499 of 5 messages" in full
-    assert closed_stores({}, [store]) == ["stores at their message_limit: orders"]
-    (suspended,) = closed_stores({"suspended": True}, [store])
-    assert "suspended" in suspended
-    watcher = watcher_of(HEALTHY, HEALTHY)
-    assert "Healthy" in str(_health(watcher))
-    assert "Not healthy" in str(_health(watcher, [full]))
 
 
 def test_a_copy_of_a_cut_value_says_that_it_is_a_part() -> None:

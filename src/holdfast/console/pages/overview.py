@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.alerts import alerts_of
+from holdfast.console.alerts import alerts_of, are_closed, full_stores
 from holdfast.console.call import Call, Page, link
-from holdfast.console.documents import count_of, name_of
+from holdfast.console.documents import name_of
 from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
@@ -33,12 +33,11 @@ from holdfast.console.parts import (
     tiles,
     why,
 )
-from holdfast.console.service import Document, document, number
+from holdfast.console.service import document
 from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError
 
 TONES_OF_STORES: Final[Mapping[str, Tone]] = {"open": "good", "held": "warn", "suspended": "bad"}
-FULL_MAX: Final = 5
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
@@ -48,7 +47,7 @@ async def _overview(call: Call) -> Html:
     leads = await attempt(_leader(call))
     return text_of(
         [
-            live("health", _health(call.watcher, await _closed(call)), leads),
+            live("health", _health(call.watcher), leads),
             element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
             live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
             live("slow", section("What is slow", _slow(call))),
@@ -59,31 +58,7 @@ async def _overview(call: Call) -> Html:
     )
 
 
-def closed_stores(cluster: Document, stores: Sequence[Document]) -> list[str]:
-    """Why nothing can be published, in words: suspended stores, and limits that are reached."""
-    if cluster.get("suspended"):
-        return ["the stores are suspended: publishing and delivering are refused"]
-    found: list[str] = []
-    for limit, name, text in (("message_limit", "messages", units.count), ("bytelimit", "bytes", units.size)):
-        allowed, used = number(cluster.get(limit)), number(cluster.get(name))
-        if 0 < allowed <= used:
-            found.append(f"all stores together are full: {text(used)} of {text(allowed)} {name}, so publishes wait")
-        full = [name_of(each) for each in stores if 0 < number(each.get(limit)) <= count_of(each, name)]
-        if full:
-            more = f" and {len(full) - FULL_MAX:,} more" if len(full) > FULL_MAX else ""
-            found.append(f"stores at their {limit}: {', '.join(full[:FULL_MAX])}{more}")
-    return found
-
-
-async def _closed(call: Call) -> list[str]:
-    try:
-        stores = await call.service.collection("/v1/stores", "stores")
-        return closed_stores(await call.service.read("/v1/cluster"), stores)
-    except HoldfastError:
-        return []  # there are none, or the token may not see them
-
-
-def _health(watcher: Watcher, closed: Sequence[str] = ()) -> Content:
+def _health(watcher: Watcher) -> Content:
     if watcher.away_since_ms is not None:
         return notice("bad", element("strong", "Not healthy."), " Nothing is known of a service that does not answer.")
     if watcher.newest is None and watcher.refused and watcher.problem is not None:
@@ -92,7 +67,7 @@ def _health(watcher: Watcher, closed: Sequence[str] = ()) -> Content:
     if watcher.newest is None:
         return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
     found = alerts_of(watcher)
-    if not found and not closed:
+    if not found:
         return notice(
             "good",
             element("strong", "Healthy."),
@@ -101,8 +76,7 @@ def _health(watcher: Watcher, closed: Sequence[str] = ()) -> Content:
     lines = [
         element("li", anchor(alert.name, f"/runbooks#{alert.name.lower()}"), f": {text}.") for alert, text in found
     ]
-    lines += [element("li", anchor("Stores", "/stores"), f": {text}.") for text in closed]
-    tone: Tone = "bad" if closed or any(alert.is_urgent for alert, _ in found) else "warn"
+    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
     said = "Not healthy." if tone == "bad" else "It works, and needs attention."
     return notice(tone, element("strong", said), element("ul", lines))
 
@@ -279,6 +253,7 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
     rows.sort(reverse=True)
     more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
     return [
+        live("stuck-stores", _stuck_stores(now)),
         table(
             call,
             "stuck",
@@ -294,7 +269,7 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
             ],
             rows[:STUCK_MAX],
             caption="Durables whose messages do not go on",
-            empty="Nothing: every waiting message has a subscriber, and none is parked.",
+            empty="No durable: every waiting message has a subscriber, and none is parked.",
         ),
         element("p", more, class_="note") if more else None,
     ]
@@ -303,6 +278,27 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
 def _age(since: float) -> str:
     """How long ago a time in seconds was."""
     return units.duration(max(0.0, time.time() - since)) if since else "–"
+
+
+def _stuck_stores(now: Scrape) -> list[Html]:
+    """The stores that accept no message, or soon will not."""
+    said: list[Html] = []
+    if are_closed(now):
+        runbook = anchor("The message stores", "/runbooks#holdfaststoresclosed")
+        said.append(notice("bad", runbook, " are not served: no publisher and no subscriber goes on."))
+    full = full_stores(now)
+    for name, part in full[:STUCK_MAX]:
+        where = anchor(name or "All stores together", link("/store", store=name) if name else "/stores")
+        effect = "publishers wait until there is room" if part >= 1 else "publishers wait when it is reached"
+        runbook = anchor("full", "/runbooks#holdfaststoresfull")
+        said.append(
+            notice(
+                "bad", where, f": {part:.0%} of a limit is used; {effect}. What to do when a store is ", runbook, "."
+            )
+        )
+    if len(full) > STUCK_MAX:
+        said.append(notice("bad", f"{units.counted(len(full) - STUCK_MAX, 'more store')} near their limits."))
+    return said
 
 
 def _of_durables(scrape: Scrape, name: str) -> dict[tuple[str, str], float]:

@@ -3,10 +3,13 @@
 
 const REFRESH_MS = 2000;
 const SLOW_REFRESH_MS = 10000;
-const WAITING_MS = 5000;
+const ANSWER_MS = 10000;
+const OLD_MS = 5000;
 const live = document.getElementById("live");
 const isLive = document.querySelector("[data-live]:not(#state)") !== null;
 let failures = 0;
+let answeredAt = Date.now();
+let isLoggedOut = false;
 document.documentElement.classList.add("scripted");
 
 const formats = {
@@ -27,6 +30,18 @@ function writeState(text, isGood) {
   if (live) live.classList.toggle("bad", !isGood);
 }
 
+// A page says "live" only while answers come; else for how long none has come.
+function showState() {
+  const old = Date.now() - answeredAt;
+  const seconds = Math.floor(old / 1000);
+  const age = `last answer ${seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`} ago`;
+  if (isLoggedOut) writeState("logged out: load this page again to log in", false);
+  else if (failures > 0) writeState(`the console does not answer; asking again; ${age}`, false);
+  else if (!isLive) writeState("", true);
+  else if (old < OLD_MS) writeState("live", true);
+  else writeState(age, old < SLOW_REFRESH_MS + OLD_MS);
+}
+
 // What the viewer is using stays as it is: a field, an opened detail, selected text.
 function isInUse(part) {
   const active = document.activeElement;
@@ -39,6 +54,12 @@ function nameOf(node) {
   return `${node.tagName} ${node.getAttribute("href") ?? node.dataset.copy ?? node.textContent}`;
 }
 
+// Two rows may have a link to the same key: the first link of a row tells them apart.
+function placeOf(node) {
+  const first = node.closest("tr")?.querySelector("a, button, summary");
+  return `${first ? nameOf(first) : ""} ${nameOf(node)}`;
+}
+
 function replaceParts(fresh) {
   for (const part of document.querySelectorAll("[data-live]")) {
     const newer = fresh.getElementById(part.id);
@@ -48,11 +69,11 @@ function replaceParts(fresh) {
     for (const opened of part.querySelectorAll("details[open][id]")) {
       newer.querySelector(`details[id="${CSS.escape(opened.id)}"]`)?.setAttribute("open", "");
     }
-    const held = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+    const held = part.contains(document.activeElement) ? placeOf(document.activeElement) : null;
     part.innerHTML = newer.innerHTML;
     if (held === null) continue;
     // By what it leads to, not by its place: Enter must not open what has moved there.
-    const same = [...part.querySelectorAll("a, button, summary")].find((node) => nameOf(node) === held);
+    const same = [...part.querySelectorAll("a, button, summary")].find((node) => placeOf(node) === held);
     if (!same) part.tabIndex = -1;
     (same ?? part).focus({ preventScroll: true });
   }
@@ -60,23 +81,27 @@ function replaceParts(fresh) {
 
 async function refresh() {
   const began = performance.now();
-  const waiting = setTimeout(() => writeState("waiting for the console", false), WAITING_MS);
+  const limit = new AbortController();
+  const tooLong = setTimeout(() => limit.abort(), ANSWER_MS);
   try {
-    const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store" });
-    if (response.status === 401) {
-      clearTimeout(waiting);
-      return writeState("logged out: load this page again to log in", false);
-    }
-    replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
+    const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store", signal: limit.signal });
+    isLoggedOut = response.status === 401;
+    if (response.status >= 500) throw new Error(response.statusText);
+    if (!isLoggedOut) replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
     failures = 0;
-    writeState(isLive ? "live" : "", true);
+    answeredAt = Date.now();
   } catch {
     failures += 1;
-    writeState("the console does not answer; asking again", false);
   }
-  clearTimeout(waiting);
-  const took = performance.now() - began;
-  setTimeout(next, failures > 5 ? SLOW_REFRESH_MS : Math.min(SLOW_REFRESH_MS, Math.max(REFRESH_MS, 10 * took)));
+  clearTimeout(tooLong);
+  showState();
+  if (!isLoggedOut) setTimeout(next, pauseAfter(performance.now() - began));
+}
+
+// A slow answer costs the service more, so it is asked for less often; one that did not come costs nothing.
+function pauseAfter(took) {
+  if (failures > 0) return failures > 5 ? SLOW_REFRESH_MS : REFRESH_MS;
+  return Math.min(SLOW_REFRESH_MS, Math.max(REFRESH_MS, 10 * took));
 }
 
 function next() {
@@ -121,5 +146,8 @@ document.addEventListener("change", (event) => {
 });
 
 writeTimes(document);
-writeState(isLive ? "live" : "", true);
-if (document.querySelector("[data-live]")) setTimeout(next, REFRESH_MS);
+showState();
+if (document.querySelector("[data-live]")) {
+  setTimeout(next, REFRESH_MS);
+  setInterval(showState, 1000);
+}

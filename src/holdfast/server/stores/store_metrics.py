@@ -23,13 +23,21 @@ DURABLES_MAX: Final = 2_000
 def store_metrics(host: StoreHost) -> Iterator[Metric]:
     """All families, in a fixed order."""
     opened = host.current
-    yield gauge("holdfast_message_stores_open", 0 if opened is None else 1)
+    yield gauge("holdfast_message_stores_open", 0 if opened is None or host.suspended else 1)
     if opened is None:
         return
     yield gauge("holdfast_message_store_sockets", len(host.sockets))
     yield from _cluster(host, opened)
     yield from _stores(opened)
     yield from _durables(opened)
+
+
+def _used(messages: int, message_limit: int, size: int, bytelimit: int) -> float:
+    """How much of the nearer of two limits is used. A limit of 0 is none."""
+    return max(
+        messages / message_limit if message_limit else 0.0,
+        size / bytelimit if bytelimit else 0.0,
+    )
 
 
 _OF_A_STORE: Final[tuple[tuple[str, Callable[[Store], float]], ...]] = (
@@ -39,6 +47,12 @@ _OF_A_STORE: Final[tuple[tuple[str, Callable[[Store], float]], ...]] = (
     ("publishers", lambda one: len(one.publishers)),
     ("published", lambda one: one.counts.next_seq - 1),
     ("unmatched", lambda one: one.unmatched),
+    (
+        "used_fraction",
+        lambda one: _used(
+            one.counts.live, one.definition.message_limit, one.counts.live_bytes, one.definition.bytelimit
+        ),
+    ),
 )
 
 _OF_A_DURABLE: Final[tuple[tuple[str, Callable[[DurableFigures], float]], ...]] = (
@@ -105,7 +119,14 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     disk = disk_use(host.directory)
     limit = disk.capacity * opened.definitions.cluster.max_disk_fraction
     written, behind_ms = opened.service.written_bytes, opened.service.clock_behind_ms
+    cluster, stores = opened.definitions.cluster, opened.state.stores.values()
     gauges = {
+        "used_fraction": _used(
+            sum(store.counts.live for store in stores),
+            cluster.message_limit,
+            sum(store.counts.live_bytes for store in stores),
+            cluster.bytelimit,
+        ),
         "log_allocated_bytes": space.allocated,
         "log_in_use_bytes": space.in_use,
         "log_pages": space.pages,

@@ -1,0 +1,156 @@
+"""The script of the console's pages in a browser: the test makes each answer of the console, on a false clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+from tests.integration.console_harness import chromium
+
+import holdfast.console
+from holdfast.console.frame import _foot
+
+pytestmark = pytest.mark.program("chromium")
+
+STATIC = Path(holdfast.console.__file__).parent / "static"
+ADDRESS = "http://127.0.0.1:9/log"
+Answer = Callable[[Route], None]
+
+
+def page_of(*rows: str) -> str:
+    """A page with one live table: in each row a link of its own, and one to a key that every row has."""
+    body = "".join(f'<tr><td><a href="/t/{row}">{row}</a></td><td><a href="/hot">hot</a></td></tr>' for row in rows)
+    return (
+        '<!doctype html><html data-theme="system"><head><link rel="stylesheet" href="/static/console.css">'
+        '<script src="/static/console.js" type="module"></script></head><body><button id="theme">Theme</button>'
+        f'<div id="t" data-live><table><tbody>{body}</tbody></table></div>'
+        f"{_foot()}</body></html>"
+    )
+
+
+class Answers:
+    """What the console answers; ``asked`` counts the refreshes."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.rows = ("1",)
+        self.hangs = False
+        self.waiting: list[Route] = []
+
+    def __call__(self, route: Route) -> None:
+        """Answer a request."""
+        path = route.request.url.rpartition("/")[2]
+        if "/static/" in route.request.url:
+            kind = "text/javascript" if path.endswith("js") else "text/css"
+            route.fulfill(body=(STATIC / path).read_text(), content_type=kind)
+            return
+        self.asked += 1
+        if self.hangs:
+            self.waiting.append(route)
+        else:
+            self.answer(route)
+
+    def answer(self, route: Route) -> None:
+        """Send the page."""
+        route.fulfill(body=page_of(*self.rows), content_type="text/html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def page(browser: Browser, answers: Answers) -> Iterator[Page]:
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.clock.install(time=0)
+    opened.route("**/*", answers)
+    opened.goto(ADDRESS)
+    yield opened
+    context.close()
+
+
+def seconds_pass(page: Page, seconds: int) -> None:
+    """On the page's clock, slowly enough for answers to arrive between them."""
+    for _ in range(seconds):
+        page.clock.run_for(1_000)
+        page.locator("#live").text_content()
+
+
+def refresh(page: Page, answers: Answers, *rows: str) -> None:
+    """Let the time of one refresh pass, and wait until its rows are there."""
+    answers.rows = rows
+    page.clock.run_for(2_100)
+    expect(page.locator("tbody tr")).to_have_count(len(rows))
+
+
+def test_a_console_that_hangs_is_given_up_after_ten_seconds_asked_again_and_never_called_live(
+    page: Page, answers: Answers
+) -> None:
+    footer = page.locator("#live")
+    expect(footer).to_have_text("live")
+    refresh(page, answers, "1", "2")
+    expect(footer).to_have_text("live")
+    answers.hangs, before = True, answers.asked
+    seconds_pass(page, 8)
+    assert (footer.text_content() or "").startswith("last answer")
+    seconds_pass(page, 5)
+    expect(footer).to_contain_text("does not answer; asking again; last answer 1")
+    seconds_pass(page, 47)
+    assert answers.asked - before == 5, "ten seconds of waiting and two of pause"
+    answers.hangs, answers.rows = False, ("1", "2", "3")
+    seconds_pass(page, 22)
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(footer).to_have_text("live")
+
+
+def test_a_slow_answer_is_followed_by_another_request_after_ten_seconds_at_most(page: Page, answers: Answers) -> None:
+    answers.hangs = True
+    seconds_pass(page, 3)
+    (slow,) = answers.waiting
+    seconds_pass(page, 6)
+    answers.hangs, before, answers.rows = False, answers.asked, ("1", "2")
+    answers.answer(slow)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    seconds_pass(page, 9)
+    assert answers.asked == before, "a slow answer is not asked for again at once"
+    seconds_pass(page, 3)
+    assert answers.asked == before + 1
+
+
+def test_the_focus_stays_on_the_row_that_had_it_when_rows_come_and_is_nowhere_else_when_it_goes(
+    page: Page, answers: Answers
+) -> None:
+    refresh(page, answers, "2", "1")
+    for column, of_row_1 in ((0, "1"), (1, "hot")):
+        page.locator("tbody tr").last.locator("a").nth(column).focus()
+        refresh(page, answers, *(("4", "3", "2", "1") if column else ("3", "2", "1")))
+        focused = "[document.activeElement.textContent, document.activeElement.closest('tr').rowIndex]"
+        assert page.evaluate(focused) == [of_row_1, 2 + column]
+    refresh(page, answers, "5", "4", "3", "2", "6")
+    assert page.evaluate("document.activeElement.id") == "t", "Enter opens no other row"
+
+
+def test_without_a_script_a_page_does_not_say_that_it_is_live_and_has_no_button_that_does_nothing(
+    browser: Browser, answers: Answers
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.route("**/*", answers)
+    page.goto(ADDRESS)
+    expect(page.locator("#live")).to_have_text("")
+    expect(page.locator("#theme")).to_be_hidden()
+    context.close()
+
+
+def test_with_a_script_the_theme_button_is_there(page: Page) -> None:
+    expect(page.locator("#theme")).to_be_visible()
