@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.rgw import free_port
 from tests.spark.message_streams import Places, as_argument, make_tables, start
-from tests.spark.service_process import NO_VIEW, ROOT, ServiceProcess
+from tests.spark.service_process import ROOT, ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.client.protocol.options import PublisherOptions
@@ -124,7 +124,7 @@ def test_messages_stream_into_tables_and_out_again_once_whatever_is_killed(
     draw = random.Random(seed)
     listen = f"127.0.0.1:{free_port()}"
     places = Places(str(tmp_path / "queue"), f"http://{listen}", str(tmp_path))
-    settings = (NO_VIEW, f"stores.directory={tmp_path / 'stores'}", f"stores.durability={draw.choice(['log', 'disk'])}")
+    settings = (f"stores.directory={tmp_path / 'stores'}", f"stores.durability={draw.choice(['log', 'disk'])}")
     (tmp_path / "log").mkdir()
     make_tables(places)
     service = ServiceProcess(tmp_path / "log", *settings, listen=listen)
