@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 from structlog.testing import capture_logs
 from tests.matrix import matrix
-from tests.spark.service_process import NO_VIEW, ServiceProcess
+from tests.spark.service_process import ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.client import Client
@@ -102,7 +102,7 @@ class MortalClient(Client):
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServiceProcess]:
     root = tmp_path_factory.mktemp("log")
     stores = root.with_name(f"{root.name}-stores")
-    with ServiceProcess(root, NO_VIEW, f"stores.directory={stores}", f"stores.durability={request.param}") as started:
+    with ServiceProcess(root, f"stores.directory={stores}", f"stores.durability={request.param}") as started:
         yield started
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Callable, Coroutine
@@ -52,9 +53,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_progress_and_the_result_are_the_lines_of_the_output() -> None:
-    job = job_of("""echo '{"done": 3, "total": 8}'; echo '{"objects": 8, "ok": true}'""")
+    """A count begins at its first line: versions of a log do not begin at 0."""
+    lines = ({"done": 3, "total": 8}, {"done": 5, "total": 8}, {"objects": 8, "ok": True})
+    job = job_of("; ".join(f"echo '{json.dumps(line)}'" for line in lines))
     state = run(ended(job))
-    assert (state.state, state.done, state.total, state.result) == ("done", 3, 8, {"objects": 8, "ok": True})
+    assert (state.state, state.done, state.total, state.result) == ("done", 2, 5, {"objects": 8, "ok": True})
 
 
 @pytest.mark.parametrize(
