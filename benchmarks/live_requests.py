@@ -112,7 +112,8 @@ def steps_of(command: IngestCommand) -> list[dict[str, Any]]:
     for line in command.output.read_text().splitlines():
         if line.startswith('{"step":'):
             step = json.loads(line)["step"]
-            found.append({**step, "end": datetime.fromisoformat(step["at"]).timestamp()})
+            if step["step"] == "micro_batch":
+                found.append({**step, "end": datetime.fromisoformat(step["at"]).timestamp()})
     return found
 
 

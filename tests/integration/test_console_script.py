@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.program("chromium")
 
 STATIC = Path(holdfast.console.__file__).parent / "static"
 ADDRESS = "http://127.0.0.1:9/log"
-Answer = Callable[[Route], None]
+SECONDS_MAX = 30.0
 
 
 def page_of(*rows: str) -> str:
@@ -35,7 +36,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.rows = ("1",)
+        self.rows: tuple[str, ...] = ("1",)
         self.hangs = False
         self.waiting: list[Route] = []
 
@@ -54,7 +55,28 @@ class Answers:
 
     def answer(self, route: Route) -> None:
         """Send the page."""
+        if route in self.waiting:
+            self.waiting.remove(route)
         route.fulfill(body=page_of(*self.rows), content_type="text/html")
+
+
+COUNT_FETCHES = """
+window.underWay = window.aborted = 0;
+const ask = window.fetch;
+window.fetch = async (...given) => {
+  window.underWay += 1;
+  try {
+    const response = await ask(...given);
+    const read = response.text.bind(response);
+    response.text = () => read().finally(() => { window.underWay -= 1; });
+    return response;
+  } catch (error) {
+    window.underWay -= 1;
+    window.aborted += 1;
+    throw error;
+  }
+};
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,25 +94,35 @@ def answers() -> Answers:
 def page(browser: Browser, answers: Answers) -> Iterator[Page]:
     context = browser.new_context()
     opened = context.new_page()
+    opened.add_init_script(COUNT_FETCHES)
     opened.clock.install(time=0)
     opened.route("**/*", answers)
     opened.goto(ADDRESS)
     opened.clock.pause_at(3_600)  # from now on time passes only where a test lets it: a slow machine changes nothing
+    answers_arrive(opened, answers)
     yield opened
     context.close()
 
 
-def seconds_pass(page: Page, seconds: int) -> None:
-    """On the page's clock, slowly enough for answers to arrive between them."""
+def answers_arrive(page: Page, answers: Answers) -> None:
+    """Wait until the page has every answer that does not hang."""
+    give_up_at = time.monotonic() + SECONDS_MAX
+    while page.evaluate("window.underWay + window.aborted") > len(answers.waiting):
+        assert time.monotonic() < give_up_at, "an answer was sent and did not arrive"
+
+
+def seconds_pass(page: Page, answers: Answers, seconds: int) -> None:
+    """On the page's clock; answers arrive between them."""
     for _ in range(seconds):
         page.clock.run_for(1_000)
-        page.locator("#live").text_content()
+        answers_arrive(page, answers)
 
 
 def refresh(page: Page, answers: Answers, *rows: str) -> None:
     """Let the time of one refresh pass, and wait until its rows are there."""
     answers.rows = rows
     page.clock.run_for(2_100)
+    answers_arrive(page, answers)
     expect(page.locator("tbody tr")).to_have_count(len(rows))
 
 
@@ -102,29 +134,29 @@ def test_a_console_that_hangs_is_given_up_after_ten_seconds_asked_again_and_neve
     refresh(page, answers, "1", "2")
     expect(footer).to_have_text("live")
     answers.hangs, before = True, answers.asked
-    seconds_pass(page, 8)
+    seconds_pass(page, answers, 8)
     assert (footer.text_content() or "").startswith("last answer")
-    seconds_pass(page, 5)
+    seconds_pass(page, answers, 5)
     expect(footer).to_contain_text("does not answer; asking again; last answer 1")
-    seconds_pass(page, 47)
+    seconds_pass(page, answers, 47)
     assert answers.asked - before == 5, "ten seconds of waiting and two of pause"
     answers.hangs, answers.rows = False, ("1", "2", "3")
-    seconds_pass(page, 22)
+    seconds_pass(page, answers, 22)
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(footer).to_have_text("live")
 
 
 def test_a_slow_answer_is_followed_by_another_request_after_ten_seconds_at_most(page: Page, answers: Answers) -> None:
     answers.hangs = True
-    seconds_pass(page, 3)
+    seconds_pass(page, answers, 3)
     (slow,) = answers.waiting
-    seconds_pass(page, 6)
+    seconds_pass(page, answers, 6)
     answers.hangs, before, answers.rows = False, answers.asked, ("1", "2")
     answers.answer(slow)
     expect(page.locator("tbody tr")).to_have_count(2)
-    seconds_pass(page, 9)
+    seconds_pass(page, answers, 9)
     assert answers.asked == before, "a slow answer is not asked for again at once"
-    seconds_pass(page, 2)
+    seconds_pass(page, answers, 2)
     assert answers.asked == before + 1
 
 
