@@ -475,5 +475,9 @@ def test_the_leader_steps_down_and_stands_by(pages: Pages, service: Service) -> 
 
 
 def test_suspending_stops_the_stores(pages: Pages) -> None:
+    give_up_at = time.monotonic() + 60
+    while not pages.go("/cluster/suspend").locator("form.act").count():  # stores open after the log leads
+        assert time.monotonic() < give_up_at, pages.text()
+        time.sleep(0.1)
     assert "done" in pages.act("/cluster/suspend", {}, confirm="suspend")
     expect(pages.page.locator("#cluster")).to_contain_text("suspended")
