@@ -63,7 +63,7 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def spark(folder: Path, master: str, log: str, workers: int, requests: int, seconds: float) -> dict[str, float]:
-    """One session of the command with so many workers of one core."""
+    """One session of the command with this number of workers, of one core each."""
     folder.mkdir()
     with holdfast(folder / "stores", "--set", "view.enabled=false") as served, StoreClient(served.url) as stores:
         define_spark_stores(stores)

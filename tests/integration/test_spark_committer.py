@@ -99,7 +99,7 @@ def test_each_verdict_reaches_who_sent_its_request(url: str) -> None:
             assert conflict.value.fields["conflicts"] == ((0, 7),)
             with pytest.raises(InvalidRequest, match="begin must be below end"):
                 committer.commit([Write(b"k", b"bad")])
-        # Whoever comes later finds the newest verdict of a request by its id.
+        # A later reader finds the newest verdict of a request by its id.
         with client.subscriber("verdicts", "by-request", key="request-7") as verdicts:
             message = verdicts.receive(timeout=10)
             assert message is not None

@@ -166,7 +166,7 @@ class LiveClient:
         return len(self.verdicts) == self.sent
 
     def drain(self, seconds: float) -> None:
-        """Take what comes in so many seconds: a second verdict would."""
+        """Take what comes in this number of seconds: a second verdict would."""
         while self._take(seconds):
             pass
 

@@ -319,7 +319,7 @@ class Killed(Exception):
 def test_a_driver_killed_while_it_reports_leaves_one_verdict_for_each_request(
     spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
-    """It dies with so many of 30 verdicts published, the log being further; a second run repeats the micro-batch."""
+    """It dies after ``sent`` of 30 verdicts; the log is further, and a second run repeats the micro-batch."""
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(70)]
     first = an_ingest(tmp_path, service)
     first.micro_batch(messages(spark, bodies[:20]), 0)

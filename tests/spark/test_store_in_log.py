@@ -1,4 +1,4 @@
-"""``shape=messages`` of a store that lives in the log: the rows are what the log says was published, whoever led it,
+"""``shape=messages`` of a store that lives in the log: the rows are what was published under every leader,
 wherever the messages are now."""
 
 from __future__ import annotations
