@@ -111,6 +111,23 @@ async def a_create_is_answered(store: DirectoryStore, played: Played, number: in
     assert await creating == Created()
 
 
+async def two_creates_are_answered(store: DirectoryStore, played: Played, first: int, second: int) -> None:
+    """Both are asked for at once. Where one worker has both, the second waits for it."""
+    creating = [asyncio.ensure_future(store.create("batches/0", b""))]
+    await until(lambda: len(played.sockets) > first)
+    assert await played.request(first) == "batches/0"
+    creating.append(asyncio.ensure_future(store.create("batches/1", b"")))
+    if first == second:
+        await until(lambda: store._writers._waiting)
+        await no_start_is_under_way(store)
+        played.answer(worker.DONE, number=first)
+    await until(lambda: len(played.sockets) > second)
+    assert await played.request(second) == "batches/1"
+    for number in {first, second}:
+        played.answer(worker.DONE, number=number)
+    assert await asyncio.gather(*creating) == [Created(), Created()]
+
+
 async def a_create_is_given_up(store: DirectoryStore, played: Played) -> None:
     """A worker has it in hand, and its caller has run out of time."""
     creating = asyncio.ensure_future(store.create("batches/1", b"a"))
@@ -237,6 +254,18 @@ async def an_idle_writer_dies(store: DirectoryStore, played: Played, number: int
     await until(lambda: len(store._writers._workers) < left)
 
 
+def test_a_worker_is_started_when_a_request_finds_none_idle(tmp_path: Path, played: Played) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            for _ in range(3):
+                await a_create_is_answered(store, played)
+            assert len(played.sockets) == 1
+            await two_creates_are_answered(store, played, 0, 1)
+            assert len(played.sockets) == 2
+
+    asyncio.run(scenario())
+
+
 def test_writers_that_are_left_go_on_where_no_process_can_be_started(
     tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,12 +273,11 @@ def test_writers_that_are_left_go_on_where_no_process_can_be_started(
 
     async def scenario() -> None:
         async with opened(tmp_path, writers=2) as store:
-            await a_create_is_answered(store, played, 1)
+            await two_creates_are_answered(store, played, 0, 1)
             played.starts_left = 0
             await an_idle_writer_dies(store, played, 0)
             for _ in range(3):
-                await a_create_is_answered(store, played, 1)
-                await no_start_is_under_way(store)
+                await two_creates_are_answered(store, played, 1, 1)
             assert played.starts_refused == 1, "a pause after a start that failed"
 
     with caplog.at_level(logging.WARNING, "holdfast.objects.directory.store"):
@@ -265,16 +293,14 @@ def test_what_is_missing_is_started_again_after_the_pause(
 
     async def scenario() -> None:
         async with opened(tmp_path, writers=2) as store:
-            await a_create_is_answered(store, played, 1)
+            await two_creates_are_answered(store, played, 0, 1)
             played.starts_left = 0
             await an_idle_writer_dies(store, played, 0)
             for turn in (1, 2):
-                await a_create_is_answered(store, played, 1)
-                await no_start_is_under_way(store)
+                await two_creates_are_answered(store, played, 1, 1)
                 assert played.starts_refused == turn
             played.starts_left = 1
-            await a_create_is_answered(store, played, 1)
-            await no_start_is_under_way(store)
+            await two_creates_are_answered(store, played, 1, 2)
             assert len(store._writers._workers) == len(store._writers._idle) == 2
 
     asyncio.run(scenario())
@@ -285,7 +311,7 @@ def test_one_writer_is_enough_to_begin_with(tmp_path: Path, played: Played) -> N
 
     async def scenario() -> None:
         async with opened(tmp_path, writers=4) as store:
-            await a_create_is_answered(store, played)
+            await two_creates_are_answered(store, played, 0, 0)
             assert played.starts_refused == 1
 
     asyncio.run(scenario())
@@ -302,7 +328,7 @@ def test_no_writer_left_and_none_to_be_started_is_unknown_and_tried_at_the_next_
                 assert isinstance(answer, Unknown)
                 assert os.strerror(errno.EAGAIN) in answer.detail
             played.starts_left = 2
-            await a_create_is_answered(store, played, 1)
+            await a_create_is_answered(store, played)
 
     asyncio.run(scenario())
 
@@ -316,11 +342,10 @@ def test_a_thread_that_cannot_be_started_is_a_process_that_cannot(
 
     async def scenario() -> None:
         async with opened(tmp_path, writers=2) as store:
-            await a_create_is_answered(store, played, 1)
+            await two_creates_are_answered(store, played, 0, 1)
             monkeypatch.setattr(directory._Lane, "_spawn", refused)
             await an_idle_writer_dies(store, played, 0)
-            await a_create_is_answered(store, played, 1)
-            await no_start_is_under_way(store)
+            await two_creates_are_answered(store, played, 1, 1)
             await an_idle_writer_dies(store, played, 1)
             answer = await store.create("batches/1", b"a")
             assert isinstance(answer, Unknown)
@@ -332,13 +357,17 @@ def test_a_thread_that_cannot_be_started_is_a_process_that_cannot(
 def test_a_start_under_way_is_waited_for_by_a_close(tmp_path: Path, played: Played) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, writers=2) as store:
-            await a_create_is_answered(store, played, 1)
-            await an_idle_writer_dies(store, played, 0)
+            first = asyncio.ensure_future(store.create("batches/0", b""))
+            await until(lambda: store._writers._workers)
             played.starts_go_on.clear()
-            await a_create_is_answered(store, played, 1)
+            second = asyncio.ensure_future(store.create("batches/1", b""))
+            await until(store._writers._starting.locked)
             behind = store._writers._background_start
             assert behind is not None
-            await until(store._writers._starting.locked)
+            for one in (first, second):
+                await played.request()
+                played.answer(worker.DONE)
+                assert await one == Created()
             closing = asyncio.ensure_future(store.close())
             await asyncio.sleep(0)
             assert not behind.done()

@@ -1,7 +1,8 @@
 """The object store in a local directory, with worker processes: the embedded default.
 
 Writers take creates, readers everything else, so a long listing never delays the log. A worker carries out one request
-at a time. Missing workers start in the background; a failed start is repeated after ``START_AGAIN_SECONDS``.
+at a time. A request that finds none idle starts one more in the background, up to the lane's size; a failed start is
+repeated after ``START_AGAIN_SECONDS``.
 
 A writer that reports a failed sync, or dies during a create, poisons the store: every later create is ``Unknown`` and
 final, because what is durable is no longer known. A restart repairs it, because names are synced again before they are
@@ -164,42 +165,39 @@ class _Lane:
         while self._idle and self._idle[-1].has_ended():
             self.lost(self._idle[-1])
         if not self._workers:
-            await self._start()
-        elif len(self._workers) < self._size and self._may_background_start():
-            self._background_start = asyncio.create_task(self._start_missing())
+            await self._start_first()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         request = _Request(operation, [worker.encode_request_head(operation, key, len(argument)), argument], answer)
         if self._idle:
             self._idle.pop().ask(request)
         else:
             self._waiting.append(request)
+            if self._may_background_start():
+                self._background_start = asyncio.create_task(self._start_more())
         return await answer
 
     def _may_background_start(self) -> bool:
         """One start at a time, and a pause after a failed one."""
         return (
-            not self._closed
-            and not self._starting.locked()
+            len(self._workers) < self._size
+            and not self._closed
             and (self._background_start is None or self._background_start.done())
             and asyncio.get_running_loop().time() >= self._start_again_at
         )
 
-    async def _start_missing(self) -> None:
-        with contextlib.suppress(_Died, OSError):  # the next request raises the reason
-            await self._start()
-
-    async def _start(self) -> None:
-        """Start missing workers; at least one runs on return. Raises: OSError, _Died when closed."""
+    async def _start_first(self) -> None:
+        """A worker runs on return. Raises: OSError, _Died when closed."""
         async with self._starting:
-            self._unreaped = [process for process in self._unreaped if process.poll() is None]
-            while len(self._workers) < self._size:
-                if self._closed:
-                    raise _Died("the store is closed")
+            if not self._workers:
+                await self._start_one()
+
+    async def _start_more(self) -> None:
+        """Start workers while requests wait."""
+        async with self._starting:
+            while self._waiting and len(self._workers) < self._size and not self._closed:
                 try:
                     await self._start_one()
-                except OSError as error:
-                    if not self._workers:
-                        raise
+                except OSError as error:  # with no worker left, the next request raises the reason
                     self._start_again_at = asyncio.get_running_loop().time() + START_AGAIN_SECONDS
                     _logger.warning(
                         "a worker of the directory could not be started left=%d of=%d error=%s",
@@ -210,7 +208,10 @@ class _Lane:
                     return
 
     async def _start_one(self) -> None:
-        """Raises: OSError."""
+        """Raises: OSError, _Died when closed."""
+        if self._closed:
+            raise _Died("the store is closed")
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.to_thread(self._spawn, theirs)
