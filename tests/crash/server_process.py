@@ -15,6 +15,7 @@ from pathlib import Path
 
 SERVE = (sys.executable, "-m", "holdfast.cli.main", "serve")
 READY_SECONDS_MAX = 100.0
+WORKER_START_SECONDS = 0.5
 STOP_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
 NO_VIEW = {"HOLDFAST_VIEW__ENABLED": "false"}
@@ -132,5 +133,11 @@ def children(pid: int) -> list[int]:
 
 
 def directory_workers(pid: int) -> list[int]:
-    """The processes that touch the log's directory for the server ``pid``."""
-    return [child for child in children(pid) if b"directory.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    """The processes that touch the log's directory for the idle server ``pid``, once it starts no more of them."""
+    found: list[int] = []
+    while True:
+        before = found
+        found = [child for child in children(pid) if b"directory.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if found and found == before:
+            return found
+        time.sleep(WORKER_START_SECONDS)
