@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CorruptData
-from holdfast.spark.bulk.records import GroupRecord, RequestOutcome, decode_records, record_key
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, decode_records, record_key
 
 GOLDEN = Path(__file__).parent / "spark-v1" / "ingest-records.jsonl"
 OUTCOMES = (RequestOutcome(None, 41), RequestOutcome("conflict", None, ((0, 39),)), RequestOutcome("too_old"))

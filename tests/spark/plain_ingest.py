@@ -16,11 +16,11 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.objects.open import open_store
 from holdfast.snapshots import make_snapshot
-from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.bulk.message_requests import MessageRequest, request_in
-from holdfast.spark.bulk.numbered_source import Relation
-from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.message_requests import MessageRequest, request_in
+from holdfast.spark.ingest.numbered_source import Relation
+from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 from holdfast.values import Version
 
 POLITE = LeadershipOptions(silence_ms=20.0)

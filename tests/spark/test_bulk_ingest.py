@@ -24,12 +24,12 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.spark.bulk import ingest as module
-from holdfast.spark.bulk import verdict_output
-from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.bulk.records import GroupRecord, requests_digest
 from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
+from holdfast.spark.ingest import ingest as module
+from holdfast.spark.ingest import stages, verdict_output
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.record import GroupRecord, requests_digest
 from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"
@@ -78,7 +78,7 @@ def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
     if kind == "table":
         monkeypatch.setattr(verdict_output, "write_table", _dies)
     else:
-        monkeypatch.setattr(module, "put_batch", _Dying(kind, number).put_batch)
+        monkeypatch.setattr(stages, "put_batch", _Dying(kind, number).put_batch)
     with pytest.raises(Killed):
         first.micro_batch(batch(spark, 20, 70), 1)
     monkeypatch.undo()

@@ -39,7 +39,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk import leadership as leadership_module
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
-from holdfast.spark.bulk.records import decode_progress
+from holdfast.spark.bulk.load_record import decode_progress
 from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_key, pack, stage
 from holdfast.spark.bulk.resolve import asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows

@@ -8,11 +8,11 @@ import pytest
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, request
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.spark.bulk import ingest as module
-from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.message_requests import MessageRequest
-from holdfast.spark.bulk.numbered_source import Relation
-from holdfast.spark.bulk.records import RECORDS_PREFIX, GroupRecord, decode_records
+from holdfast.spark.ingest import ingest as module
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.message_requests import MessageRequest
+from holdfast.spark.ingest.numbered_source import Relation
+from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, decode_records
 
 
 @pytest.fixture(autouse=True)

@@ -32,10 +32,10 @@ from holdfast.commit.format.batch import Kind
 from holdfast.commit.leadership.claims import encode_proof
 from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
-from holdfast.spark.bulk.commit_stream import CommitStream, commit_stream
-from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.job_address import JobAddress
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
+from holdfast.spark.ingest.commit_stream import CommitStream, commit_stream
+from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.runtime.store_thread import StoreThread
 
 POLITE = LeadershipOptions(silence_ms=20.0)

@@ -13,11 +13,11 @@ from holdfast.cli.main import main
 from holdfast.client import Client
 from holdfast.client.stores import define_spark_stores
 from holdfast.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
-from holdfast.spark.bulk.commit_stream import message_source, store_of
-from holdfast.spark.bulk.live_requests import LiveRequests
-from holdfast.spark.bulk.message_requests import request_in
-from holdfast.spark.bulk.records import RequestOutcome
-from holdfast.spark.bulk.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message
+from holdfast.spark.ingest.commit_stream import message_source, store_of
+from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.message_requests import request_in
+from holdfast.spark.ingest.record import RequestOutcome
+from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message
 from holdfast.spark.options import Mode, parse_served_store_options
 
 HERE = "store:http://127.0.0.1:8080/requests/spark"
@@ -150,7 +150,7 @@ def test_missing_stores_are_made_and_others_stay(tmp_path: Path) -> None:
 
 def test_a_service_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("live_requests", "numbered_source"):
-        monkeypatch.setattr(f"holdfast.spark.bulk.{name}.ANSWER_MS_MAX", 100)
+        monkeypatch.setattr(f"holdfast.spark.ingest.{name}.ANSWER_MS_MAX", 100)
     live = LiveRequests("store:http://127.0.0.1:9/requests/spark", verdicts_store="verdicts")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
         live.prepare((tmp_path / "log").as_uri())

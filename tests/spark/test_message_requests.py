@@ -24,10 +24,10 @@ from holdfast.client.stores import Message, Receipt
 from holdfast.client.sync.publisher import Publisher
 from holdfast.commit.reading.status import AttemptHistory, Found
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.bulk.message_requests import requests_in
-from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.message_requests import requests_in
+from holdfast.spark.ingest.verdict_output import VerdictStore
 
 POLITE = LeadershipOptions(silence_ms=20.0)
 COLUMNS = "seq long, body binary, fields string"
@@ -170,7 +170,7 @@ def test_verdicts_are_published_by_a_new_publisher_after_a_silence_and_elsewhere
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(40)]
     ingest = an_ingest(tmp_path, service)
     ingest.micro_batch(messages(spark, bodies[:10]), 0)
-    monkeypatch.setattr("holdfast.spark.bulk.ingest.LIFE_SILENCE_MS", -1.0)
+    monkeypatch.setattr("holdfast.spark.ingest.ingest.LIFE_SILENCE_MS", -1.0)
     ingest.micro_batch(messages(spark, bodies[10:20], 11), 1)
     ingest.close()
     log, table = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()

@@ -25,13 +25,13 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.open import open_store
-from holdfast.spark.bulk.commit_stream import commit_stream
-from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.bulk.live_requests import LiveRequests
-from holdfast.spark.bulk.numbered_source import DurableSource, NumberedSource, QueueSource
-from holdfast.spark.bulk.records import newest_records, records_of_log
-from holdfast.spark.bulk.verdict_output import VerdictStore
+from holdfast.spark.ingest.commit_stream import commit_stream
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.numbered_source import DurableSource, NumberedSource, QueueSource
+from holdfast.spark.ingest.record_search import newest_records, records_of_log
+from holdfast.spark.ingest.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
 POLITE = LeadershipOptions(silence_ms=20.0)
@@ -162,8 +162,8 @@ def test_a_killed_ingest_goes_on_without_its_checkpoint_and_each_request_counts_
                 real = DurableClient.acknowledge_own
                 monkeypatch.setattr(DurableClient, "acknowledge_own", lambda me, *_: [real(me, 9, 5, None), dies()])
             case _:
-                monkeypatch.setattr("holdfast.spark.bulk.ingest.WAVE", 1)
-                monkeypatch.setattr("holdfast.spark.bulk.ingest._Stages.persist", _one_group_and_no_more())
+                monkeypatch.setattr("holdfast.spark.ingest.ingest.WAVE", 1)
+                monkeypatch.setattr("holdfast.spark.ingest.stages.Stages.persist", _one_group_and_no_more())
         with pytest.raises(Killed):
             first.micro_batch(offered(spark, desk.requests), 1)
         monkeypatch.undo()

@@ -12,8 +12,8 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.copies.restoring import Point, restore
 from holdfast.objects.open import open_store
 from holdfast.queue import Queue
-from holdfast.spark.bulk.live_requests import LiveRequests
-from holdfast.spark.bulk.numbered_source import DurableSource, QueueSource, Relation
+from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.numbered_source import DurableSource, QueueSource, Relation
 
 
 def a_queue(path: Path, messages: int) -> QueueSource:

@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, retention
 
 from holdfast.errors import Code, NotFound
-from holdfast.spark.bulk import ingest as module
-from holdfast.spark.bulk.ingest import Ingest
-from holdfast.spark.bulk.records import GroupRecord, RequestOutcome, lost_groups
+from holdfast.spark.ingest import ingest as module
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, lost_groups
 
 
 @pytest.fixture(autouse=True)

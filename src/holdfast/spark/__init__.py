@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING
 from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
-    from holdfast.spark.bulk.commit_stream import CommitStream, commit_stream
-    from holdfast.spark.bulk.ingest import Ingest
     from holdfast.spark.bulk.leadership import LeadershipOptions
     from holdfast.spark.bulk.load import LoadOptions, load_requests
-    from holdfast.spark.bulk.numbered_source import DurableSource, QueueSource
     from holdfast.spark.bulk.requests import RequestFormat, stage
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
-    from holdfast.spark.bulk.verdict_output import VerdictStore
     from holdfast.spark.data_source import HoldfastDataSource
+    from holdfast.spark.ingest.commit_stream import CommitStream, commit_stream
+    from holdfast.spark.ingest.ingest import Ingest
+    from holdfast.spark.ingest.numbered_source import DurableSource, QueueSource
+    from holdfast.spark.ingest.verdict_output import VerdictStore
     from holdfast.spark.log.audit import Verify, audit
     from holdfast.spark.log.replay import Replay
     from holdfast.spark.log.runner import RunReport, Schedule, StepReport, run_pipeline
@@ -97,15 +97,15 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    "bulk.commit_stream": ("CommitStream", "commit_stream"),
-    "bulk.ingest": ("Ingest",),
-    "bulk.numbered_source": ("DurableSource", "QueueSource"),
+    "ingest.commit_stream": ("CommitStream", "commit_stream"),
+    "ingest.ingest": ("Ingest",),
+    "ingest.numbered_source": ("DurableSource", "QueueSource"),
     "bulk.leadership": ("LeadershipOptions",),
     "bulk.load": ("LoadOptions", "load_requests"),
     "bulk.requests": ("RequestFormat", "stage"),
     "bulk.resolve": ("resolve_requests",),
     "bulk.sequencing": ("Fate",),
-    "bulk.verdict_output": ("VerdictStore",),
+    "ingest.verdict_output": ("VerdictStore",),
     "data_source": ("HoldfastDataSource",),
     "log.audit": ("Verify", "audit"),
     "log.replay": ("Replay",),

@@ -21,16 +21,16 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.commit_stream import commit_stream
-from holdfast.spark.bulk.ingest import IngestCounts
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
-from holdfast.spark.bulk.live_requests import LiveRequests
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 from holdfast.spark.bulk.resolve import look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.ingest.commit_stream import commit_stream
+from holdfast.spark.ingest.ingest import IngestCounts
+from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline

@@ -43,14 +43,7 @@ from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, He
 from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
-from holdfast.spark.bulk.records import (
-    LoadProgress,
-    decode_progress,
-    newest_nearby,
-    newest_of_log,
-    progress_key,
-    value_in_snapshot,
-)
+from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ChunkSummary,
@@ -63,6 +56,7 @@ from holdfast.spark.bulk.requests import (
 )
 from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Numbers, Windows, plain_numbers
+from holdfast.spark.bulk.snapshot_values import value_in_snapshot
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory

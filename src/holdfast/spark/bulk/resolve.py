@@ -31,6 +31,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
 from holdfast.commit.format.transaction import Operation, Write
 from holdfast.objects.port import ObjectReader
+from holdfast.spark.bulk.load_record import progress_key
 from holdfast.spark.bulk.problem import (
     CLEAR,
     COMMITTED,
@@ -43,7 +44,6 @@ from holdfast.spark.bulk.problem import (
     make_problem,
     select_items,
 )
-from holdfast.spark.bulk.records import progress_key
 from holdfast.spark.bulk.requests import (
     ChunkSummary,
     Staged,

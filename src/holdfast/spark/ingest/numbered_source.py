@@ -18,7 +18,7 @@ from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue import Queue
-from holdfast.spark.bulk.message_requests import MessageRequest, request_in
+from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.queue import id_of_queue, time_of_message
 from holdfast.spark.runtime.service_client import service_token

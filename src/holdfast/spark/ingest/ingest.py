@@ -10,9 +10,8 @@ older read versions are then ``too_old``. Without a ``source``, 4 and 5 rest on 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -21,47 +20,12 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.format.transaction import (
-    Committed,
-    Operation,
-    RangeDelete,
-    Rejected,
-    Reused,
-    Transaction,
-    Unanswered,
-    Write,
-    prefix_end,
-)
+from holdfast.commit.format.batch import SPAN_MAX, Header
 from holdfast.commit.leadership.takeover import now
-from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.status import AttemptHistory
-from holdfast.commit.stages.attempts import Attempts, Known, judge_from_log
-from holdfast.commit.stages.events import CommitEntry, request_bytes
+from holdfast.commit.stages.events import request_bytes
 from holdfast.commit.stages.pipeline import PipelineRules
-from holdfast.commit.stages.resolve import Resolve
-from holdfast.commit.stages.sequence import Sequence as SequenceStage
-from holdfast.crc32 import fastest_crc32
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
-from holdfast.objects.port import ObjectStore
-from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions, put_batch
-from holdfast.spark.bulk.message_requests import MessageRequest, lost_request, message_requests
-from holdfast.spark.bulk.numbered_source import NumberedSource, Relation
-from holdfast.spark.bulk.records import (
-    RECORDS_PREFIX,
-    GroupRecord,
-    RequestOutcome,
-    lost_groups,
-    missing_before,
-    newest_records,
-    ranges_of,
-    record_in_snapshot,
-    record_key,
-    records_nearby,
-    records_of_log,
-    removed_records,
-    requests_digest,
-)
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ParsedRequest,
@@ -71,8 +35,28 @@ from holdfast.spark.bulk.requests import (
     pack,
     parsed_requests,
 )
-from holdfast.spark.bulk.verdict_output import Judged, VerdictOutput, VerdictTable
 from holdfast.spark.bulk.verdicts import INVALID_CODES
+from holdfast.spark.ingest.message_requests import MessageRequest, lost_request, message_requests
+from holdfast.spark.ingest.numbered_source import NumberedSource, Relation
+from holdfast.spark.ingest.record import (
+    GroupRecord,
+    RequestOutcome,
+    lost_groups,
+    missing_before,
+    ranges_of,
+    record_key,
+    requests_digest,
+)
+from holdfast.spark.ingest.record_search import (
+    newest_records,
+    record_in_snapshot,
+    records_nearby,
+    records_of_log,
+    removed_records,
+)
+from holdfast.spark.ingest.refusals import another_name, another_source, older_checkpoint, other_messages, table_ahead
+from holdfast.spark.ingest.stages import Group, Stages
+from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput, VerdictTable
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
@@ -148,7 +132,7 @@ class Ingest:
         self._group_requests = group_requests
         self._output = VerdictTable(verdicts) if isinstance(verdicts, str) else verdicts
         self._thread: StoreThread | None = None
-        self._stages: _Stages | None = None
+        self._stages: Stages | None = None
         # The newest micro-batch's records when this process began to lead; None after its own first micro-batch.
         self._earlier: list[GroupRecord] | None = None
         self._before = 0  # requests of the micro-batches before the next one
@@ -189,21 +173,21 @@ class Ingest:
         if self._last is not None and number <= self._last[0]:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
             if self._last != (number, requests_digest(self._requests(frame))):
-                raise _older_checkpoint(number, self._last[0])
+                raise older_checkpoint(number, self._last[0])
             return
         if number < written:
             if number < written - 1 or (self._earlier is not None and not self._repeats(frame, records)):
-                raise _older_checkpoint(number, written - 1)
+                raise older_checkpoint(number, written - 1)
             return
         if number < earlier_batch:
-            raise _older_checkpoint(number, earlier_batch)
+            raise older_checkpoint(number, earlier_batch)
         self.counts.found += len(outcomes)
         if earlier and number > earlier_batch:
             self._before += sum(len(record.outcomes) for record in earlier)
         try:
             requests = self._requests(frame)
             if not all(record.covers(requests) for record in records):
-                raise _older_checkpoint(number, earlier_batch)
+                raise older_checkpoint(number, earlier_batch)
             self._live_on(records, number)
             self._commit(stages, requests, outcomes, number)
             self._output.write(
@@ -221,7 +205,7 @@ class Ingest:
             raise
         self._count(outcomes)
 
-    def _abandon(self, stages: _Stages) -> None:
+    def _abandon(self, stages: Stages) -> None:
         """The requests in flight are unknown now; the next leader finds them in the log."""
         stages.leadership.stop()
         self._stages = None
@@ -229,7 +213,7 @@ class Ingest:
             self._source.close()
 
     def _decide_numbered(
-        self, source: NumberedSource, stages: _Stages, offered: Sequence[ParsedRequest], number: int, written: int
+        self, source: NumberedSource, stages: Stages, offered: Sequence[ParsedRequest], number: int, written: int
     ) -> None:
         """Commit the requests above ``_through``, report their verdicts, and acknowledge all that were offered.
 
@@ -241,7 +225,7 @@ class Ingest:
             isinstance(each, MessageRequest) and int(each.order) <= self._through and each.time_ms > self._time_ms
             for each in offered
         ):
-            raise _other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
+            raise other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
         earlier, again = self._earlier or [], False
         if earlier:
             numbers = {each for record in earlier for each in record.numbers()}
@@ -255,7 +239,7 @@ class Ingest:
         if fresh:
             batch = self._newest + 1
             if batch < written and (not earlier or earlier[0].seqs):
-                raise _table_ahead(batch, written)
+                raise table_ahead(batch, written)
             batch = max(batch, written)  # an earlier version counted micro-batches without requests in the table alone
             self._live_on((), batch)
             self._commit(stages, fresh, outcomes, batch)
@@ -271,7 +255,7 @@ class Ingest:
             source.acknowledge(min(pending, default=self._through + 1) - 1)
         self._count(outcomes)
 
-    def _report_again(self, source: NumberedSource, stages: _Stages, records: Sequence[GroupRecord]) -> None:
+    def _report_again(self, source: NumberedSource, stages: Stages, records: Sequence[GroupRecord]) -> None:
         """Report the outcomes that ``records`` have: what was reported before is a duplicate and not taken twice."""
         numbers = [each for record in records for each in record.numbers()]
         outcomes = [each for record in records for each in record.outcomes]
@@ -279,7 +263,7 @@ class Ingest:
         requests: list[ParsedRequest] = [kept.get(each) or lost_request(each) for each in numbers]
         for record in records:
             if all(each in kept for each in record.numbers()) and not record.covers(requests):
-                raise _other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
+                raise other_messages(source, self._name, self._through, self._time_ms, Relation.PUT_BACK)
         first = records[0]
         self._life = first.publisher, first.published
         self._output.write(
@@ -329,7 +313,7 @@ class Ingest:
                 self._source.close()
             thread.__exit__(None, None, None)
 
-    def _begin(self, spark: SparkSession) -> _Stages:
+    def _begin(self, spark: SparkSession) -> Stages:
         if is_directory(self._url):
             Path(unquote(urlsplit(self._url).path)).mkdir(parents=True, exist_ok=True)
         if self._thread is None:
@@ -352,7 +336,7 @@ class Ingest:
         self._newest = records[0].batch if records else -1
         self._through = max((last for record in records for _, last in record.seqs), default=0)
         self._time_ms = max((record.time_ms for record in records), default=0)
-        self._stages = _Stages(thread, leadership, claim, self._rules)
+        self._stages = Stages(thread, leadership, claim, self._rules)
         return self._stages
 
     def _records(self, spark: SparkSession, thread: StoreThread, claim: Header) -> list[GroupRecord]:
@@ -397,18 +381,18 @@ class Ingest:
             if relation is Relation.OTHER and source.is_moved:
                 relation = source.relation(None, through, newest.time_ms)
             if relation is Relation.OTHER:
-                raise _another_source(self._name, newest.source, source.identity)
+                raise another_source(self._name, newest.source, source.identity)
             if relation is not Relation.SAME:
-                raise _other_messages(source, self._name, through, newest.time_ms, relation)
+                raise other_messages(source, self._name, through, newest.time_ms, relation)
             return
         for name, record in newest_records(spark, self._url, removed).items():
             if name == self._name or record.source is None:
                 continue
             relation = source.relation(record.source, record.seqs[-1][1], record.time_ms)
             if relation is Relation.SAME:
-                raise _another_name(name, source.identity)
+                raise another_name(name, source.identity)
             if relation is Relation.PUT_BACK:
-                raise _other_messages(source, name, record.seqs[-1][1], record.time_ms, relation)
+                raise other_messages(source, name, record.seqs[-1][1], record.time_ms, relation)
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
         """The requests of the micro-batch in their order. Raises: InvalidRequest."""
@@ -430,11 +414,11 @@ class Ingest:
         return len(requests) == count and all(record.covers(requests) for record in records)
 
     def _commit(
-        self, stages: _Stages, requests: Sequence[ParsedRequest], outcomes: list[RequestOutcome], number: int
+        self, stages: Stages, requests: Sequence[ParsedRequest], outcomes: list[RequestOutcome], number: int
     ) -> None:
         """Commit the requests after those in ``outcomes``, and append their outcomes."""
         while len(outcomes) < len(requests):
-            groups: list[_Group] = []
+            groups: list[Group] = []
             first = len(outcomes)
             while first < len(requests) and len(groups) < WAVE:
                 past = _group_end(requests, first, self._group_requests)
@@ -474,239 +458,3 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
         size += 0 if txn is None else request_bytes(txn)
         past += 1
     return past
-
-
-def _older_checkpoint(number: int, newest: int) -> InvalidRequest:
-    return InvalidRequest(
-        "this stream's log is further than its checkpoint, or a micro-batch comes again with other requests",
-        code=Code.BAD_CONFIGURATION,
-        hint="restore the checkpoint. Without it, offer the requests that have no verdict under another name, with a "
-        "new checkpoint: one with a request_id and a read_version is committed once in any case; look for any other "
-        "in the log first. A micro-batch that is repeated needs the same requests, without values that are new each "
-        "time",
-        next_in_checkpoint=number,
-        newest_in_log=newest,
-    )
-
-
-def _table_ahead(batch: int, written: int) -> InvalidRequest:
-    return InvalidRequest(
-        "the table of verdicts has more micro-batches than the log: one of them was put back to an earlier state",
-        code=Code.BAD_CONFIGURATION,
-        hint="give --to the URL of a new table",
-        next_in_log=batch,
-        in_table=written,
-    )
-
-
-def _another_source(name: str, first: str, given: str) -> InvalidRequest:
-    return InvalidRequest(
-        "the name of this ingest belongs to another source of requests",
-        code=Code.BAD_CONFIGURATION,
-        hint="if this source is that one under another identity, because its log was replaced, its service has another "
-        "address, or a queue lost the file with its id: give --source-moved (is_moved=True) once, and no other name, "
-        "which would commit its requests twice. Give a source with other requests a name of its own",
-        name=name,
-        source_of_name=first,
-        source=given,
-    )
-
-
-def _another_name(first: str, source: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"the ingest {first!r} has taken requests from this source, so another name would commit them twice",
-        code=Code.BAD_CONFIGURATION,
-        hint=f"continue with --name {first}, which needs no checkpoint of its own; or give this ingest a source of "
-        "its own",
-        name=first,
-        source=source,
-    )
-
-
-def _other_messages(
-    source: NumberedSource, name: str, through: int, time_ms: int, relation: Relation
-) -> InvalidRequest:
-    """For a source that was made again or put back. Another name is safe for the first one only."""
-    if relation is Relation.MADE_AGAIN:
-        message = (
-            "the source has other messages under the numbers that the log has decided: it was deleted and made again"
-        )
-        hint = "take another name for the new source, and a new checkpoint"
-    else:
-        message = (
-            "the source lacks messages that the log has decided, and has older ones: it was put back to an earlier "
-            "state, or lost power before they were on disk"
-        )
-        hint = (
-            "publish the messages that are newer than decided_until_ms again, into a new store or queue, and take "
-            "another name for that one. Never take another name for this source: its older messages would be committed "
-            "twice"
-        )
-    return InvalidRequest(
-        message,
-        code=Code.LOG_MISMATCH,
-        hint=hint,
-        name=name,
-        source=source.identity,
-        decided_through=through,
-        decided_until_ms=time_ms,
-    )
-
-
-@dataclass(slots=True)
-class _Group:
-    record: GroupRecord
-    entries: list[CommitEntry]
-    transactions: list[LoggedTransaction]
-    floor: int
-
-
-class _Stages:
-    """One leadership: the stages of ``commit``, fed a group at a time."""
-
-    def __init__(self, thread: StoreThread, leadership: Leadership, claim: Header, rules: PipelineRules) -> None:
-        self.leadership = leadership
-        self.log_id = claim.log_id.hex()
-        self.leader_id = claim.leader_id.hex()
-        self._lineage: Lineage | None = None
-        self._thread = thread
-        self._claim = claim
-        self._history: AttemptHistory | None = None
-        attempts = Attempts(bytes_max=rules.window_bytes // 4)
-        self._sequence = SequenceStage(claim.last_version, attempts)
-        window_bytes = rules.window_bytes - rules.window_bytes // 4
-        self._resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
-        self._durable = claim
-
-    @property
-    def durable_version(self) -> int:
-        """The last version that is durable."""
-        return self._durable.last_version
-
-    def _refusal(self, request: ParsedRequest) -> str | None:
-        """Why a request is not decided: it breaks a rule, is not for this log or leader, or changes a job's record."""
-        txn = request.transaction
-        if txn is None:
-            return request.refusal
-        if txn.has_parts:
-            return str(Code.STORES_NOT_IN_LOG)
-        if any(_changes_records(operation) for operation in txn.operations):
-            return str(Code.PERMISSION_DENIED)
-        if txn.log_id not in (None, self.log_id):
-            if self._lineage is None:
-                self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
-            versions = [read.version for read in txn.preconditions if read.version is not None]
-            try:
-                self._lineage.require(txn.log_id, max([txn.read_version or 0, *versions]))
-            except InvalidRequest as error:
-                return str(error.code)
-        if txn.leader_id not in (None, self.leader_id):
-            return str(Code.LEADER_CHANGED)
-        return None
-
-    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: GroupRecord) -> _Group:
-        """Stages 1 and 2 for these requests, and for their record after them.
-
-        ``place``: their record, without outcomes and digest.
-        """
-        self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
-        refusals = [self._refusal(each) for each in requests]
-        entries = [
-            None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
-            for each, refusal in zip(requests, refusals, strict=True)
-        ]
-        onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
-        self._resolve.decide(onward)
-        self._look_up(look_up)
-        own = {id(entry) for entry in (*onward, *look_up)}
-        outcomes = tuple(
-            RequestOutcome(refusal)
-            if entry is None
-            else _outcome_of(entry if id(entry) in own else self._original(entry))
-            for refusal, entry in zip(refusals, entries, strict=True)
-        )
-        record = msgspec.structs.replace(place, outcomes=outcomes, digest=requests_digest(requests))
-        last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
-        self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
-        logged = [
-            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
-            for e in [*onward, last]
-            if e.accepted
-        ]
-        return _Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
-
-    def _original(self, follower: CommitEntry) -> CommitEntry:
-        assert follower.txn.request_id is not None, "only attempts are followed"
-        known = self._sequence.attempts.find(follower.txn.request_id)
-        assert isinstance(known, Known), "an attempt that is followed is known"
-        assert known.entry is not None, "an attempt that is followed is in flight"
-        return known.entry
-
-    def _look_up(self, entries: Sequence[CommitEntry]) -> None:
-        """Attempts below the window: what the log says of them, by one scan. Raises: Unavailable, CorruptData."""
-
-        async def find_one(history: AttemptHistory, entry: CommitEntry) -> None:
-            request_id, read_version = entry.txn.request_id, entry.txn.read_version
-            assert request_id is not None and read_version is not None, "only attempts are looked up"
-            found = await history.find(request_id, read_version, self._durable)
-            entry.outcome = judge_from_log(entry, found.txn, truncated=found.truncated)
-
-        async def find(store: ObjectStore) -> None:
-            if self._history is None:
-                self._history = AttemptHistory(store, self._claim)
-            history = self._history
-            await asyncio.gather(*(find_one(history, entry) for entry in entries))
-
-        if entries:
-            self._thread.start(find).result()
-
-    def persist(self, groups: Sequence[_Group]) -> None:
-        """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
-        with self.leadership.writing():
-            self._persist(groups)
-
-    def _persist(self, groups: Sequence[_Group]) -> None:
-        objects: list[tuple[Header, bytes]] = []
-        for group in groups:
-            body = encode_body(group.transactions)
-            versions = group.transactions[0].version, group.transactions[-1].version
-            count = len(group.transactions)
-            header = self.leadership.next_header(*versions, group.floor, count, now().wall_ms)
-            header = replace(header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
-            objects.append((header, encode_object(header, body)))
-
-        async def put(store: ObjectStore) -> None:
-            await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
-
-        self._thread.start(put).result()
-        self.leadership.confirm(objects[-1][0], len(objects))
-        self._durable = objects[-1][0]
-        for group in groups:
-            for entry in group.entries:
-                self._sequence.complete(entry)
-
-
-def _changes_records(operation: Operation) -> bool:
-    """Whether it writes or deletes a key at which an ingest keeps its record."""
-    end = prefix_end(RECORDS_PREFIX)
-    if isinstance(operation, RangeDelete):
-        is_above = operation.end is None or operation.end > RECORDS_PREFIX
-        return is_above and (end is None or operation.begin < end)
-    return operation.key.startswith(RECORDS_PREFIX)
-
-
-def _outcome_of(entry: CommitEntry) -> RequestOutcome:
-    match entry.outcome:
-        case None:
-            assert entry.accepted, "a request is decided before it is reported"
-            return RequestOutcome(None, entry.version)
-        case Committed(version):
-            return RequestOutcome(None, version)
-        case Rejected(reason, conflicts):
-            return RequestOutcome(reason, None, tuple((each.precondition, each.version) for each in conflicts))
-        case Reused():
-            return RequestOutcome(str(Code.REQUEST_ID_REUSED))
-        case Unanswered():
-            return RequestOutcome(str(Code.LOG_TRUNCATED))
-        case HoldfastError() as error:
-            return RequestOutcome(str(error.code))

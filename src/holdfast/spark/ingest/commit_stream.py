@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.bulk.ingest import Ingest, IngestCounts
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, LeadershipOptions
-from holdfast.spark.bulk.numbered_source import NumberedSource
 from holdfast.spark.bulk.requests import AS_NAMED, RequestFormat
-from holdfast.spark.bulk.verdict_output import VerdictOutput
+from holdfast.spark.ingest.ingest import Ingest, IngestCounts
+from holdfast.spark.ingest.numbered_source import NumberedSource
+from holdfast.spark.ingest.verdict_output import VerdictOutput
 from holdfast.spark.runtime.session import task_errors
 
 POLL_SECONDS: Final = 0.2

@@ -20,10 +20,10 @@ from holdfast.client.sync.stores import StoreClient
 from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause
 from holdfast.errors import Code, Conflict, InvalidRequest, PermissionDenied
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.message_requests import REQUEST_ID, MessageRequest
-from holdfast.spark.bulk.records import RequestOutcome
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
+from holdfast.spark.ingest.message_requests import REQUEST_ID, MessageRequest
+from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
 from holdfast.spark.runtime.table_files import write_table
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message

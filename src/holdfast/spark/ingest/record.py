@@ -1,0 +1,167 @@
+"""The record that an ingest keeps in the log: what became of each request, and how far its source is decided.
+
+Key ``spark/ingest/{name}``, after each group of requests. Value, JSON: ``format`` 1; ``batch``, the micro-batch's
+number; ``first``, the index in it of the group's first request; ``told``, for each request its code (null: committed),
+its version, and its failed preconditions; ``digest``, which names the requests of the group (null: written by an
+earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the micro-batch
+that began the life of the publisher of its verdicts, and ``published``, the requests before that one. The last three
+are 0 where an earlier version wrote the record. Where the requests are numbered messages: ``source`` names where they
+come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], ``time_ms`` is when the newest of
+them was published, and ``after`` is through which number the source was decided before the micro-batch (null: written
+by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable exactly when
+its group is.
+
+Retention may remove records. The newest one is then in the newest snapshot, as the value of its key. The outcomes of
+the other groups of its micro-batch are not known any more (``lost_groups``).
+
+Any other bytes under these keys raise CorruptData.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import Code, CorruptData
+from holdfast.spark.bulk.requests import ParsedRequest
+from holdfast.spark.sink.record import decode
+
+
+class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of one request: a code or a version, and the failed preconditions with what broke them."""
+
+    code: str | None
+    version: int | None = None
+    conflicts: tuple[tuple[int, int], ...] = ()
+
+
+class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The outcomes of the requests of one group."""
+
+    batch: int
+    first: int
+    outcomes: tuple[RequestOutcome, ...] = msgspec.field(name="told")
+    digest: str | None = None
+    format: int = 1
+    before: int = 0
+    publisher: int = 0
+    published: int = 0
+    source: str | None = None
+    seqs: tuple[tuple[int, int], ...] = ()
+    time_ms: int = 0
+    after: int | None = None
+
+    def encode(self) -> bytes:
+        """The bytes of the record."""
+        return msgspec.json.encode(self)
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the group's messages, ascending."""
+        for first, last in self.seqs:
+            yield from range(first, last + 1)
+
+    def covers(self, requests: Sequence[ParsedRequest]) -> bool:
+        """Whether the requests of a micro-batch hold this very group at its place."""
+        group = requests[self.first : self.first + len(self.outcomes)]
+        return len(group) == len(self.outcomes) and self.digest in (None, requests_digest(group))
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def requests_digest(requests: Sequence[ParsedRequest]) -> str:
+    """A name for these requests in this order: their orders, ids, read versions, reads and changes, or refusals."""
+    digest = blake2b(digest_size=16)
+    for each in requests:
+        txn = each.transaction
+        asked = None if txn is None else (txn.read_version, txn.preconditions, txn.operations)
+        digest.update(_encode((each.order, each.request_id, each.refusal, asked)))
+    return digest.hexdigest()
+
+
+RECORDS_PREFIX: Final = b"spark/ingest/"
+
+
+def record_key(name: str) -> bytes:
+    """The key of a stream's records."""
+    return RECORDS_PREFIX + name.encode()
+
+
+def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as ranges [first, last].
+
+    >>> ranges_of([1, 2, 3, 7])
+    ((1, 3), (7, 7))
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def decode_group(data: bytes, key: bytes) -> GroupRecord:
+    """Raises: CorruptData."""
+    try:
+        return decode(data, key, GroupRecord, "ingest")
+    except CorruptData as error:
+        raise CorruptData(
+            "a key below spark/ingest/ holds something that no ingest of this version wrote",
+            code=Code.CORRUPT_LOG,
+            hint="if a later version wrote it, use that version. Only ingests write there: if a client did, and no "
+            "ingest of this name took requests from this source, delete the key while a service leads the log; the "
+            "names of other ingests can then be used. The ingest of this name needs its last record under the key",
+            key=key.decode("utf-8", "replace"),
+            cause=str(error.fields.get("cause", "")),
+        ) from error
+
+
+def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
+    """In the place of the groups of a micro-batch before ``oldest`` whose records retention has removed.
+
+    Their outcomes are not known any more: ``log_truncated``. ``kept``: the numbers above ``oldest.after`` and before
+    the first of ``oldest`` that the source still has. A message that is gone has any other number between the two.
+    """
+    numbers: list[int] = []
+    if oldest.seqs:
+        begin, past = missing_before(oldest)
+        numbers = sorted(kept)[-oldest.first :]
+        taken = set(numbers)
+        numbers += islice((each for each in range(begin, past) if each not in taken), oldest.first - len(numbers))
+    return msgspec.structs.replace(
+        oldest,
+        first=0,
+        outcomes=(RequestOutcome(str(Code.LOG_TRUNCATED)),) * oldest.first,
+        digest=None,
+        seqs=ranges_of(sorted(numbers)),
+    )
+
+
+def missing_before(oldest: GroupRecord) -> tuple[int, int]:
+    """From where to before where the messages of the micro-batch before this group have their numbers."""
+    past = oldest.seqs[0][0]
+    # A record of an earlier version does not say where its micro-batch began.
+    return (past - oldest.first if oldest.after is None else oldest.after + 1), past
+
+
+def decode_records(values: Mapping[bytes, bytes], deleted: Container[bytes]) -> dict[str, GroupRecord]:
+    """Records by the names of their streams. A key in ``deleted`` may hold anything else.
+
+    Raises: CorruptData, which names the key.
+    """
+    records: dict[str, GroupRecord] = {}
+    for key in sorted(values):
+        try:
+            record = decode_group(values[key], key)
+        except CorruptData:
+            if key in deleted:
+                continue
+            raise
+        records[key.removeprefix(RECORDS_PREFIX).decode(errors="replace")] = record
+    return records

@@ -1,0 +1,121 @@
+"""Where the log has an ingest's newest records: near its end, anywhere in it, or in its newest snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    Header,
+    Kind,
+    LoggedTransaction,
+    object_name,
+)
+from holdfast.commit.format.transaction import Write, prefix_end
+from holdfast.commit.reading.reader import LoggedBatch, read_header
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.bulk.load_record import EMPTY_LOOK_BACK_OBJECTS
+from holdfast.spark.bulk.snapshot_values import value_in_snapshot, values_in_snapshot
+from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, decode_group, decode_records
+from holdfast.spark.runtime.session import task_errors
+
+INGEST_LOOK_BACK_OBJECTS: Final = 256
+
+
+async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
+    """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
+    records: list[GroupRecord] = []
+    header = claim
+    looked = empty = 0
+    while looked < INGEST_LOOK_BACK_OBJECTS and empty < EMPTY_LOOK_BACK_OBJECTS:
+        if header.slot == FIRST_SLOT:
+            return records, True
+        before = await read_header(store, header.prev)
+        if before is None:
+            return records, True
+        header = before
+        if header.kind is not Kind.DATA or not header.transactions:
+            empty += 1
+            continue
+        looked += 1
+        batch = LoggedBatch(header, await store.read(object_name(header.slot)))
+        value = _record_in(batch.transactions()[-1], key)
+        if value is not None:
+            record = decode_group(value, key)
+            if records and record.batch != records[0].batch:
+                return records, True
+            records.append(record)
+            if record.first == 0:
+                return records, True
+    return records, False
+
+
+def _record_in(txn: LoggedTransaction, key: bytes) -> bytes | None:
+    """The record in the last transaction of an object. A request has an id, reads, or other operations."""
+    if txn.request_id is not None or txn.preconditions or len(txn.operations) != 1:
+        return None
+    (operation,) = txn.operations
+    return operation.value if isinstance(operation, Write) and operation.key == key else None
+
+
+def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:
+    """The records of the newest micro-batch anywhere in the log. Cost: two scans of the log, by tasks."""
+    columns = "version,kind,key,value,request_id"
+    rows = spark.read.format("holdfast").option("url", url).option("columns", columns).load()
+    written = rows.where((F.col("key") == F.lit(key)) & _is_record())
+    with task_errors():
+        newest = written.agg(F.max_by("value", "version")).first()
+    if newest is None or newest[0] is None:
+        return []
+    number = str(decode_group(bytes(newest[0]), key).batch)
+    same = written.where(F.get_json_object(F.col("value").cast("string"), "$.batch") == number)
+    with task_errors():
+        values: Iterable[bytes] = same.select("value").toArrow()["value"].to_pylist()
+    return [decode_group(bytes(value), key) for value in values]
+
+
+def _is_record() -> Column:
+    """A request of a client that has an id is not a record, whatever its key."""
+    return (F.col("kind") == "write") & F.col("request_id").isNull()
+
+
+async def record_in_snapshot(store: ObjectStore, claim: Header, key: bytes) -> GroupRecord | None:
+    """The newest record of a stream in a truncated log whose rest has none of its records.
+
+    Raises and cost: as ``values_in_snapshot``.
+    """
+    value = await value_in_snapshot(store, claim, key)
+    return None if value is None else decode_group(value, key)
+
+
+def newest_records(spark: SparkSession, url: str, removed: Mapping[bytes, bytes]) -> dict[str, GroupRecord]:
+    """The newest record of every stream in the log, by its name. Cost: a scan of the log, by tasks.
+
+    ``removed``: the records in the newest snapshot of a truncated log.
+    """
+    rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
+    changes = rows.option("columns", "version,kind,key,value,request_id").load()
+    written_at = F.when(_is_record(), F.col("version"))
+    newest = (
+        changes.where(F.col("kind").isin("write", "delete"))
+        .groupBy("key")
+        .agg(
+            F.max_by("value", written_at).alias("value"),
+            F.max(written_at).alias("written"),
+            F.max(F.when(F.col("kind") == "delete", F.col("version"))).alias("deleted"),
+        )
+    )
+    with task_errors():
+        found = newest.toArrow().to_pylist()
+    values = {**removed, **{bytes(row["key"]): bytes(row["value"]) for row in found if row["written"] is not None}}
+    deleted = {bytes(row["key"]) for row in found if (row["deleted"] or 0) > (row["written"] or 0)}
+    return decode_records(values, deleted)
+
+
+async def removed_records(store: ObjectStore, claim: Header) -> dict[bytes, bytes]:
+    """The records of all streams in the newest snapshot of a truncated log, by key. As ``values_in_snapshot``."""
+    return await values_in_snapshot(store, claim, RECORDS_PREFIX, prefix_end(RECORDS_PREFIX))

@@ -1,0 +1,205 @@
+"""The four stages of ``commit`` under one leadership of an ingest, fed a group of requests at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from holdfast.commit.format.batch import Header, LoggedTransaction, encode_body, encode_object
+from holdfast.commit.format.transaction import (
+    Committed,
+    Operation,
+    RangeDelete,
+    Rejected,
+    Reused,
+    Transaction,
+    Unanswered,
+    Write,
+    prefix_end,
+)
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.reading.lineage import Lineage, lineage_of
+from holdfast.commit.reading.status import AttemptHistory
+from holdfast.commit.stages.attempts import Attempts, Known, judge_from_log
+from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.stages.resolve import Resolve
+from holdfast.commit.stages.sequence import Sequence as SequenceStage
+from holdfast.crc32 import fastest_crc32
+from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.bulk.leadership import Leadership, put_batch
+from holdfast.spark.bulk.requests import (
+    ParsedRequest,
+)
+from holdfast.spark.ingest.record import (
+    RECORDS_PREFIX,
+    GroupRecord,
+    RequestOutcome,
+    requests_digest,
+)
+from holdfast.spark.runtime.store_thread import StoreThread
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests that are decided together, and the transactions of their batch object: theirs, and the record's."""
+
+    record: GroupRecord
+    entries: list[CommitEntry]
+    transactions: list[LoggedTransaction]
+    floor: int
+
+
+class Stages:
+    """One leadership: the stages of ``commit``, fed a group at a time."""
+
+    def __init__(self, thread: StoreThread, leadership: Leadership, claim: Header, rules: PipelineRules) -> None:
+        self.leadership = leadership
+        self.log_id = claim.log_id.hex()
+        self.leader_id = claim.leader_id.hex()
+        self._lineage: Lineage | None = None
+        self._thread = thread
+        self._claim = claim
+        self._history: AttemptHistory | None = None
+        attempts = Attempts(bytes_max=rules.window_bytes // 4)
+        self._sequence = SequenceStage(claim.last_version, attempts)
+        window_bytes = rules.window_bytes - rules.window_bytes // 4
+        self._resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
+        self._durable = claim
+
+    @property
+    def durable_version(self) -> int:
+        """The last version that is durable."""
+        return self._durable.last_version
+
+    def _refusal(self, request: ParsedRequest) -> str | None:
+        """Why a request is not decided: it breaks a rule, is not for this log or leader, or changes a job's record."""
+        txn = request.transaction
+        if txn is None:
+            return request.refusal
+        if txn.has_parts:
+            return str(Code.STORES_NOT_IN_LOG)
+        if any(_changes_records(operation) for operation in txn.operations):
+            return str(Code.PERMISSION_DENIED)
+        if txn.log_id not in (None, self.log_id):
+            if self._lineage is None:
+                self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
+            versions = [read.version for read in txn.preconditions if read.version is not None]
+            try:
+                self._lineage.require(txn.log_id, max([txn.read_version or 0, *versions]))
+            except InvalidRequest as error:
+                return str(error.code)
+        if txn.leader_id not in (None, self.leader_id):
+            return str(Code.LEADER_CHANGED)
+        return None
+
+    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: GroupRecord) -> Group:
+        """Stages 1 and 2 for these requests, and for their record after them.
+
+        ``place``: their record, without outcomes and digest.
+        """
+        self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
+        refusals = [self._refusal(each) for each in requests]
+        entries = [
+            None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
+            for each, refusal in zip(requests, refusals, strict=True)
+        ]
+        onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
+        self._resolve.decide(onward)
+        self._look_up(look_up)
+        own = {id(entry) for entry in (*onward, *look_up)}
+        outcomes = tuple(
+            RequestOutcome(refusal)
+            if entry is None
+            else _outcome_of(entry if id(entry) in own else self._original(entry))
+            for refusal, entry in zip(refusals, entries, strict=True)
+        )
+        record = msgspec.structs.replace(place, outcomes=outcomes, digest=requests_digest(requests))
+        last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
+        self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
+        logged = [
+            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
+            for e in [*onward, last]
+            if e.accepted
+        ]
+        return Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
+
+    def _original(self, follower: CommitEntry) -> CommitEntry:
+        assert follower.txn.request_id is not None, "only attempts are followed"
+        known = self._sequence.attempts.find(follower.txn.request_id)
+        assert isinstance(known, Known), "an attempt that is followed is known"
+        assert known.entry is not None, "an attempt that is followed is in flight"
+        return known.entry
+
+    def _look_up(self, entries: Sequence[CommitEntry]) -> None:
+        """Attempts below the window: what the log says of them, by one scan. Raises: Unavailable, CorruptData."""
+
+        async def find_one(history: AttemptHistory, entry: CommitEntry) -> None:
+            request_id, read_version = entry.txn.request_id, entry.txn.read_version
+            assert request_id is not None and read_version is not None, "only attempts are looked up"
+            found = await history.find(request_id, read_version, self._durable)
+            entry.outcome = judge_from_log(entry, found.txn, truncated=found.truncated)
+
+        async def find(store: ObjectStore) -> None:
+            if self._history is None:
+                self._history = AttemptHistory(store, self._claim)
+            history = self._history
+            await asyncio.gather(*(find_one(history, entry) for entry in entries))
+
+        if entries:
+            self._thread.start(find).result()
+
+    def persist(self, groups: Sequence[Group]) -> None:
+        """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
+        with self.leadership.writing():
+            self._persist(groups)
+
+    def _persist(self, groups: Sequence[Group]) -> None:
+        objects: list[tuple[Header, bytes]] = []
+        for group in groups:
+            body = encode_body(group.transactions)
+            versions = group.transactions[0].version, group.transactions[-1].version
+            count = len(group.transactions)
+            header = self.leadership.next_header(*versions, group.floor, count, now().wall_ms)
+            header = replace(header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
+            objects.append((header, encode_object(header, body)))
+
+        async def put(store: ObjectStore) -> None:
+            await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
+
+        self._thread.start(put).result()
+        self.leadership.confirm(objects[-1][0], len(objects))
+        self._durable = objects[-1][0]
+        for group in groups:
+            for entry in group.entries:
+                self._sequence.complete(entry)
+
+
+def _changes_records(operation: Operation) -> bool:
+    """Whether it writes or deletes a key at which an ingest keeps its record."""
+    end = prefix_end(RECORDS_PREFIX)
+    if isinstance(operation, RangeDelete):
+        is_above = operation.end is None or operation.end > RECORDS_PREFIX
+        return is_above and (end is None or operation.begin < end)
+    return operation.key.startswith(RECORDS_PREFIX)
+
+
+def _outcome_of(entry: CommitEntry) -> RequestOutcome:
+    match entry.outcome:
+        case None:
+            assert entry.accepted, "a request is decided before it is reported"
+            return RequestOutcome(None, entry.version)
+        case Committed(version):
+            return RequestOutcome(None, version)
+        case Rejected(reason, conflicts):
+            return RequestOutcome(reason, None, tuple((each.precondition, each.version) for each in conflicts))
+        case Reused():
+            return RequestOutcome(str(Code.REQUEST_ID_REUSED))
+        case Unanswered():
+            return RequestOutcome(str(Code.LOG_TRUNCATED))
+        case HoldfastError() as error:
+            return RequestOutcome(str(error.code))
