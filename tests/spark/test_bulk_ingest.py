@@ -26,8 +26,7 @@ from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
-from holdfast.spark.ingest import ingest as module
-from holdfast.spark.ingest import stages, verdict_output
+from holdfast.spark.ingest import micro_batches, stages, verdict_output
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.record import GroupRecord, requests_digest
 from holdfast.spark.pipeline import audit
@@ -105,7 +104,7 @@ class _Dying:
     def __init__(self, kind: str, number: int) -> None:
         self._kind = kind
         self._left = number
-        self._real = module.put_batch
+        self._real = stages.put_batch
 
     async def put_batch(self, store: object, header: object, data: bytes) -> bool:
         self._left -= 1
@@ -189,7 +188,7 @@ def test_an_object_holds_no_more_bytes_than_its_bound_and_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
-    monkeypatch.setattr(module, "GROUP_BYTES", 300_000)
+    monkeypatch.setattr(micro_batches, "GROUP_BYTES", 300_000)
     frame = Frame(0, 0)
     values = [bytes(size) for size in (100_000, 100_000, 100_000, 700_000, 1, 1, 299_000, 200_000, 200_000)]
     for place, value in enumerate(values):

@@ -8,7 +8,7 @@ import pytest
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, request
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.spark.ingest import ingest as module
+from holdfast.spark.ingest import record_search
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.message_requests import MessageRequest
 from holdfast.spark.ingest.numbered_source import Relation
@@ -18,7 +18,7 @@ from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, decode_rec
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
-    monkeypatch.setattr(module, "newest_records", lambda *_: {})
+    monkeypatch.setattr(record_search, "newest_records", lambda *_: {})
 
 
 class Delayed(Source):
@@ -106,7 +106,7 @@ def test_a_source_that_was_put_back_is_refused_under_every_name(
     first.micro_batch(offered(1, 2), 0)
     first.close()
     record = GroupRecord(0, 0, (), source=Source.identity, seqs=((1, 2),), time_ms=1_002)
-    monkeypatch.setattr(module, "newest_records", lambda *_: {"orders": record})
+    monkeypatch.setattr(record_search, "newest_records", lambda *_: {"orders": record})
     for relation, allowed in (
         (Relation.PUT_BACK, False),
         (Relation.SAME, name == "orders"),

@@ -170,7 +170,7 @@ def test_verdicts_are_published_by_a_new_publisher_after_a_silence_and_elsewhere
     bodies = [json.dumps({"operations": [write(f"k{number}")]}).encode() for number in range(40)]
     ingest = an_ingest(tmp_path, service)
     ingest.micro_batch(messages(spark, bodies[:10]), 0)
-    monkeypatch.setattr("holdfast.spark.ingest.ingest.LIFE_SILENCE_MS", -1.0)
+    monkeypatch.setattr("holdfast.spark.ingest.micro_batches.LIFE_SILENCE_MS", -1.0)
     ingest.micro_batch(messages(spark, bodies[10:20], 11), 1)
     ingest.close()
     log, table = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()

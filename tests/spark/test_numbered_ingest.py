@@ -162,7 +162,7 @@ def test_a_killed_ingest_goes_on_without_its_checkpoint_and_each_request_counts_
                 real = DurableClient.acknowledge_own
                 monkeypatch.setattr(DurableClient, "acknowledge_own", lambda me, *_: [real(me, 9, 5, None), dies()])
             case _:
-                monkeypatch.setattr("holdfast.spark.ingest.ingest.WAVE", 1)
+                monkeypatch.setattr("holdfast.spark.ingest.micro_batches.WAVE", 1)
                 monkeypatch.setattr("holdfast.spark.ingest.stages.Stages.persist", _one_group_and_no_more())
         with pytest.raises(Killed):
             first.micro_batch(offered(spark, desk.requests), 1)

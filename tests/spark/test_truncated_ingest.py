@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, retention
 
 from holdfast.errors import Code, NotFound
-from holdfast.spark.ingest import ingest as module
+from holdfast.spark.ingest import record_search
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, lost_groups
 
@@ -24,7 +24,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
-    monkeypatch.setattr(module, "newest_records", found)
+    monkeypatch.setattr(record_search, "newest_records", found)
 
 
 def test_requests_after_a_truncation_get_verdicts_of_their_own(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.ingest.commit_stream import commit_stream
-from holdfast.spark.ingest.ingest import IngestCounts
 from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline

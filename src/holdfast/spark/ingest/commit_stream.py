@@ -19,7 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, LeadershipOptions
 from holdfast.spark.bulk.requests import AS_NAMED, RequestFormat
-from holdfast.spark.ingest.ingest import Ingest, IngestCounts
+from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.ingest.numbered_source import NumberedSource
 from holdfast.spark.ingest.verdict_output import VerdictOutput
 from holdfast.spark.runtime.session import task_errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import Column, SparkSession
@@ -20,10 +20,81 @@ from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.load_record import EMPTY_LOOK_BACK_OBJECTS
 from holdfast.spark.bulk.snapshot_values import value_in_snapshot, values_in_snapshot
-from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, decode_group, decode_records
+from holdfast.spark.ingest.numbered_source import NumberedSource, Relation
+from holdfast.spark.ingest.record import (
+    RECORDS_PREFIX,
+    GroupRecord,
+    decode_group,
+    decode_records,
+    lost_groups,
+    missing_before,
+    record_key,
+)
+from holdfast.spark.ingest.refusals import another_name, another_source, other_messages
 from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.store_thread import StoreThread
 
 INGEST_LOOK_BACK_OBJECTS: Final = 256
+
+
+def find_records(
+    spark: SparkSession, thread: StoreThread, claim: Header, url: str, name: str, source: NumberedSource | None
+) -> list[GroupRecord]:
+    """The records of the newest micro-batch in their order; the first one stands for those that retention removed.
+
+    Raises: InvalidRequest (name and source do not belong together), NotFound, CorruptData, Unavailable. Cost: a
+    scan of the log for a name without records among the newest objects, and one more for a new name.
+    """
+    key = record_key(name)
+    records, complete = thread.start(lambda store: records_nearby(store, claim, key)).result()
+    if not complete:
+        records = records_of_log(spark, url, key)
+    if not records:
+        removed = thread.start(lambda store: record_in_snapshot(store, claim, key)).result()
+        records = [] if removed is None else [removed]
+    records.sort(key=lambda record: record.first)
+    if source is not None:
+        known = records and records[-1].source is not None
+        others = {} if known else thread.start(lambda store: removed_records(store, claim)).result()
+        _require_own_source(spark, url, name, source, records, others)
+    if records and records[0].first > 0:
+        begin, past = missing_before(records[0]) if records[0].seqs else (0, 0)
+        kept = source.kept(begin, past - 1) if source is not None and begin < past else {}
+        records.insert(0, lost_groups(records[0], kept))
+    return records
+
+
+def _require_own_source(
+    spark: SparkSession,
+    url: str,
+    name: str,
+    source: NumberedSource,
+    records: Sequence[GroupRecord],
+    removed: Mapping[bytes, bytes],
+) -> None:
+    """Raise InvalidRequest unless name and source belong together in the log. Cost: a scan for a new name.
+
+    ``removed``: the records of all names in the newest snapshot of a truncated log.
+    """
+    newest = records[-1] if records else None
+    if newest is not None and newest.source is not None:
+        through = newest.seqs[-1][1]
+        relation = source.relation(newest.source, through, newest.time_ms)
+        if relation is Relation.OTHER and source.is_moved:
+            relation = source.relation(None, through, newest.time_ms)
+        if relation is Relation.OTHER:
+            raise another_source(name, newest.source, source.identity)
+        if relation is not Relation.SAME:
+            raise other_messages(source, name, through, newest.time_ms, relation)
+        return
+    for other, record in newest_records(spark, url, removed).items():
+        if other == name or record.source is None:
+            continue
+        relation = source.relation(record.source, record.seqs[-1][1], record.time_ms)
+        if relation is Relation.SAME:
+            raise another_name(other, source.identity)
+        if relation is Relation.PUT_BACK:
+            raise other_messages(source, other, record.seqs[-1][1], record.time_ms, relation)
 
 
 async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:

@@ -1,0 +1,165 @@
+"""The micro-batches of one ingest: what the log has of them, and how the next one is committed and reported.
+
+Two protocols say which requests are not decided yet: ``checkpointed`` and ``numbered``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast.commit.format.batch import SPAN_MAX
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.stages.events import request_bytes
+from holdfast.spark.bulk.requests import ParsedRequest
+from holdfast.spark.bulk.verdicts import INVALID_CODES
+from holdfast.spark.ingest.message_requests import MessageRequest
+from holdfast.spark.ingest.numbered_source import NumberedSource
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, ranges_of, record_key
+from holdfast.spark.ingest.stages import Group, Stages
+from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
+
+GROUP_BYTES: Final = 4 * 2**20
+"""A group ends with the request that reaches this, as a chunk of a load does: an object is a PUT, whole in memory."""
+LIFE_SILENCE_MS: Final = 600_000.0
+"""After so long without verdicts another publisher begins: far below the time after which a store forgets one."""
+WAVE: Final = 64
+assert WAVE <= SPAN_MAX, "a wave is within the span"
+
+
+@dataclass(slots=True)
+class IngestCounts:
+    """What an ingest has done. ``found`` requests were finished by an earlier run."""
+
+    micro_batches: int = 0
+    requests: int = 0
+    committed: int = 0
+    not_committed: int = 0
+    invalid: int = 0
+    found: int = 0
+
+
+class MicroBatches:
+    """What the log has decided of the ingest ``name``, and the commits that continue it.
+
+    ``source``: where numbered messages come from; None: the requests are not numbered.
+    """
+
+    def __init__(self, name: str, source: NumberedSource | None, output: VerdictOutput, *, group_requests: int) -> None:
+        self.counts = IngestCounts()
+        self.newest = -1
+        """The newest micro-batch in the log, as the log counts them."""
+        self.earlier: Sequence[GroupRecord] = ()
+        """Its records, in their order, if another run wrote it or this one left it unfinished."""
+        self.through = 0
+        """The last number that the log has decided."""
+        self.time_ms = 0
+        """No message up to that number was published after this; 0: not known."""
+        self._key = record_key(name)
+        self._source = source
+        self._output = output
+        self._group_requests = group_requests
+        self._stages: Stages | None = None
+        self._before = 0  # requests before the next micro-batch
+        # Of the publisher of verdicts: its first micro-batch, and the requests before that.
+        self._publisher: tuple[int, int] = (0, 0)
+        self._reported_ms: float | None = None
+
+    def resume(self, stages: Stages, records: Sequence[GroupRecord]) -> None:
+        """Continue after ``records``, those of the newest micro-batch in the log, under this leadership."""
+        self._stages = stages
+        self.earlier = records
+        self.newest = records[0].batch if records else -1
+        self.through = max((last for record in records for _, last in record.seqs), default=0)
+        self.time_ms = max((record.time_ms for record in records), default=0)
+        self._before = records[0].before + sum(len(record.outcomes) for record in records) if records else 0
+
+    def commit(self, requests: Sequence[ParsedRequest], number: int, records: Sequence[GroupRecord] = ()) -> None:
+        """Commit the requests of a micro-batch that ``records`` do not have, and report all its verdicts.
+
+        Raises: Fenced, Unavailable. After a crash: the log has whole groups, in their order.
+        """
+        stages = self._leading()
+        before = records[0].before if records else self._before
+        outcomes = [each for record in records for each in record.outcomes]
+        self.counts.found += len(outcomes)
+        self._choose_publisher(records, number)
+        while len(outcomes) < len(requests):
+            groups: list[Group] = []
+            first = len(outcomes)
+            while first < len(requests) and len(groups) < WAVE:
+                past = _group_end(requests, first, self._group_requests)
+                place = GroupRecord(number, first, (), None, 1, before, *self._publisher)
+                place = self._numbered(place, requests[first:past])
+                groups.append(stages.decide(requests[first:past], self._key, place))
+                first = past
+            stages.persist(groups)
+            for group in groups:
+                outcomes += group.record.outcomes
+        self._report(number, before, requests, outcomes)
+        self.earlier = ()
+        self.newest = number
+        self._before = before + len(requests)
+        if self._source is not None and requests:
+            self.through = int(requests[-1].order)
+        self.count(outcomes)
+
+    def report_again(self, requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> None:
+        """Report the outcomes that ``records`` have: what was reported before is a duplicate and not taken twice."""
+        outcomes = [each for record in records for each in record.outcomes]
+        self._publisher = records[0].publisher, records[0].published
+        self._report(records[0].batch, records[0].before, requests, outcomes)
+        self.counts.found += len(outcomes)
+
+    def _leading(self) -> Stages:
+        assert self._stages is not None, "a leadership comes before its first micro-batch"
+        return self._stages
+
+    def _numbered(self, place: GroupRecord, group: Sequence[ParsedRequest]) -> GroupRecord:
+        """The record of a group, with the numbers of its messages."""
+        if self._source is None:
+            return place
+        self.time_ms = max(self.time_ms, *(each.time_ms for each in group if isinstance(each, MessageRequest)), 0)
+        seqs = ranges_of(int(each.order) for each in group)
+        return msgspec.structs.replace(
+            place, source=self._source.identity, seqs=seqs, time_ms=self.time_ms, after=self.through
+        )
+
+    def _report(
+        self, number: int, before: int, requests: Sequence[ParsedRequest], outcomes: Sequence[RequestOutcome]
+    ) -> None:
+        stages = self._leading()
+        self._output.write(
+            Judged(number, before, *self._publisher, requests, outcomes, stages.durable_version, stages.leader_id)
+        )
+        self._reported_ms = now().boot_ms
+
+    def _choose_publisher(self, records: Sequence[GroupRecord], number: int) -> None:
+        """The publisher of this micro-batch's verdicts: what has begun keeps its own."""
+        silent_ms = 0.0 if self._reported_ms is None else now().boot_ms - self._reported_ms
+        if records:
+            self._publisher = records[0].publisher, records[0].published
+        elif self._reported_ms is None or silent_ms > LIFE_SILENCE_MS:
+            self._publisher = number, self._before
+
+    def count(self, outcomes: Sequence[RequestOutcome]) -> None:
+        """A micro-batch is done, with these outcomes of its own."""
+        counts = self.counts
+        counts.micro_batches += 1
+        counts.requests += len(outcomes)
+        counts.committed += sum(each.code is None for each in outcomes)
+        counts.invalid += sum(each.code in INVALID_CODES for each in outcomes)
+        counts.not_committed = counts.requests - counts.committed - counts.invalid
+
+
+def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int:
+    """The index after the group that begins at ``first``: at most ``count`` requests, as many as an object holds."""
+    past, size = first, 0
+    while past < min(first + count, len(requests)) and size < GROUP_BYTES:
+        txn = requests[past].transaction
+        size += 0 if txn is None else request_bytes(txn)
+        past += 1
+    return past
