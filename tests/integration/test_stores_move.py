@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast.copies.promoting import promote
 from holdfast.copies.restoring import Point, restore
 from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
 from holdfast.server import moving
 from holdfast.server.moving import Moved, _Mover, move_stores  # pyright: ignore[reportPrivateUsage]
 from holdfast.settings import load_configuration
@@ -78,6 +80,15 @@ def test_the_command_moves_stores_into_the_log_and_back(tmp_path: Path) -> None:
 # -- in one process ---------------------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def opened(url: str, *, create_missing: bool = False) -> AsyncIterator[ObjectStore]:
+    store = open_store(url, create_missing=create_missing)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 class Place:
     """A log and the directory of its stores, in the folder ``root``."""
 
@@ -88,12 +99,11 @@ class Place:
         self._patch = patch
 
     async def begin(self) -> None:
-        await (await self.lead(allow_new=True)).step_down()
+        async with opened(self.url, create_missing=True) as store:
+            leader = await CommitService.lead(store, ServiceOptions(probe=False, take_over=True, allow_new=True))
+            await leader.step_down()
+            await leader.close()
         await self.on_disk(publish="a")
-
-    async def lead(self, **options: Any) -> CommitService:
-        store = open_store(self.url, create_missing=True)
-        return await CommitService.lead(store, ServiceOptions(probe=False, take_over=True, **options))
 
     async def on_disk(self, publish: str) -> None:
         """Serve the stores on the disk, and publish a message."""
@@ -121,20 +131,19 @@ class Place:
         return (await self._newest()).stores_mode
 
     async def _newest(self) -> Header:
-        frontier = await find_frontier(open_store(self.url))
+        async with opened(self.url) as store:
+            frontier = await find_frontier(store)
         assert frontier is not None, "there is a log"
         return frontier[0]
 
     async def restored_from(self, other: Place, version: int) -> None:
-        await restore(open_store(other.url), open_store(self.url, create_missing=True), Point(version=version))
+        async with opened(other.url) as source, opened(self.url, create_missing=True) as target:
+            await restore(source, target, Point(version=version))
 
     async def move(self, to: str) -> Moved:
-        store = open_store(self.url)
-        try:
-            flags = {"log.url": self.url, "stores.directory": str(self.disk), "stores.page_size_bytes": "1 MiB"}
+        flags = {"log.url": self.url, "stores.directory": str(self.disk), "stores.page_size_bytes": "1 MiB"}
+        async with opened(self.url) as store:
             return await move_stores(store, load_configuration(flags=flags, environ={}).settings, to)
-        finally:
-            await store.close()
 
 
 async def kept(stores: StoresServing) -> list[str]:
@@ -224,14 +233,14 @@ async def is_opened_meanwhile(place: Place, patch: pytest.MonkeyPatch) -> None:
 async def is_promoted_without_its_checkpoint(place: Place, _: pytest.MonkeyPatch) -> None:
     await place.begin()
     await place.move("log")
-    mirror = open_store((place.root / "mirror").as_uri(), create_missing=True)
-    await Mirror(open_store(place.url), mirror, MirrorOptions()).run()
-    for path in (place.root / "mirror" / PREFIX).iterdir():
-        path.unlink()
-    with pytest.raises(NotFound, match="no checkpoint of them is left"):
+    async with opened(place.url) as source, opened((place.root / "mirror").as_uri(), create_missing=True) as mirror:
+        await Mirror(source, mirror, MirrorOptions()).run()
+        for path in (place.root / "mirror" / PREFIX).iterdir():
+            path.unlink()
+        with pytest.raises(NotFound, match="no checkpoint of them is left"):
+            await promote(mirror)
+        await Mirror(source, mirror, MirrorOptions()).run()
         await promote(mirror)
-    await Mirror(open_store(place.url), mirror, MirrorOptions()).run()
-    await promote(mirror)
 
 
 async def meets_files_of_another_log(place: Place, _: pytest.MonkeyPatch) -> None:

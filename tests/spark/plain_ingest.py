@@ -121,5 +121,6 @@ def retention(root: Path, *, snapshot: bool = True) -> None:
                 await store.delete(object_name(slot))
         await service.step_down()
         await service.close()
+        await store.close()
 
     asyncio.run(truncates())

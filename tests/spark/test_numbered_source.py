@@ -66,6 +66,13 @@ def test_an_identity_without_an_id_does_not_depend_on_the_current_directory(tmp_
     assert QueueSource(f"{tmp_path}/./q").identity == QueueSource(str(tmp_path / "q")).identity
 
 
+async def restored(source: str, target: str) -> None:
+    stores = open_store(source), open_store(target)
+    await restore(*stores, Point())
+    for store in stores:
+        await store.close()
+
+
 def test_the_stores_of_a_restored_log_are_no_other_source(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -73,7 +80,7 @@ def test_the_stores_of_a_restored_log_are_no_other_source(tmp_path: Path) -> Non
         define_spark_stores(client)
         earlier = DurableSource(service.url, "requests", "spark").identity
     second.mkdir()
-    asyncio.run(restore(open_store(first.as_uri()), open_store(second.as_uri()), Point()))
+    asyncio.run(restored(first.as_uri(), second.as_uri()))
     with ServiceProcess(second) as service, StoreClient(service.url) as client:
         define_spark_stores(client)
         source = DurableSource(service.url, "requests", "spark")
