@@ -44,6 +44,11 @@ def key_link(key: bytes) -> Html:
     return anchor(name_shown(units.key_text(key)), link("/key", key=packed(key)))
 
 
+def log_at(version: float) -> Html:
+    """A version that leads to the log from there back; it need not be that of a transaction."""
+    return anchor(units.version(version), link("/log", at=int(version)))
+
+
 def form_named(name: str) -> units.Form:
     """A form by its name. Raises: InvalidRequest."""
     for form in units.FORMS:

@@ -30,7 +30,7 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.values import bytes_of, form_choice, form_named, key_link, packed, unpacked, value_of
+from holdfast.console.values import bytes_of, form_choice, form_named, key_link, log_at, packed, unpacked, value_of
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.wire.log import ConflictingPlace, Conflicts, Found
 
@@ -90,11 +90,18 @@ async def _browse(call: Call) -> Html:
         [
             Column("Key", lambda item: key_link(item.key)),
             Column("Value", _short),
-            Column("Size", lambda item: units.size(len(item.value)), lambda item: len(item.value), is_number=True),
+            Column(
+                "Size",
+                lambda item: units.size(len(item.value)),
+                lambda item: len(item.value),
+                is_number=True,
+                href=lambda item: link("/key", key=packed(item.key)),
+            ),
             Column(
                 "Version",
-                lambda item: anchor(str(item.version), link("/transaction", version=item.version)),
+                lambda item: str(item.version),
                 lambda item: item.version,
+                href=lambda item: link("/transaction", version=item.version),
             ),
         ],
         found.items,
@@ -110,7 +117,7 @@ async def _browse(call: Call) -> Html:
             class_="pages",
             aria_label="More keys",
         )
-    return text_of([element("p", f"As of version {found.version}.", class_="note"), shown, more])
+    return text_of([element("p", "As of version ", log_at(found.version), ".", class_="note"), shown, more])
 
 
 def _short(item: Found) -> Html:
@@ -130,6 +137,10 @@ async def _hot(call: Call) -> Html:
         return element("p", "No transaction yet.", class_="empty")
     seconds = (found.transactions[0].time_ms - found.transactions[-1].time_ms) / 1000
     note = f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}."
+
+    def changes(row: tuple[bytes, int]) -> str:
+        return link("/log", key=units.key_text(row[0]))
+
     return text_of(
         [
             element("p", note, class_="note"),
@@ -138,8 +149,14 @@ async def _hot(call: Call) -> Html:
                 "hot",
                 [
                     Column("Key", lambda row: key_link(row[0])),
-                    Column("Transactions", lambda row: units.count(row[1]), lambda row: row[1], is_number=True),
-                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True),
+                    Column(
+                        "Transactions",
+                        lambda row: units.count(row[1]),
+                        lambda row: row[1],
+                        is_number=True,
+                        href=changes,
+                    ),
+                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True, href=changes),
                 ],
                 counted.most_common(HOT_ROWS),
                 caption="Keys that change most",
@@ -158,6 +175,11 @@ async def _conflicting(call: Call) -> Html:
         end = "the last key" if row.end is None else name_shown(units.key_text(row.end))
         return ["range ", name_shown(units.key_text(row.begin)), " to ", end]
 
+    def changes(row: ConflictingPlace) -> str:
+        """What wrote to the key; of a range, the keys from its beginning on."""
+        begin = units.key_text(row.begin)
+        return link("/keys", prefix=begin) if row.is_range else link("/log", key=begin)
+
     note = (
         f"Preconditions that were broken in the last {units.duration(max(1.0, found.seconds))} under this leader: "
         f"{units.count(found.total)}. "
@@ -172,9 +194,18 @@ async def _conflicting(call: Call) -> Html:
                 [
                     Column("Key or range", place),
                     Column(
-                        "Conflicts", lambda row: units.count(row.conflicts), lambda row: row.conflicts, is_number=True
+                        "Conflicts",
+                        lambda row: units.count(row.conflicts),
+                        lambda row: row.conflicts,
+                        is_number=True,
+                        href=changes,
                     ),
-                    Column("Part", lambda row: f"{row.conflicts / max(1, found.total):.0%}", is_number=True),
+                    Column(
+                        "Part",
+                        lambda row: f"{row.conflicts / max(1, found.total):.0%}",
+                        is_number=True,
+                        href=changes,
+                    ),
                 ],
                 found.places,
                 caption="Keys and ranges of conflicts, most first",

@@ -70,13 +70,19 @@ async def _all(call: Call) -> Html:
     def size(row: tuple[str, str]) -> float:
         return figure(row, "holdfast_durable_bytes")
 
+    def place(row: tuple[str, str]) -> str:
+        return link("/map", store=row[0], map=row[1])
+
+    def counts(row: tuple[str, str]) -> str:
+        return link("/durable", store=row[0], durable=row[1])
+
     return table(
         call,
         "maps",
         [
-            Column("Map", lambda row: anchor("/".join(row), link("/map", store=row[0], map=row[1])), lambda row: row),
-            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True),
-            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True),
+            Column("Map", "/".join, lambda row: row, href=place),
+            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True, href=place),
+            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True, href=counts),
         ],
         rows,
         caption="Maps",
@@ -125,17 +131,26 @@ def _form(call: Call, store: str, name: str) -> Html:
 async def _entries(call: Call, store: str, name: str) -> Html:
     query = query_of(after=call.text("after") or None, max=ROWS)
     page = msgspec.convert(await call.service.read(map_path(store, name) + query), EntriesResponse)
+
+    def place(entry: Entry) -> str:
+        return link("/map/entry", store=store, map=name, key=entry.key)
+
     shown = table(
         call,
         "entries",
         [
-            Column(
-                "Key",
-                lambda entry: anchor(name_shown(entry.key), link("/map/entry", store=store, map=name, key=entry.key)),
-            ),
+            Column("Key", lambda entry: name_shown(entry.key), href=place),
             Column("Value", _short),
-            Column("Size", lambda entry: units.size(len(entry.value)), lambda entry: len(entry.value), is_number=True),
-            Column("Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True),
+            Column(
+                "Size",
+                lambda entry: units.size(len(entry.value)),
+                lambda entry: len(entry.value),
+                is_number=True,
+                href=place,
+            ),
+            Column(
+                "Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True, href=place
+            ),
         ],
         page.entries,
         caption="Entries; they follow the map",
@@ -160,13 +175,16 @@ async def _locks(call: Call, store: str, name: str) -> Html:
     def key(row: Document) -> Content:
         return element("code", str(row["key"])) if row.get("key") else "the whole map"
 
+    def entry(row: Document) -> str:
+        return link("/map/entry", store=store, map=name, key=str(row["key"])) if row.get("key") else ""
+
     return table(
         call,
         "locks",
         [
-            Column("Key", key, lambda row: str(row.get("key"))),
+            Column("Key", key, lambda row: str(row.get("key")), href=entry),
             Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
-            Column("Fence", lambda row: units.count(number(row.get("fence"))), is_number=True),
+            Column("Fence", lambda row: str(row.get("fence")), is_number=True, href=entry),
             Column("Until", until, lambda row: number(row.get("until_ms"))),
             Column("", lambda row: action(call, LOCK, "Steal", store=store, map=name, key=str(row.get("key") or ""))),
         ],

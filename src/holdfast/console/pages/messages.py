@@ -11,6 +11,7 @@ from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
 from holdfast.console.documents import count_of
 from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.pages.stores import parked_column
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
 from holdfast.console.parts import (
     Column,
@@ -102,6 +103,7 @@ async def _choose_store(call: Call) -> Html:
                 lambda row: units.count(count_of(row, "messages")),
                 lambda row: count_of(row, "messages"),
                 is_number=True,
+                href=lambda row: link("/messages", store=str(row["name"])),
             ),
         ],
         rows,
@@ -133,13 +135,9 @@ async def _choose_durable(call: Call, store: str) -> Html:
                 lambda row: units.count(count_of(row, "messages")),
                 lambda row: count_of(row, "messages"),
                 is_number=True,
+                href=place,
             ),
-            Column(
-                "Parked",
-                lambda row: units.count(count_of(row, "parked")),
-                lambda row: count_of(row, "parked"),
-                is_number=True,
-            ),
+            parked_column(store),
         ],
         rows,
         caption="Durables",
@@ -291,7 +289,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                     "Durable": anchor(durable, link("/durable", store=store, durable=durable)),
                     "Published": moment(message.published_ms),
                     "Key": whole_name(message.key) if message.key is not None else "none",
-                    "Deliveries": units.count(message.delivery_count),
+                    "Deliveries": anchor(units.count(message.delivery_count), "#h-its-fate-in-every-durable"),
                     **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
                 }
             ),

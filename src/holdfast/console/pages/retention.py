@@ -19,6 +19,7 @@ from holdfast.console.parts import (
     bar,
     code,
     commands,
+    copied,
     live,
     moment,
     notice,
@@ -27,6 +28,7 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
+from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
 
@@ -107,13 +109,21 @@ def _ages(call: Call, found: LogStorage) -> Html:
     def part(row: tuple[str, AgeOfLog]) -> Html:
         return bar(row[1].bytes, whole, f"Bytes that are {row[0]}", is_good=True) if whole else text_of("–")
 
+    starts = dict(zip(names, [0.0, *(band.seconds_max or 0.0 for band in found.ages)], strict=False))
+
+    def newest_of(row: tuple[str, AgeOfLog]) -> str:
+        """The log from the newest object of an age back."""
+        if not row[1].objects:
+            return ""
+        return link("/log", time=units.utc(found.at_ms - starts[row[0]] * 1000)) if starts[row[0]] else "/log"
+
     rows = table(
         call,
         "ages",
         [
-            Column("Age", lambda row: row[0]),
-            Column("Objects", lambda row: units.count(row[1].objects), is_number=True),
-            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True),
+            Column("Age", lambda row: row[0], href=newest_of),
+            Column("Objects", lambda row: units.count(row[1].objects), is_number=True, href=newest_of),
+            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True, href=newest_of),
             Column("Part of the log", part, is_number=True),
         ],
         list(zip(names, found.ages, strict=True)),
@@ -131,11 +141,13 @@ def _snapshots(call: Call, found: LogStorage) -> Html:
         call,
         "snapshots",
         [
-            Column("Version", lambda row: code(str(row.version), copy=True), lambda row: row.version),
+            Column(
+                "Version", lambda row: [log_at(row.version), " ", copied(str(row.version))], lambda row: row.version
+            ),
             Column("Keys", lambda row: units.count(row.rows), lambda row: row.rows, is_number=True),
             Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
             Column("Parts", lambda row: units.count(row.parts), is_number=True),
-            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot))),
+            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot) + "#h-batches")),
         ],
         found.snapshots,
         caption="Snapshots, newest first",
@@ -152,7 +164,7 @@ def _checkpoints(call: Call, found: LogStorage) -> Content:
         call,
         "checkpoints",
         [
-            Column("After version", lambda row: str(row.version), lambda row: row.version),
+            Column("After version", lambda row: log_at(row.version), lambda row: row.version),
             Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
         ],
         found.checkpoints,
@@ -187,7 +199,7 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
             Column("Keeps", lambda row: keeps(row[1])),
             Column(
                 "From version",
-                lambda row: "–" if row[1].from_version is None else str(row[1].from_version),
+                lambda row: "–" if row[1].from_version is None else log_at(row[1].from_version),
                 is_number=True,
             ),
             Column(
@@ -195,9 +207,14 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
                 lambda row: "–" if row[1].held_seconds is None else units.duration(age(row)),
                 age,
                 is_number=True,
+                href=lambda row: link("/log", at=row[1].from_version),
             ),
             Column(
-                "Holds", lambda row: "–" if row[1].held_bytes is None else units.size(held(row)), held, is_number=True
+                "Holds",
+                lambda row: "–" if row[1].held_bytes is None else units.size(held(row)),
+                held,
+                is_number=True,
+                href=lambda _: "#h-bytes-by-age",
             ),
             Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
         ],
@@ -215,8 +232,13 @@ def _holds(call: Call, answer: RetentionAnswer) -> Html:
         "holds",
         [
             Column("Reader", lambda row: element("code", row[0])),
-            Column("From version", lambda row: str(row[1].from_version), is_number=True),
-            Column("Snapshot", lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot), is_number=True),
+            Column("From version", lambda row: log_at(row[1].from_version), is_number=True),
+            Column(
+                "Snapshot",
+                lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot),
+                is_number=True,
+                href=lambda _: "#h-snapshots",
+            ),
             Column("Until", lambda row: moment(row[1].expires_ms)),
         ],
         rows,

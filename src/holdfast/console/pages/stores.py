@@ -60,8 +60,14 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 QUEUES: Final = ("shared", "standard")
 
 
-def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
-    return Column(title, lambda row: text(count_of(row, name)), lambda row: count_of(row, name), is_number=True)
+def _number(title: str, name: str, href: Callable[[Document], str] | None = None) -> Column[Document]:
+    return Column(
+        title,
+        lambda row: units.count(count_of(row, name)),
+        lambda row: count_of(row, name),
+        is_number=True,
+        href=href,
+    )
 
 
 def _rate(value: float | None) -> str:
@@ -103,6 +109,7 @@ async def _cluster(call: Call) -> Html:
             "State",
             "suspended" if suspended else "serves",
             tone="bad" if suspended else "good",
+            href="#h-definition",
             note=f"revision {cluster.get('revision')}",
         ),
         tile(
@@ -132,6 +139,7 @@ async def _cluster(call: Call) -> Html:
         tile(
             "Pages",
             units.size(number(pages.get("allocated"))),
+            href="/#room",
             note=bar(number(pages.get("in_use")), number(pages.get("allocated")), "Pages"),
         ),
     )
@@ -146,17 +154,35 @@ async def _store_table(call: Call) -> Html:
     def published(row: Document) -> float | None:
         return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row))
 
+    def messages(row: Document) -> str:
+        return link("/messages", store=name_of(row))
+
+    def part(name: str) -> Callable[[Document], str]:
+        return lambda row: f"{link('/store', store=name_of(row))}#{name}"
+
     return table(
         call,
         "stores",
         [
             Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
-            _number("Messages", "messages"),
-            Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True),
-            Column("Published", lambda row: _rate(published(row)), lambda row: published(row) or 0.0, is_number=True),
-            _number("Durables", "durables"),
-            _number("Publishers", "publishers"),
-            _number("Unmatched", "unmatched"),
+            _number("Messages", "messages", messages),
+            Column(
+                "Bytes",
+                _bytes_bar,
+                lambda row: count_of(row, "bytes"),
+                is_number=True,
+                href=part("h-durables"),
+            ),
+            Column(
+                "Published",
+                lambda row: _rate(published(row)),
+                lambda row: published(row) or 0.0,
+                is_number=True,
+                href=part("store"),
+            ),
+            _number("Durables", "durables", part("h-durables")),
+            _number("Publishers", "publishers", part("store")),
+            _number("Unmatched", "unmatched", part("h-durables")),
             Column(
                 "Kept",
                 lambda row: "on disk" if row.get("replicated") else "in memory",
@@ -260,9 +286,19 @@ async def _store_facts(call: Call, store: str) -> Html:
             note=bar(messages, limit, "Messages", units.count),
         ),
         tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
-        tile("Published", "–" if published is None else units.rate(published), note="between the last two scrapes"),
-        tile("Next number", units.count(count_of(part, "next_seq")), note="of a message"),
-        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered"),
+        tile(
+            "Published",
+            "–" if published is None else units.rate(published),
+            href=link("/messages", store=store),
+            note="between the last two scrapes",
+        ),
+        tile(
+            "Next number",
+            units.count(count_of(part, "next_seq")),
+            href=link("/messages", store=store),
+            note="of a message",
+        ),
+        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered; no page lists them"),
         tile(
             "Unmatched",
             units.count(count_of(part, "unmatched")),
@@ -283,6 +319,16 @@ async def _durable_table(call: Call, store: str) -> Html:
         since = count_of(row, "oldest_ms")
         return max(0.0, now_ms - since) if since else 0.0
 
+    def messages(row: Document) -> str:
+        is_map = row.get("type") == "map"
+        return link("/map", store=store, map=name_of(row)) if is_map else _messages_of(store, row)
+
+    def dead_letters(row: Document) -> str:
+        return link("/messages", store=str(row.get("dead_letter_store") or store))
+
+    def part(name: str) -> Callable[[Document], str]:
+        return lambda row: f"{link('/durable', store=store, durable=name_of(row))}#{name}"
+
     rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
     note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
     note += f"lines of {DURABLES_MAX:,} durables."
@@ -296,25 +342,31 @@ async def _durable_table(call: Call, store: str) -> Html:
                 name_of,
             ),
             Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
-            _number("Backlog", "backlog"),
-            _number("Held", "unacknowledged"),
-            _number("Parked", "parked"),
-            _number("Dead letters", "dead_letters"),
-            _number("Redelivered", "redelivered"),
+            _number("Backlog", "backlog", part("h-backlog-over-time")),
+            _number("Held", "unacknowledged", part("h-subscribers")),
+            parked_column(store),
+            _number("Dead letters", "dead_letters", dead_letters),
+            _number("Redelivered", "redelivered", part("durable")),
             Column(
                 "Acknowledged",
                 lambda row: _rate(acknowledged(row)),
                 lambda row: acknowledged(row) or 0.0,
                 is_number=True,
+                href=part("h-subscribers"),
             ),
             Column(
-                "Oldest", lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–", oldest, is_number=True
+                "Oldest",
+                lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–",
+                oldest,
+                is_number=True,
+                href=messages,
             ),
             Column(
                 "Subscribers",
                 lambda row: str(len(documents(row.get("subscribers")))),
                 lambda row: len(documents(row.get("subscribers"))),
                 is_number=True,
+                href=part("h-subscribers"),
             ),
         ],
         rows,
@@ -323,6 +375,21 @@ async def _durable_table(call: Call, store: str) -> Html:
         text=name_of,
     )
     return text_of([shown, live("without-figures", element("p", note, class_="note") if rest else None)])
+
+
+def _messages_of(store: str, row: Document) -> str:
+    return link("/messages", store=store, durable=name_of(row))
+
+
+def parked_column(store: str) -> Column[Document]:
+    """How many messages each durable of a store has parked; nothing for a kind of durable that parks none."""
+    return Column(
+        "Parked",
+        lambda row: units.count(count_of(row, "parked")) if row.get("type") in QUEUES else "–",
+        lambda row: count_of(row, "parked"),
+        is_number=True,
+        href=lambda row: link("/messages", store=store, durable=name_of(row), parked=1),
+    )
 
 
 async def _parameters(call: Call, target: str) -> Html:
@@ -378,7 +445,7 @@ async def _durable(call: Call) -> Html:
             ),
             element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
             live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
-            section("Subscribers", _subscribers(call, part)),
+            section("Subscribers", _subscribers(call, part, link("/messages", store=store, durable=name))),
             section(
                 "Parameters",
                 live(
@@ -413,6 +480,8 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
     parked, dying, oldest = count_of(part, "parked"), count_of(part, "dying"), count_of(part, "oldest_ms")
     acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
+    is_map = part.get("type") == "map"
+    browsed = link("/map", store=store, map=name) if is_map else link("/messages", store=store, durable=name)
     expired = document(document(part.get(COUNTS)).get("expired"))
     return tiles(
         tile(
@@ -430,20 +499,20 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
         tile(
             "Messages",
             units.count(messages),
-            href=link("/map", store=store, map=name)
-            if part.get("type") == "map"
-            else link("/messages", store=store, durable=name),
+            href=browsed,
             note=bar(messages, number(part.get("message_limit")), "Messages", units.count),
         ),
-        tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
         tile(
             "Oldest",
             moment(oldest) if oldest else "–",
+            href=browsed,
             note=f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits",
         ),
         tile(
             "Acknowledged",
             "–" if acknowledged is None else units.rate(acknowledged),
+            href="#h-subscribers",
             note=f"{units.count(count_of(part, 'acknowledged'))} in all",
         ),
         tile(
@@ -462,11 +531,13 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
         tile(
             "Redelivered",
             units.count(count_of(part, "redelivered")),
+            href="#h-subscribers",
             note=f"{units.count(count_of(part, 'ack_wait_lapsed'))} not acknowledged in time",
         ),
         tile(
             "Expired",
             units.count(sum(number(value) for value in expired.values())),
+            href="#h-parameters",
             note=join([f"{key} {units.count(number(value))}" for key, value in expired.items()], ", "),
         ),
     )
@@ -482,7 +553,7 @@ def _backlog(call: Call, store: str, name: str) -> Html:
     return section("Backlog over time", chart(values, "Backlog", units.count, span=span, tall=True), note)
 
 
-def _subscribers(call: Call, part: Document) -> Html:
+def _subscribers(call: Call, part: Document, browsed: str) -> Html:
     return table(
         call,
         "subscribers",
@@ -496,8 +567,14 @@ def _subscribers(call: Call, part: Document) -> Html:
                 lambda row: units.count(number(row.get("unacknowledged"))),
                 lambda row: number(row.get("unacknowledged")),
                 is_number=True,
+                href=lambda _: browsed,
             ),
-            Column("Takes more", lambda row: units.count(number(row.get("room"))), is_number=True),
+            Column(
+                "Takes more",
+                lambda row: units.count(number(row.get("room"))),
+                is_number=True,
+                href=lambda _: "#h-parameters",
+            ),
             Column("Address", lambda row: str(row.get("address") or "–")),
             Column("Since", lambda row: moment(number(row.get("since_ms")))),
             Column("Last delivery", lambda row: moment(number(row.get("delivered_ms")))),
