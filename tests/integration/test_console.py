@@ -317,7 +317,7 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
         with stores.publisher("later") as publisher:
             publisher.publish(b"it would be lost")
     said = pages.act("/stores/parameters", {"parameters": "max_deployment_history: 30"})
-    assert "changed" in said
+    assert re.search(r"Changed in revision \d+: max_deployment_history", said)
     users = "users: {ann: {token: ann-has-16-characters, roles: [all]}}\nroles: {all: {stores: {'*': [browse]}}}"
     assert "changed" in pages.act("/stores/permissions", {"permissions": users})
     expect(pages.page.locator("main")).to_contain_text("ann")
@@ -338,8 +338,12 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
     expect(page.locator(".flashes")).to_contain_text("in force again")
     with StoreClient(service.url, token=ADMIN) as stores:
         assert "later" not in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
-    for path, fields in (("save", {}), ("compact", {}), ("backup", {"name": "monday"})):
-        assert "done" in pages.act(f"/cluster/{path}", fields)
+    for path, fields, said in (
+        ("save", {}, r"Saved: the index on disk has \d+ messages"),
+        ("compact", {}, r"Compacted: the pages take .+ are in use"),
+        ("backup", {"name": "monday"}, r"messages are in /.+/monday on the leader's machine"),
+    ):
+        assert re.search(said, pages.act(f"/cluster/{path}", fields))
 
 
 @pytest.mark.timeout(300)
@@ -474,10 +478,16 @@ def test_the_leader_steps_down_and_stands_by(pages: Pages, service: Service) -> 
     service.process.wait_until_leading()
 
 
-def test_suspending_stops_the_stores(pages: Pages) -> None:
+def test_suspending_stops_the_stores_until_they_are_resumed(pages: Pages, service: Service) -> None:
     give_up_at = time.monotonic() + 60
     while not pages.go("/cluster/suspend").locator("form.act").count():  # stores open after the log leads
         assert time.monotonic() < give_up_at, pages.text()
         time.sleep(0.1)
-    assert "done" in pages.act("/cluster/suspend", {}, confirm="suspend")
+    assert "serve nothing" in pages.act("/cluster/suspend", {}, confirm="suspend")
     expect(pages.page.locator("#cluster")).to_contain_text("suspended")
+    assert not pages.page.get_by_role("link", name="Suspend", exact=True).count()
+    pages.check()
+    assert "Resumed: " in pages.act("/cluster/resume", {})
+    assert not pages.page.get_by_role("link", name="Resume", exact=True).count()
+    with StoreClient(service.url, token=ADMIN) as stores, stores.publisher("orders") as publisher:
+        publisher.publish(b"it goes on")

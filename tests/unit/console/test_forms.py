@@ -16,8 +16,8 @@ from holdfast.console.pages.cluster import NO_STANDBY, STEP_DOWN, has_standby
 from holdfast.console.pages.maps import LOCK
 from holdfast.console.pages.messages import fact_of
 from holdfast.console.pages.retention import SET, amounts, said_of
-from holdfast.console.pages.stores import _durable, _history, _store
-from holdfast.console.pages.stores_acts import EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
+from holdfast.console.pages.stores import _cluster, _durable, _history, _store
+from holdfast.console.pages.stores_acts import BACKUP, EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
 from holdfast.console.service import Document, Member
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer
@@ -191,3 +191,23 @@ def test_the_cluster_is_changed_only_where_its_form_was_changed() -> None:
     call.form["parameters"] = "{swap: true, message_limit: 6}"
     with pytest.raises(Conflict, match="message_limit"):
         asyncio.run(EDIT_CLUSTER.act(call))
+
+
+def test_a_suspended_cluster_offers_to_resume_and_says_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "another leader" in effect_of(SUSPEND, call_of())
+    serves = asyncio.run(_cluster(call_of()))
+    assert "/cluster/suspend" in serves
+    assert "/cluster/resume" not in serves
+    monkeypatch.setitem(DOCUMENTS, "/v1/cluster", DOCUMENTS["/v1/cluster"] | {"suspended": True})
+    suspended = asyncio.run(_cluster(call_of()))
+    assert "/cluster/resume" in suspended
+    assert "/cluster/suspend" not in suspended
+    assert "another leader" in suspended
+
+
+def test_what_an_action_says_names_what_came_of_it() -> None:
+    call = call_of(form={"name": "monday"})
+    call.service.forget = lambda: None
+    call.service.stores = SimpleNamespace(cluster_command=AsyncMock(return_value={"path": "/data/monday"}))
+    done = asyncio.run(cast(Any, BACKUP.act(call)))
+    assert "5 messages are in /data/monday" in done.text

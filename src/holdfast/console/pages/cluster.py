@@ -218,9 +218,12 @@ async def _step_down_form(call: Call) -> Form:
 
 
 async def _step_down(call: Call) -> Done:
-    target = "/v1/admin/step-down" + ("?then=stand_by" if call.form.get("then") == "1" else "")
-    await call.service.change("POST", target)
-    return Done("The leader has stepped down.", "/cluster")
+    leading = call.watcher.leading
+    name = leading.alive.address if leading is not None and leading.alive is not None else ""
+    stands_by = call.form.get("then") == "1"
+    await call.service.change("POST", "/v1/admin/step-down" + ("?then=stand_by" if stands_by else ""))
+    then = "It waits for its turn now." if stands_by else "Its process ends."
+    return Done(f"The leader {name} has stepped down. {then}", "/cluster")
 
 
 STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)

@@ -306,7 +306,12 @@ async def _set(call: Call) -> Done:
         case _:
             raise InvalidRequest("a policy keeps one of what the form offers")
     await call.service.log.set_retention(name, policy)
-    return Done(f"The policy {name} is set.", "/retention")
+    kept = (
+        "everything"
+        if policy.keep
+        else keeps(PolicyState(policy.keep_from_version, policy.max_age_seconds, policy.max_bytes))
+    )
+    return Done(f"The policy {name} is set; it keeps {kept}.", "/retention")
 
 
 async def _remove_form(call: Call) -> Form:

@@ -29,9 +29,11 @@ from holdfast.console.pages.stores_acts import (
     PUBLISH,
     PURGE,
     REDELIVER,
+    RESUME,
     REWIND,
     ROLLBACK,
     SUSPEND,
+    UNTIL_RESUMED,
 )
 from holdfast.console.parts import (
     Column,
@@ -47,6 +49,7 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    notice,
     refusal,
     section,
     table,
@@ -143,8 +146,10 @@ async def _cluster(call: Call) -> Html:
             note=bar(number(pages.get("in_use")), number(pages.get("allocated")), "Pages"),
         ),
     )
-    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in CLUSTER_ACTIONS]
-    return text_of([head, element("div", acts, class_="actions spaced")])
+    offered = [each for each in CLUSTER_ACTIONS if each is not (SUSPEND if suspended else RESUME)]
+    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in offered]
+    said = notice("bad", f"Publishing and delivering are refused (no_quorum). {UNTIL_RESUMED}") if suspended else None
+    return text_of([said, head, element("div", acts, class_="actions spaced")])
 
 
 async def _store_table(call: Call) -> Html:

@@ -65,7 +65,9 @@ def _defining(
             if "confirm" not in call.form or confirm.problems_with(call.form):
                 return confirm
         await call.service.change("PUT", target(call, name), given)
-        return Done(f"The {what} {name} is defined.", shown(call, name))
+        how = "is defined" if known is None else "is defined again"
+        named = f" with {', '.join(sorted(given))}" if given else " with the defaults"
+        return Done(f"The {what} {name} {how}{named}.", shown(call, name))
 
     return form, act
 
@@ -214,8 +216,10 @@ async def _delete_store_form(call: Call) -> Form:
 
 async def _delete_store(call: Call) -> Done:
     store = call.required("store")
+    part = await call.service.read(store_path(store))
     await call.service.stores.delete_store(store)
-    return Done(f"The store {store} is deleted.", "/stores")
+    gone = f"{limit_of(part, 'messages', 'message')} of {limit_of(part, 'durables', 'durable')}"
+    return Done(f"The store {store} is deleted, with {gone}.", "/stores")
 
 
 async def _on_durable(call: Call, effect: str, label: str) -> Form:
@@ -243,9 +247,10 @@ async def _purge(call: Call) -> Done:
 
 
 async def _delete_durable(call: Call) -> Done:
-    name = call.required("durable")
-    await call.service.stores.delete_durable(call.required("store"), name)
-    return Done(f"The durable {name} is deleted.", _to_store(call))
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    await call.service.stores.delete_durable(store, name)
+    return Done(f"The durable {name} is deleted, with {limit_of(part, 'messages', 'message')}.", _to_store(call))
 
 
 async def _delete_template_form(call: Call) -> Form:
@@ -473,17 +478,19 @@ async def _edit_cluster_form(call: Call) -> Form:
 
 
 async def _edit_cluster(call: Call) -> Done:
-    await _change_definition(call, "cluster", "parameters")
-    return Done("The parameters of the cluster are changed.", "/stores")
+    revision, changed = await _change_definition(call, "cluster", "parameters")
+    return Done(f"Changed in revision {revision}: {changed}.", "/stores")
 
 
-async def _change_definition(call: Call, part: str, field: str) -> None:
-    """Change what a person changed of one part of the definition. Raises: as ``changed_by``."""
+async def _change_definition(call: Call, part: str, field: str) -> tuple[str, str]:
+    """Change what a person changed of one part of the definition: its new revision, and what it was. Raises: as
+    ``changed_by``."""
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
     given = document_of(call.form.get(field, ""), f"the {field}")
     shown = document_of(call.form.get("shown", ""), "what the form showed")
     changed = changed_by(document(definition.get(part)), given, shown)
-    await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
+    answer = await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
+    return str(answer.get("revision")), ", ".join(sorted(changed))
 
 
 async def _edit_permissions_form(call: Call) -> Form:
@@ -509,8 +516,15 @@ async def _edit_permissions_form(call: Call) -> Form:
 
 
 async def _edit_permissions(call: Call) -> Done:
-    await _change_definition(call, "permissions", "permissions")
-    return Done("Users and roles are changed.", "/definition")
+    revision, changed = await _change_definition(call, "permissions", "permissions")
+    return Done(f"Users and roles are changed in revision {revision}: {changed}.", "/definition")
+
+
+UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so does a restart or another leader."
+
+
+def _messages_of(cluster: Document) -> str:
+    return counted(int(number(cluster.get("messages"))), "message")
 
 
 def figures_of(cluster: Document) -> str:
@@ -518,21 +532,29 @@ def figures_of(cluster: Document) -> str:
     stores, durables = (counted(int(number(cluster.get(name))), name[:-1]) for name in ("stores", "durables"))
     pages = document(cluster.get("log"))
     taken, used = units.size(number(pages.get("allocated"))), units.size(number(pages.get("in_use")))
-    messages = counted(int(number(cluster.get("messages"))), "message")
-    return f"Now: {stores}, {durables}, {messages}; pages of {taken}, of which {used} are in use."
+    return f"Now: {stores}, {durables}, {_messages_of(cluster)}; pages of {taken}, of which {used} are in use."
 
 
 def _cluster_command(
-    name: ClusterCommand, title: str, effect: str, *, typed: str | None = None, inputs: tuple[Input, ...] = ()
+    name: ClusterCommand,
+    title: str,
+    effect: str,
+    came_of_it: Callable[[Document, Document], str],
+    *,
+    typed: str | None = None,
+    inputs: tuple[Input, ...] = (),
 ) -> Action:
+    """A command to the cluster. ``came_of_it`` says what was done, of its answer and of the cluster after it."""
+
     async def form(call: Call) -> Form:
         said = element("p", figures_of(await call.service.read("/v1/cluster")))
         return Form(effect=[element("p", effect), said], button=title, back="/stores", inputs=inputs, typed=typed)
 
     async def act(call: Call) -> Done:
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
-        await call.service.stores.cluster_command(name, given or None)
-        return Done(f"{title}: done.", "/stores")
+        answer = await call.service.stores.cluster_command(name, given or None)
+        call.service.forget()
+        return Done(came_of_it(answer, await call.service.read("/v1/cluster")), "/stores")
 
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 
@@ -605,25 +627,47 @@ EDIT_PERMISSIONS: Final = Action(
     "/stores/permissions", "Edit users and roles", "Stores", _edit_permissions_form, _edit_permissions
 )
 SAVE: Final = _cluster_command(
-    "save", "Save", "Writes a checkpoint of the stores' index now, so that the next start reads less."
+    "save",
+    "Save",
+    "Writes a checkpoint of the stores' index now, so that the next start reads less.",
+    lambda _, cluster: f"Saved: the index on disk has {_messages_of(cluster)}.",
 )
 COMPACT: Final = _cluster_command(
-    "compact", "Compact", "Moves the messages that are still needed out of old pages, and removes these pages."
+    "compact",
+    "Compact",
+    "Moves the messages that are still needed out of old pages, and removes these pages.",
+    lambda answer, _: (
+        f"Compacted: the pages take {units.size(number(answer.get('allocated')))}, before it "
+        f"{units.size(number(answer.get('allocated_before')))}; {units.size(number(answer.get('in_use')))} are in use."
+    ),
 )
 BACKUP: Final = _cluster_command(
     "backup",
     "Backup",
     "Copies the stores into a folder next to them on the leader's machine. It may take a while.",
+    lambda answer, cluster: (
+        f"Backed up: {_messages_of(cluster)} are in {answer.get('path')} on the leader's machine. "
+        "holdfast stores restore makes stores of it."
+    ),
     inputs=(Input("name", "Name of the folder", "", required=True),),
 )
 SUSPEND: Final = _cluster_command(
     "suspend",
     "Suspend",
-    "Stops every store: publishing and delivering are refused with no_quorum until the service is started again. "
-    "Nothing in the console ends that.",
+    "Stops every store: publishing and delivering are refused with no_quorum, and connected subscribers are "
+    f"disconnected. {UNTIL_RESUMED} Until then clients wait, and nothing is lost.",
+    lambda _, cluster: (
+        f"Suspended: {counted(int(number(cluster.get('stores'))), 'store')} serve nothing. {UNTIL_RESUMED}"
+    ),
     typed="suspend",
 )
-CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND)
+RESUME: Final = _cluster_command(
+    "resume",
+    "Resume",
+    "Serves every store again: publishers go on, and subscribers connect again by themselves.",
+    lambda _, cluster: f"Resumed: {counted(int(number(cluster.get('stores'))), 'store')} with {_messages_of(cluster)}.",
+)
+CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND, RESUME)
 ACTIONS: Final = (
     DEFINE_STORE, DEFINE_DURABLE, DEFINE_TEMPLATE, EDIT_STORE, EDIT_DURABLE, DELETE_STORE, DELETE_DURABLE,
     DELETE_TEMPLATE, PURGE, REWIND, REDELIVER, PUBLISH, ROLLBACK, EDIT_CLUSTER, EDIT_PERMISSIONS, *CLUSTER_ACTIONS,
