@@ -224,20 +224,27 @@ def test_tables_are_sorted_and_filtered_by_their_address(pages: Pages) -> None:
 
 
 def test_a_key_is_edited_where_it_has_not_changed(pages: Pages) -> None:
-    said = pages.act("/key/edit?new=1", {"key": "made/here", "value": "one"})
-    assert "Written" in said
+    said = pages.act("/key/edit?new=1", {"key": "made/here", "value": "one"}, compare=True)
+    assert "made/here is written at version" in said
     pages.page.locator("text=Edit").first.click()
     pages.check()
     assert pages.page.locator('[name="value"]').input_value() == "one"
     stale = pages.page.locator('[name="version"]').input_value()
-    pages.act("/key/edit?key=bWFkZS9oZXJl", {"value": "two"})
+    page = pages.go("/key/edit?key=bWFkZS9oZXJl")
+    page.locator('[name="value"]').fill("two\nlines")
+    page.locator("form.act button").click()
+    expect(page.locator(".effect")).to_contain_text(f"unchanged since version {stale}")
+    assert page.locator(".effect pre").all_inner_texts() == ["one", "two\nlines"]
+    pages.check()
+    page.locator("form.act button[type=submit]").click()
+    expect(page.locator(".flashes")).to_contain_text("is written at version")
     said = pages.act("/key/edit?key=bWFkZS9oZXJl", {"value": "three", "version": stale})
     assert "Not done" in said
     assert "changed" in said
     pages.go("/key?key=bWFkZS9oZXJl")
-    expect(pages.page.locator("#value pre")).to_have_text("two")
+    expect(pages.page.locator("#value pre")).to_have_text("two\nlines")
     assert "Nothing was done" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/there")
-    assert "Deleted" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/here")
+    assert "is deleted at version" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/here")
     expect(pages.page.locator("#value")).to_contain_text("does not exist")
 
 
@@ -298,6 +305,9 @@ def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None
     expect(pages.go(f"/map?{place}").locator("#t-locks")).to_contain_text("desk")
     assert "lock_held" in pages.act(f"/map/lock?{place}&key=us.bread", {})
     assert "console has the lock" in pages.act(f"/map/lock?{place}&key=us.bread", {"steal": True})
+    pages.check()
+    assert "is free; console had it" in pages.act(f"/map/unlock?{place}&key=us.bread", {})
+    assert "the lock is free" in pages.go(f"/map/unlock?{place}&key=us.bread").locator(".notice").first.inner_text()
     assert "is removed" in pages.act(f"/map/remove?{place}&key=us.bread", {}, confirm="us.bread")
 
 
@@ -430,7 +440,7 @@ def test_a_token_that_may_only_read_sees_what_it_may_and_is_refused_the_rest(
     console = ConsoleProcess(tmp_path, [service.url], token=READER)
     tab = Pages(browser, console.url)
     try:
-        assert "permission_denied" in tab.act("/key/edit?new=1", {"key": "no", "value": "no"})
+        assert "permission_denied" in tab.act("/key/edit?new=1", {"key": "no", "value": "no"}, compare=True)
         assert "permission_denied" in tab.act("/stores/define", {"name": "no"})
         tab.go("/keys")
         assert "seat/" in tab.text()

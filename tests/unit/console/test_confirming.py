@@ -9,9 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from holdfast.client.protocol.stores.administration import Lock
+from holdfast.commit.format.transaction import Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
+from holdfast.console.pages.keys import EDIT
+from holdfast.console.pages.maps import UNLOCK
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
     DELETE_DURABLE,
@@ -23,6 +27,7 @@ from holdfast.console.pages.stores_acts import (
 )
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
+from holdfast.wire.log import Found, VersionAnswer
 
 FORM = Form("", "Purge", "/", typed="orders/work", limits=(Limit("message", 1_204), Limit("durable", 3)))
 
@@ -185,3 +190,74 @@ def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None
     assert service.puts
     with pytest.raises(InvalidRequest, match="the name of a durable"):
         define(name="bad name/é")
+
+
+class OneKey:
+    """A log with one key, which counts its commits."""
+
+    def __init__(self) -> None:
+        self.found = Found(b"k", b"old", 7)
+        self.written: list[object] = []
+
+    async def version(self) -> VersionAnswer:
+        return VersionAnswer(9, "leader", "log")
+
+    async def get(self, *_: object) -> Found:
+        return self.found
+
+    async def commit(self, operations: object, *_: object, **__: object) -> SimpleNamespace:
+        self.written.append(operations)
+        return SimpleNamespace(version=10)
+
+
+def test_an_edit_is_committed_only_after_both_values_were_shown() -> None:
+    log = OneKey()
+
+    def edit(**fields: str) -> Any:
+        form = {"key": "k", "value": "new", "form": "text", "version": "7", **fields}
+        call = SimpleNamespace(service=SimpleNamespace(log=log), form=form, query={"key": "aw"})
+        return asyncio.run(cast(Any, EDIT.act(cast(Any, call))))
+
+    shown = edit()
+    assert isinstance(shown, Form)
+    assert all(said in text_of(shown.effect) for said in (">old<", ">new<", "unchanged since version 7"))
+    assert isinstance(edit(seen=shown.seen, value="another"), Form), "what was not shown is shown first"
+    assert "stays as it is" in text_of(edit(value="old").effect)
+    assert not log.written
+    assert isinstance(edit(seen=shown.seen), Done)
+    assert log.written == [[Write(b"k", b"new")]]
+    log.found = Found(b"k", b"older", 8)
+    with pytest.raises(Conflict, match="changed since"):
+        edit(seen=shown.seen)
+
+
+def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
+    lock = {"key": "k", "owner": "desk two", "fence": 4, "until_ms": 32_503_680_000_000}
+    released: list[Lock] = []
+
+    async def read(_: str) -> Document:
+        return {"locks": [lock]}
+
+    async def unlock(held: Lock) -> None:
+        released.append(held)
+
+    stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(unlock=unlock))
+    query = {"store": "a", "map": "m", "key": "k"}
+
+    def release(**form: str) -> Any:
+        call = SimpleNamespace(
+            service=SimpleNamespace(read=read, stores=stores), form=form, text=query.__getitem__,
+            required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, UNLOCK.act(cast(Any, call))))
+
+    shown = release()
+    assert "desk two" in text_of(shown.effect)
+    lock["fence"] = 5
+    assert isinstance(release(seen=shown.seen), Form), "it was stolen meanwhile"
+    assert not released
+    assert isinstance(release(seen="desk two 5"), Done)
+    assert released == [Lock("k", "desk two", 5, 0)]
+    lock["until_ms"] = 1
+    with pytest.raises(InvalidRequest, match="free"):
+        release(seen="desk two 5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import Counter
 from typing import Final
@@ -32,7 +33,7 @@ from holdfast.console.parts import (
 )
 from holdfast.console.values import bytes_of, form_choice, form_named, key_link, log_at, packed, unpacked, value_of
 from holdfast.errors import Conflict, InvalidRequest
-from holdfast.wire.log import ConflictingPlace, Conflicts, Found
+from holdfast.wire.log import ConflictingPlace, Conflicts, Found, VersionAnswer
 
 ROWS: Final = 50
 HISTORY: Final = 20
@@ -296,10 +297,11 @@ async def _edit_form(call: Call) -> Form:
                 raise
             shown, form = found.value.hex(" "), "hex"
     expected = str(found.version) if found is not None else "0"
-    effect = "Commits one transaction that writes the key. It is refused if the key changed since the version below."
+    effect = "Commits one transaction that writes the key, after another look at the old and the new value. "
+    effect += "It is refused if the key changed since the version below."
     return Form(
         effect=element("p", effect),
-        button="Commit",
+        button="Compare",
         back=link("/key", key=name) if name else "/keys",
         inputs=(
             Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True),
@@ -316,7 +318,7 @@ async def _edit_form(call: Call) -> Form:
     )
 
 
-async def _edit(call: Call) -> Done:
+async def _edit(call: Call) -> Done | Form:
     key = bytes_of(call.form.get("key", ""))
     text = call.form.get("value", "").replace("\r\n", "\n")
     if call.form.get("form") == "hex":
@@ -326,22 +328,60 @@ async def _edit(call: Call) -> Done:
             raise InvalidRequest("the value is not hexadecimal") from None
     else:
         value = text.encode()
-    version = await _commit(call, [Write(key, value)], key)
-    return Done(f"Written at version {version}.", link("/key", key=packed(key)))
+    newest, found = await _unchanged(call, key)
+    confirm = _compared(call, key, found, value)
+    if not confirm.is_seen_in(call.form):
+        return confirm
+    version = await _commit(call, [Write(key, value)], key, newest)
+    return Done(
+        f"{units.shortened(units.key_text(key))} is written at version {version}.", link("/key", key=packed(key))
+    )
 
 
-async def _commit(call: Call, operations: list[Operation], key: bytes) -> int:
-    """Commit if the key is as the form showed it. One attempt: a conflict is the answer.
+def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form:
+    """What an edit would change: the old value, the new one, and the version on which it depends."""
+    version = 0 if found is None else found.version
+    if found is None:
+        old = element("p", "The key does not exist.", class_="empty")
+        only = "the key still does not exist"
+    else:
+        old, only = value_of(found.value), f"the key is unchanged since version {version}"
+    same = found is not None and found.value == value
+    digest = hashlib.sha256(b"".join(b"%d:%b" % (len(each), each) for each in (key, value, b"%d" % version)))
+    return Form(
+        effect=[
+            element("p", "Commits one transaction that writes ", name_shown(units.key_text(key)), f", only if {only}."),
+            notice("warn", "The value stays as it is; only its version changes.") if same else None,
+            element("h3", "Old value"),
+            old,
+            element("h3", "New value"),
+            value_of(value),
+        ],
+        button="Commit",
+        back=link("/key/edit", **call.query),
+        inputs=tuple(
+            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "version")
+        ),
+        seen=digest.hexdigest()[:32],
+    )
 
-    The version of the form may be older than the conflict window, so the key is read again, and the precondition is
-    that it does not change after that.
-    """
+
+async def _unchanged(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
+    """The newest version, and the key at it. Raises: Conflict where the key is not as the form showed it."""
     expected = whole("the version", call.form.get("version", "0"))
     newest = await call.service.log.version()
     found = await call.service.log.get(key, newest.version)
     actual = 0 if found is None else found.version
     if actual != expected:
         raise Conflict("the key has changed since the form was made", version=actual, expected=expected)
+    return newest, found
+
+
+async def _commit(call: Call, operations: list[Operation], key: bytes, newest: VersionAnswer) -> int:
+    """Commit if the key does not change after ``newest``. One attempt: a conflict is the answer.
+
+    The version of the form may be older than the conflict window, so the key was read again at ``newest``.
+    """
     receipt = await call.service.log.commit(
         operations,
         [PointRead(key, newest.version)],
@@ -382,8 +422,11 @@ async def _delete_form(call: Call) -> Form:
 
 async def _delete(call: Call) -> Done:
     key = unpacked(call.required("key"))
-    version = await _commit(call, [Delete(key)], key)
-    return Done(f"Deleted at version {version}.", link("/key", key=packed(key)))
+    newest, _ = await _unchanged(call, key)
+    version = await _commit(call, [Delete(key)], key, newest)
+    return Done(
+        f"{units.shortened(units.key_text(key))} is deleted at version {version}.", link("/key", key=packed(key))
+    )
 
 
 EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.client.protocol.stores.administration import Lock
 from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
@@ -31,7 +32,7 @@ from holdfast.console.parts import (
 )
 from holdfast.console.service import Document, document, documents, number
 from holdfast.console.values import form_choice, form_named, value_of
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
 
 ROWS: Final = 100
@@ -186,7 +187,13 @@ async def _locks(call: Call, store: str, name: str) -> Html:
             Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
             Column("Fence", lambda row: str(row.get("fence")), is_number=True, href=entry),
             Column("Until", until, lambda row: number(row.get("until_ms"))),
-            Column("", lambda row: action(call, LOCK, "Steal", store=store, map=name, key=str(row.get("key") or ""))),
+            Column(
+                "",
+                lambda row: [
+                    action(call, each, label, store=store, map=name, key=str(row.get("key") or ""))
+                    for each, label in ((LOCK, "Steal"), (UNLOCK, "Release"))
+                ],
+            ),
         ],
         rows,
         caption="Locks, newest first, at most 100",
@@ -204,9 +211,11 @@ def _short(entry: Entry) -> Html:
 
 async def _entry(call: Call) -> Html:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
+    held = call.options.acts and await _locked(call, key)
     acts = [
         action(call, SET, "Set", store=store, map=name, key=key),
-        action(call, LOCK, "Lock or steal the lock", store=store, map=name, key=key),
+        action(call, LOCK, "Steal the lock" if held else "Lock", store=store, map=name, key=key),
+        action(call, UNLOCK, "Release the lock", store=store, map=name, key=key) if held else None,
         action(call, REMOVE, "Remove", danger=True, store=store, map=name, key=key),
     ]
     return text_of(
@@ -309,15 +318,32 @@ async def _remove(call: Call) -> Done:
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
-async def lock_of(call: Call, key: str) -> Content:
-    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+async def _held(call: Call, key: str) -> Document | None:
+    """The lock of a key, or of the whole map without one, as far as the service lists it; None where it is free."""
     durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
     held = next((row for row in documents(durable.get("locks")) if str(row.get("key") or "") == key), None)
-    until_ms = 0 if held is None else number(held.get("until_ms"))
-    if held is None or until_ms <= time.time() * 1000:
-        return None
-    left = units.duration(until_ms / 1000 - time.time())
+    return held if held is not None and number(held.get("until_ms")) > time.time() * 1000 else None
+
+
+async def _locked(call: Call, key: str) -> bool:
+    """Whether a key is known to be locked."""
+    try:
+        return await _held(call, key) is not None
+    except HoldfastError:
+        return False  # the page says why
+
+
+def holder(held: Document) -> Content:
+    """Who holds a lock, and until when."""
+    until_ms = number(held.get("until_ms"))
+    left = units.duration(max(0.0, until_ms / 1000 - time.time()))
     return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
+
+
+async def lock_of(call: Call, key: str) -> Content:
+    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+    held = await _held(call, key)
+    return None if held is None else holder(held)
 
 
 async def _lock_form(call: Call) -> Form:
@@ -353,12 +379,44 @@ async def _lock(call: Call) -> Done:
     return Done(f"{owner} has the lock of {what} with fence {lock.fence} for {units.duration(seconds)}.", _to_map(call))
 
 
+async def _unlock_form(call: Call) -> Form:
+    key = call.text("key")
+    held = await _held(call, key)
+    if held is None:
+        raise InvalidRequest("the lock is free, or it is not among the newest 100 of its map", key=key)
+    what = ["the lock of ", element("strong", key)] if key else "the lock of the whole map"
+    return Form(
+        effect=[
+            element("p", "Releases ", what, ", which is ", holder(held), f", with fence {held.get('fence')}."),
+            element(
+                "p", "Its owner's next change with this fence is refused (not_holder). The next one gets the lock."
+            ),
+            element("p", "It is refused if another owner has taken the lock meanwhile."),
+        ],
+        button="Release",
+        back=_to_entry(call, key) if key else _to_map(call),
+        seen=f"{held.get('owner')} {held.get('fence')}",
+    )
+
+
+async def _unlock(call: Call) -> Done | Form:
+    key, form = call.text("key"), await _unlock_form(call)
+    if not form.is_seen_in(call.form):
+        return form
+    owner, _, fence = form.seen.rpartition(" ")
+    released = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    await released.unlock(Lock(key, owner, int(fence), 0))
+    what = f"the key {key}" if key else "the whole map"
+    return Done(f"The lock of {what} is free; {owner} had it with fence {fence}.", _to_map(call))
+
+
 SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")
 REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove, "write")
 LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "write")
+UNLOCK: Final = Action("/map/unlock", "Release a lock", "Maps", _unlock_form, _unlock, "write")
 PAGES: Final = (
     Page("/maps", "Maps", "Maps", _maps),
     Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
     Page("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
 )
-ACTIONS: Final = (SET, REMOVE, LOCK)
+ACTIONS: Final = (SET, REMOVE, LOCK, UNLOCK)
