@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from tests.integration.console_harness import ADMIN, READER, ConsoleProcess, Pages, Service, chromium
+from tests.integration.console_harness import ADMIN, PROVE, READER, ConsoleProcess, Pages, Service, chromium
 
 from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
@@ -263,6 +263,15 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
         "/store/publish?store=made", {"body": "hello", "fields": "kind: a", "key": "k"}
     )
     pages.act("/store/publish?store=made", {"body": "again", "fields": ""})
+    if PROVE:
+        page = pages.go("/store/edit?store=made")
+        page.locator('[name="parameters"]').fill("message_limit: 1")
+        page.locator("form.act button[type=submit]").click()
+        expect(page.locator(".notice.warn")).to_contain_text("2 messages, 1 more than message_limit 1")
+        pages.check()
+        page.locator("form.act button[type=submit]").click()
+        expect(page.locator(".flashes")).to_contain_text("Changed: message_limit")
+        assert "message_limit" in pages.act("/store/edit?store=made", {"parameters": "message_limit: 12"})
     place = "store=made&durable=work"
     page = pages.go(f"/messages?{place}&newest=1")
     assert page.locator("#t-messages tbody a").all_inner_texts() == ["2", "1"], "the newest first"

@@ -148,8 +148,8 @@ class Limit:
 class Form:
     """What an action asks before it acts. ``effect``: what it will do, with numbers. ``typed``: what a person has to
     type because the action deletes something, None for an action that does not. ``limits``: what it would delete.
-    ``back``: where "Cancel" leads. ``seen``: what a person decides on, such as the value that would be replaced; an
-    action that finds another one by then shows its form again."""
+    ``back``: where "Cancel" leads. ``seen``: what a person decides on, on one line, such as the version that would be
+    replaced; an action that finds another one by then shows its form again."""
 
     effect: Content
     button: str

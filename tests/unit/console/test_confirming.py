@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +14,14 @@ from holdfast.commit.format.transaction import Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
+from holdfast.console.pages import stores_limits
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.maps import UNLOCK
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
     DELETE_DURABLE,
     EDIT_DURABLE,
+    EDIT_STORE,
     PURGE,
     changed_by,
     limit_of,
@@ -256,8 +258,68 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
     lock["fence"] = 5
     assert isinstance(release(seen=shown.seen), Form), "it was stolen meanwhile"
     assert not released
-    assert isinstance(release(seen="desk two 5"), Done)
+    assert isinstance(release(seen="5"), Done)
     assert released == [Lock("k", "desk two", 5, 0)]
     lock["until_ms"] = 1
     with pytest.raises(InvalidRequest, match="free"):
-        release(seen="desk two 5")
+        release(seen="5")
+
+
+@pytest.mark.parametrize(
+    ("of", "changed", "part", "said"),
+    [
+        (stores_limits.of_store, {"message_limit": 2}, {"counts": {"messages": 5}}, "5 messages, 3 more than"),
+        (stores_limits.of_store, {"message_limit": 5}, {"counts": {"messages": 5}}, "as many as message_limit allows"),
+        (stores_limits.of_store, {"message_limit": 6}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"message_limit": 0}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"message_limit": "many"}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB of messages, 1.0 KiB more"),
+        (stores_limits.of_durable, {"message_limit": 2}, {"counts": {"messages": 5}}, "get no error"),
+        (stores_limits.of_durable, {"message_limit": 2}, {"discard": "old", "counts": {"messages": 5}}, ""),
+    ],
+)  # fmt: skip
+def test_a_limit_below_what_is_there_says_what_it_does(
+    of: Callable[[Document, Document], list[str]], changed: Document, part: Document, said: str
+) -> None:
+    found = of(changed, part)
+    assert bool(found) == bool(said)
+    assert said in " ".join(found)
+
+
+def test_limits_of_the_cluster_name_the_disk_and_the_revisions_that_are_forgotten() -> None:
+    cluster: Document = {"messages": 9, "bytes": 0, "disk": {"used": 60, "capacity": 100}}
+    changed: Document = {"message_limit": 3, "max_disk_fraction": 0.5, "max_deployment_history": 2}
+    full, disk, history = stores_limits.of_cluster(changed, cluster, 5)
+    assert "9 messages, 6 more than message_limit 3" in full
+    assert "60 B in use, and max_disk_fraction allows 50 B" in disk
+    assert "The oldest 3 revisions of 5 are forgotten" in history
+    assert not stores_limits.of_cluster({"max_disk_fraction": 0.7, "max_deployment_history": 5}, cluster, 5)
+
+
+def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:
+    sent: list[object] = []
+
+    async def read(_: str) -> Document:
+        return {"name": "orders", "message_limit": 50, "counts": {"messages": 9}}
+
+    async def change(*given: object) -> Document:
+        sent.append(given[-1])
+        return {}
+
+    query = {"store": "orders"}
+
+    def edit(parameters: str, **more: str) -> Any:
+        call = SimpleNamespace(
+            service=SimpleNamespace(read=read, change=change), form={"parameters": parameters, **more},
+            text=lambda name: query.get(name, ""), required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, EDIT_STORE.act(cast(Any, call))))
+
+    asked = edit("message_limit: 3")
+    assert isinstance(asked, Form)
+    assert "6 more than message_limit 3" in text_of(asked.effect)
+    assert isinstance(edit("message_limit: 2", seen=asked.seen), Form), "another limit than was shown"
+    assert not sent
+    assert isinstance(edit("message_limit: 3", seen=asked.seen), Done)
+    assert isinstance(edit("message_limit: 10"), Done)
+    assert sent == [{"message_limit": 3}, {"message_limit": 10}]

@@ -395,17 +395,18 @@ async def _unlock_form(call: Call) -> Form:
         ],
         button="Release",
         back=_to_entry(call, key) if key else _to_map(call),
-        seen=f"{held.get('owner')} {held.get('fence')}",
+        seen=str(held.get("fence")),
     )
 
 
 async def _unlock(call: Call) -> Done | Form:
     key, form = call.text("key"), await _unlock_form(call)
-    if not form.is_seen_in(call.form):
+    held = await _held(call, key)
+    if held is None or not form.is_seen_in(call.form):
         return form
-    owner, _, fence = form.seen.rpartition(" ")
+    owner, fence = str(held.get("owner")), whole("the fence", form.seen)
     released = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    await released.unlock(Lock(key, owner, int(fence), 0))
+    await released.unlock(Lock(key, owner, fence, 0))
     what = f"the key {key}" if key else "the whole map"
     return Done(f"The lock of {what} is free; {owner} had it with fence {fence}.", _to_map(call))
 

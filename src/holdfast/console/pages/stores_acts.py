@@ -9,14 +9,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import Content, element
+from holdfast.console.pages import stores_limits
 from holdfast.console.parts import anchor, notice
-from holdfast.console.service import Document, document, number
+from holdfast.console.service import Document, document, documents, number
 from holdfast.console.units import counted
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 
@@ -59,8 +62,9 @@ def _defining(
         given = document_of(call.form.get("parameters", ""), "the parameters")
         known = await _existing(call, what, target(call, name), name)
         if known is not None:
+            passed = _passed_limits(what, given, known)
             confirm = replace(
-                await form(call), effect=replacing(what, name, known, given), typed=name, button="Replace"
+                await form(call), effect=[replacing(what, name, known, given), passed], typed=name, button="Replace"
             )
             if "confirm" not in call.form or confirm.problems_with(call.form):
                 return confirm
@@ -73,21 +77,26 @@ def _defining(
 
 
 async def _existing(call: Call, what: str, target: str, name: str) -> Document | None:
-    """The parameters that it has now, None where there is none."""
+    """What there is now, None where there is nothing."""
     if what == "template":
         found = await call.service.collection(target.rpartition("/")[0], "templates")
-        part = next((each for each in found if each.get("name") == name), None)
-    else:
-        try:
-            part = await call.service.read(target)
-        except NotFound:
-            return None
-    return None if part is None else {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
+        return next((each for each in found if each.get("name") == name), None)
+    try:
+        return await call.service.read(target)
+    except NotFound:
+        return None
+
+
+def _passed_limits(what: str, changed: Document, part: Document) -> Content:
+    """What the limits of a change do at once, None where they do nothing."""
+    of = {"store": stores_limits.of_store, "durable": stores_limits.of_durable}.get(what)
+    lines = [] if of is None else of(changed, part)
+    return notice("warn", " ".join(lines)) if lines else None
 
 
 def replacing(what: str, name: str, known: Document, given: Document) -> Content:
     """What defining an existing thing again changes: what is not named gets its default."""
-    not_named = {key: value for key, value in known.items() if key not in given and value}
+    not_named = {key: value for key, value in known.items() if key not in {*given, *NOT_PARAMETERS} and value}
     lost = element("p", "Not named, so reset to their defaults where they differ: ") if not_named else None
     return [
         notice("warn", f"The {what} {name} exists. This replaces all of its parameters; to change some, edit it."),
@@ -160,7 +169,7 @@ def _editing(
         known = {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
         return Form(
             effect=[
-                element("p", f"Changes the parameters of {what} that differ from what is in force."),
+                element("p", f"Changes the parameters of the {what} that differ from what is in force."),
                 element("p", "A change that would delete messages has to be confirmed with their number."),
             ],
             button="Change",
@@ -175,10 +184,18 @@ def _editing(
         part = await call.service.read(target(call))
         given = document_of(call.form.get("parameters", ""), "the parameters")
         changed = changed_by(part, given, document_of(call.form.get("shown", ""), "what the form showed"))
-        confirm = await _changing(call, await form(call), "PATCH", target(call), changed)
+        asked = _asking(await form(call), changed, _passed_limits(what, changed, part))
+        if asked.seen and not asked.is_seen_in(call.form):
+            return asked
+        confirm = await _changing(call, asked, "PATCH", target(call), changed)
         return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
     return form, act
+
+
+def _asking(form: Form, changed: Document, passed: Content) -> Form:
+    """The form of a change that asks once more, for these values, where they pass a limit; else the form itself."""
+    return replace(form, effect=[form.effect, passed], seen=msgspec.json.encode(changed).decode()) if passed else form
 
 
 def changed_by(part: Document, given: Document, shown: Document) -> Document:
@@ -477,20 +494,28 @@ async def _edit_cluster_form(call: Call) -> Form:
     )
 
 
-async def _edit_cluster(call: Call) -> Done:
-    revision, changed = await _change_definition(call, "cluster", "parameters")
-    return Done(f"Changed in revision {revision}: {changed}.", "/stores")
+async def _edit_cluster(call: Call) -> Done | Form:
+    changed = await _changed_part(call, "cluster", "parameters")
+    revisions = len(documents((await call.service.read("/v1/cluster/history")).get("history")))
+    lines = stores_limits.of_cluster(changed, await call.service.read("/v1/cluster"), revisions)
+    asked = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
+    if asked.seen and not asked.is_seen_in(call.form):
+        return asked
+    return Done(f"Changed in revision {await _change_part(call, 'cluster', changed)}.", "/stores")
 
 
-async def _change_definition(call: Call, part: str, field: str) -> tuple[str, str]:
-    """Change what a person changed of one part of the definition: its new revision, and what it was. Raises: as
-    ``changed_by``."""
+async def _changed_part(call: Call, part: str, field: str) -> Document:
+    """What a person changed of one part of the definition. Raises: as ``changed_by``."""
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
     given = document_of(call.form.get(field, ""), f"the {field}")
     shown = document_of(call.form.get("shown", ""), "what the form showed")
-    changed = changed_by(document(definition.get(part)), given, shown)
+    return changed_by(document(definition.get(part)), given, shown)
+
+
+async def _change_part(call: Call, part: str, changed: Document) -> str:
+    """Change one part of the definition: its new revision, and what was changed."""
     answer = await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
-    return str(answer.get("revision")), ", ".join(sorted(changed))
+    return f"{answer.get('revision')}: {', '.join(sorted(changed))}"
 
 
 async def _edit_permissions_form(call: Call) -> Form:
@@ -516,8 +541,9 @@ async def _edit_permissions_form(call: Call) -> Form:
 
 
 async def _edit_permissions(call: Call) -> Done:
-    revision, changed = await _change_definition(call, "permissions", "permissions")
-    return Done(f"Users and roles are changed in revision {revision}: {changed}.", "/definition")
+    changed = await _changed_part(call, "permissions", "permissions")
+    revision = await _change_part(call, "permissions", changed)
+    return Done(f"Users and roles are changed in revision {revision}.", "/definition")
 
 
 UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so does a restart or another leader."
@@ -607,9 +633,9 @@ DEFINE_TEMPLATE: Final = _action(
     ),
 )
 EDIT_STORE: Final = _action(
-    "/store/edit", "Edit a store", _editing("the store", lambda call: store_path(call.required("store")), _to_store)
+    "/store/edit", "Edit a store", _editing("store", lambda call: store_path(call.required("store")), _to_store)
 )
-EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("the durable", _durable_target, _to_durable))
+EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("durable", _durable_target, _to_durable))
 DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
 DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _delete_durable_form, _delete_durable)
 DELETE_TEMPLATE: Final = Action(
