@@ -189,12 +189,12 @@ class Pages:
                 field.select_option(value)
             else:
                 field.fill(value)
+        if compare:
+            page.locator("form.act button[type=submit]").click()
+            page.locator('form.act [name="seen"], form.act [name="confirm"]').first.wait_for(state="attached")
         if confirm is not None:
             page.locator('[name="confirm"]').fill(confirm)
         page.locator("form.act button[type=submit]").click()
-        if compare:
-            page.locator('form.act [name="seen"]').wait_for(state="attached")
-            page.locator("form.act button[type=submit]").click()
         page.wait_for_load_state()
         said = page.locator(".flashes .notice, form.act .notice.bad")
         said.first.wait_for()

@@ -322,7 +322,7 @@ def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None
 
 def test_retention_is_set_and_removed(pages: Pages) -> None:
     form = {"policy": "week", "kind": "max_age_seconds", "amount": "604800"}
-    assert "is set" in pages.act("/retention/set", form, confirm="set retention")
+    assert "is set" in pages.act("/retention/set", form, confirm="set retention", compare=True)
     expect(pages.page.locator("main")).to_contain_text("the last 7 d")
     pages.check()
     assert "is removed" in pages.act("/retention/remove?policy=week", {}, confirm="week")

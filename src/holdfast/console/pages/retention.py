@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.call import CONFIRM_FIELD, Action, Call, Done, Form, Input, Limit, Page, link, whole
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.jobs import SNAPSHOT, job_of
 from holdfast.console.parts import (
@@ -29,7 +29,7 @@ from holdfast.console.parts import (
     tiles,
 )
 from holdfast.console.values import log_at
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
 
 KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
@@ -182,6 +182,12 @@ def keeps(policy: PolicyState) -> str:
     return policy.text if policy.max_bytes is None else f"the last {units.size(policy.max_bytes)}"
 
 
+def keeps_of(policy: RetentionPolicy) -> str:
+    """The same of a policy that is not set yet."""
+    state = PolicyState(policy.keep_from_version, policy.max_age_seconds, policy.max_bytes, policy.keep)
+    return keeps(state)
+
+
 def _policies(call: Call, answer: RetentionAnswer) -> Html:
     rows = sorted(answer.policies.items())
 
@@ -264,12 +270,8 @@ async def _set_form(call: Call) -> Form:
     try:
         now = amounts(msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage))
     except HoldfastError as error:
-        now = f"How much that would be is not known: {error.statement()}."
+        now = f"How much is how old is not known: {error.statement()}."
     others = ", ".join(f"{name} ({keeps(policy)})" for name, policy in sorted(answer.policies.items()))
-    old = answer.policies.get(call.form.get("policy", "").strip())
-    replaced = None
-    if old is not None:
-        replaced = notice("warn", f"The policy exists and keeps {keeps(old)}: this replaces it.")
     return Form(
         effect=[
             element(
@@ -277,20 +279,36 @@ async def _set_form(call: Call) -> Form:
             ),
             element("p", "What no policy needs is removed for good, once the log has a snapshot. ", now),
             element("p", f"Policies now: {others or 'none'}. One with the same name is replaced."),
-            replaced,
+            element("p", "What this one would remove is shown before it is set."),
         ],
-        button="Set the policy",
+        button="Plan",
         back="/retention",
         inputs=(
             Input("policy", "Name", "", required=True),
             Input("kind", "What it keeps", KINDS[0], "choice", choices=KINDS),
             Input("amount", "Seconds, bytes or the version", "", "number", note="empty to keep everything"),
         ),
-        typed="set retention" if old is None else "replace it",
     )
 
 
-async def _set(call: Call) -> Done:
+async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tuple[Content, tuple[Limit, ...]]:
+    """What a change of a policy would remove now, and the limit that a person confirms."""
+    try:
+        plan = await call.service.log.plan_retention(name, policy)
+    except Unavailable as error:
+        said = f"What it would remove is not known: {error.statement()}. Ask again in a moment."
+        return notice("warn", said), (Limit("object", 0, is_exact=False),)
+    why = element("p", said_of(plan.warning)) if plan.warning else None
+    if not plan.remove_through:
+        return [element("p", element("strong", "Now it would remove nothing.")), why], ()
+    going = Limit("object", plan.objects, plan.is_whole)
+    size = f"{'' if plan.is_whole else 'at least '}{units.size(plan.bytes)} ({plan.bytes:,} bytes)"
+    through = ["every version up to ", log_at(plan.remove_through)]
+    warning = ["Now it would remove ", element("strong", f"{going}, {size}"), ": ", through, ". This cannot be undone."]
+    return [notice("warn", *warning), why], (going,)
+
+
+async def _set(call: Call) -> Done | Form:
     name, kind, amount = call.form.get("policy", "").strip(), call.form.get("kind", ""), call.form.get("amount", "")
     if not NAME.fullmatch(name):
         raise InvalidRequest("a policy's name has letters, digits, dots, dashes and underscores, at most 128")
@@ -305,13 +323,31 @@ async def _set(call: Call) -> Done:
             policy = RetentionPolicy(keep="everything")
         case _:
             raise InvalidRequest("a policy keeps one of what the form offers")
+    confirm = await _confirmed(call, name, policy)
+    if CONFIRM_FIELD not in call.form or confirm.problems_with(call.form):
+        return confirm
     await call.service.log.set_retention(name, policy)
-    kept = (
-        "everything"
-        if policy.keep
-        else keeps(PolicyState(policy.keep_from_version, policy.max_age_seconds, policy.max_bytes))
+    return Done(f"The policy {name} is set; it keeps {keeps_of(policy)}.", "/retention")
+
+
+async def _confirmed(call: Call, name: str, policy: RetentionPolicy) -> Form:
+    """The form that names what a policy would remove."""
+    old = (await call.service.log.retention()).policies.get(name)
+    replaced = f"The policy exists and keeps {keeps(old)}: this replaces it." if old is not None else ""
+    planned, limits = await _planned(call, name, policy)
+    return Form(
+        effect=[
+            element("p", "Sets the policy ", element("strong", name), f", which keeps {keeps_of(policy)}."),
+            notice("warn", replaced) if replaced else None,
+            planned,
+            element("p", "Later it removes more, as the log grows and becomes older, without asking."),
+        ],
+        button="Set the policy",
+        back="/retention/set",
+        inputs=tuple(Input(each, "", call.form.get(each, ""), "hidden") for each in ("policy", "kind", "amount")),
+        typed="set retention" if old is None else "replace it",
+        limits=limits,
     )
-    return Done(f"The policy {name} is set; it keeps {kept}.", "/retention")
 
 
 async def _remove_form(call: Call) -> Form:
@@ -321,6 +357,7 @@ async def _remove_form(call: Call) -> Form:
     if policy is None:
         raise InvalidRequest("there is no such policy", policy=name)
     held = "" if policy.held_bytes is None else f", now {units.size(policy.held_bytes)}"
+    planned, limits = await _planned(call, name, None)
     rest = len(answer.policies) - 1
     left = (
         f"{rest} policies are left, and what none of them needs is removed."
@@ -331,10 +368,12 @@ async def _remove_form(call: Call) -> Form:
         effect=[
             element("p", "Removes the policy ", element("strong", name), f", which keeps {keeps(policy)}{held}."),
             element("p", left),
+            planned,
         ],
         button="Remove the policy",
         back="/retention",
         typed=name,
+        limits=limits,
     )
 
 
