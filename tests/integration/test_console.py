@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from tests.integration.console_harness import ADMIN, PROVE, READER, ConsoleProcess, Pages, Service, chromium
+from tests.integration.console_harness import (
+    ADMIN,
+    NARROW,
+    PROVE,
+    READER,
+    WIDE,
+    ConsoleProcess,
+    Pages,
+    Service,
+    chromium,
+)
 
 from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
@@ -402,6 +412,20 @@ def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:
     page = pages.go("/log")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     pages.check()
+
+
+def test_the_menu_of_a_phone_is_one_row_with_the_open_page_in_view(pages: Pages) -> None:
+    pages.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    try:
+        page = pages.go("/configuration")
+        menu = page.get_by_role("navigation", name="Pages", exact=True)
+        links = [each.bounding_box() for each in menu.locator("a").all()]
+        assert len({box["y"] for box in links if box is not None}) == 1
+        expect(menu.locator("[aria-current]")).to_be_in_viewport(ratio=1)
+        page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        expect(menu.locator("a").first).to_be_in_viewport(ratio=1)
+    finally:
+        pages.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
 
 
 def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -> None:

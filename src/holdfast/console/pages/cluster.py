@@ -128,7 +128,7 @@ async def _mirrors(call: Call) -> Html:
     )
 
 
-async def _cluster(call: Call) -> Html:
+async def _members(call: Call) -> Html:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
     newest, begins = max((seen.version for seen in members), default=0.0), await _begins(call)
 
@@ -141,7 +141,7 @@ async def _cluster(call: Call) -> Html:
     def leaderships(seen: Seen) -> str:
         return "/log#leaderships" if seen.member.leads else settings(seen)
 
-    rows = table(
+    return table(
         call,
         "members",
         [
@@ -178,13 +178,16 @@ async def _cluster(call: Call) -> Html:
         caption="Processes",
         empty="No address.",
     )
+
+
+async def _cluster(call: Call) -> Html:
     note = "The console asks the addresses of --service; give it once for each standby. The version numbers that a "
     note += "change of leader leaves unused are not counted as missing."
     return text_of(
         [
             section(
                 "Processes",
-                rows,
+                await _members(call),
                 element("p", note, class_="note"),
                 actions=[action(call, STEP_DOWN, "Step down", danger=True)],
             ),

@@ -11,7 +11,7 @@ from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
 from holdfast.console.documents import count_of
 from holdfast.console.html import Content, Html, element, join, text_of
-from holdfast.console.pages.stores import parked_column
+from holdfast.console.pages.stores import content_of, parked_column
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
 from holdfast.console.parts import (
     Column,
@@ -117,12 +117,7 @@ async def _choose_durable(call: Call, store: str) -> Html:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
 
     def place(row: Document) -> str:
-        name = str(row["name"])
-        return (
-            link("/map", store=store, map=name)
-            if row.get("type") == "map"
-            else link("/messages", store=store, durable=name)
-        )
+        return content_of(store, row)
 
     return table(
         call,

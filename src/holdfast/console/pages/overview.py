@@ -260,10 +260,68 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
     now = call.watcher.newest
     if now is None:
         return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
+    rows = _stuck_durables(now, kinds)
+    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
+    return [
+        live("stuck-stores", _stuck_stores(now)),
+        table(
+            call,
+            "stuck",
+            [
+                Column("Durable", lambda row: row.name, lambda row: row.name, href=lambda row: row.place("/durable")),
+                Column(
+                    "Why",
+                    lambda row: row.why,
+                    lambda row: row.why,
+                    href=lambda row: row.place("/messages", parked=1) if "parked" in row.why else "",
+                ),
+                Column(
+                    "Backlog",
+                    lambda row: units.count(row.backlog),
+                    lambda row: row.backlog,
+                    is_number=True,
+                    href=lambda row: row.place("/durable") + "#h-backlog-over-time",
+                ),
+                Column(
+                    "Oldest",
+                    lambda row: _age(row.since),
+                    lambda row: -row.since,
+                    is_number=True,
+                    href=lambda row: row.place("/messages"),
+                ),
+            ],
+            rows[:STUCK_MAX],
+            caption="Durables whose messages do not go on",
+            empty="No durable: every waiting message has a subscriber, and none is parked.",
+        ),
+        element("p", more, class_="note") if more else None,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """A durable whose messages do not go on. ``since``: Unix time in seconds of its oldest message, 0 for none."""
+
+    backlog: float
+    store: str
+    durable: str
+    why: str
+    since: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.store}/{self.durable}"
+
+    def place(self, path: str, **more: int) -> str:
+        return link(path, store=self.store, durable=self.durable, **more)
+
+
+def _stuck_durables(now: Scrape, kinds: Mapping[tuple[str, str], str]) -> list[_Stuck]:
+    """The largest backlog first."""
     subscribers = _of_durables(now, "holdfast_durable_subscribers")
     oldest = _of_durables(now, "holdfast_durable_oldest_timestamp_seconds")
     parked = _of_durables(now, "holdfast_durable_parked")
-    rows: list[tuple[float, str, str, str, float]] = []
+    rows: list[_Stuck] = []
     for (store, durable), backlog in _of_durables(now, "holdfast_durable_backlog").items():
         if kinds.get((store, durable)) in ("map", "last_value"):
             continue  # their values stay
@@ -276,49 +334,8 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
         elif since and time.time() - since > OLD_SECONDS:
             reasons.append(f"oldest waits {units.duration(time.time() - since)}")
         if reasons:
-            rows.append((backlog, store, durable, ", ".join(reasons), since))
-    rows.sort(reverse=True)
-    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
-    return [
-        live("stuck-stores", _stuck_stores(now)),
-        table(
-            call,
-            "stuck",
-            [
-                Column(
-                    "Durable",
-                    lambda row: anchor(f"{row[1]}/{row[2]}", link("/durable", store=row[1], durable=row[2])),
-                    lambda row: row[1:3],
-                ),
-                Column(
-                    "Why",
-                    lambda row: row[3],
-                    lambda row: row[3],
-                    href=lambda row: (
-                        link("/messages", store=row[1], durable=row[2], parked=1) if "parked" in row[3] else ""
-                    ),
-                ),
-                Column(
-                    "Backlog",
-                    lambda row: units.count(row[0]),
-                    lambda row: row[0],
-                    is_number=True,
-                    href=lambda row: link("/durable", store=row[1], durable=row[2]) + "#h-backlog-over-time",
-                ),
-                Column(
-                    "Oldest",
-                    lambda row: _age(row[4]),
-                    lambda row: -row[4],
-                    is_number=True,
-                    href=lambda row: link("/messages", store=row[1], durable=row[2]),
-                ),
-            ],
-            rows[:STUCK_MAX],
-            caption="Durables whose messages do not go on",
-            empty="No durable: every waiting message has a subscriber, and none is parked.",
-        ),
-        element("p", more, class_="note") if more else None,
-    ]
+            rows.append(_Stuck(backlog, store, durable, ", ".join(reasons), since))
+    return sorted(rows, key=lambda row: (-row.backlog, row.name))
 
 
 def _age(since: float) -> str:

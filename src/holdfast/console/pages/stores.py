@@ -315,65 +315,13 @@ async def _store_facts(call: Call, store: str) -> Html:
 
 async def _durable_table(call: Call, store: str) -> Html:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
-    watcher, now_ms = call.watcher, time.time() * 1000
-
-    def acknowledged(row: Document) -> float | None:
-        return watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
-
-    def oldest(row: Document) -> float:
-        since = count_of(row, "oldest_ms")
-        return max(0.0, now_ms - since) if since else 0.0
-
-    def messages(row: Document) -> str:
-        is_map = row.get("type") == "map"
-        return link("/map", store=store, map=name_of(row)) if is_map else _messages_of(store, row)
-
-    def dead_letters(row: Document) -> str:
-        return link("/messages", store=str(row.get("dead_letter_store") or store))
-
-    def part(name: str) -> Callable[[Document], str]:
-        return lambda row: f"{link('/durable', store=store, durable=name_of(row))}#{name}"
-
     rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
     note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
     note += f"lines of {DURABLES_MAX:,} durables."
     shown = table(
         call,
         "durables",
-        [
-            Column(
-                "Durable",
-                lambda row: anchor(name_of(row), link("/durable", store=store, durable=name_of(row))),
-                name_of,
-            ),
-            Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
-            _number("Backlog", "backlog", part("h-backlog-over-time")),
-            _number("Held", "unacknowledged", part("h-subscribers")),
-            parked_column(store),
-            _number("Dead letters", "dead_letters", dead_letters),
-            _number("Redelivered", "redelivered", part("durable")),
-            Column(
-                "Acknowledged",
-                lambda row: _rate(acknowledged(row)),
-                lambda row: acknowledged(row) or 0.0,
-                is_number=True,
-                href=part("h-subscribers"),
-            ),
-            Column(
-                "Oldest",
-                lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–",
-                oldest,
-                is_number=True,
-                href=messages,
-            ),
-            Column(
-                "Subscribers",
-                lambda row: str(len(documents(row.get("subscribers")))),
-                lambda row: len(documents(row.get("subscribers"))),
-                is_number=True,
-                href=part("h-subscribers"),
-            ),
-        ],
+        _durable_columns(call, store),
         rows,
         caption="Durables",
         empty="No durable: messages of this store are not kept.",
@@ -382,8 +330,60 @@ async def _durable_table(call: Call, store: str) -> Html:
     return text_of([shown, live("without-figures", element("p", note, class_="note") if rest else None)])
 
 
-def _messages_of(store: str, row: Document) -> str:
+def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
+    now_ms = time.time() * 1000
+
+    def acknowledged(row: Document) -> float | None:
+        return call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
+
+    def oldest(row: Document) -> float:
+        since = count_of(row, "oldest_ms")
+        return max(0.0, now_ms - since) if since else 0.0
+
+    def part(name: str) -> Callable[[Document], str]:
+        return lambda row: f"{link('/durable', store=store, durable=name_of(row))}#{name}"
+
+    return [
+        Column("Durable", name_of, name_of, href=lambda row: link("/durable", store=store, durable=name_of(row))),
+        Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
+        _number("Backlog", "backlog", part("h-backlog-over-time")),
+        _number("Held", "unacknowledged", part("h-subscribers")),
+        parked_column(store),
+        _number("Dead letters", "dead_letters", lambda row: _dead_letters_of(store, row)),
+        _number("Redelivered", "redelivered", part("durable")),
+        Column(
+            "Acknowledged",
+            lambda row: _rate(acknowledged(row)),
+            lambda row: acknowledged(row) or 0.0,
+            is_number=True,
+            href=part("h-subscribers"),
+        ),
+        Column(
+            "Oldest",
+            lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–",
+            oldest,
+            is_number=True,
+            href=lambda row: content_of(store, row),
+        ),
+        Column(
+            "Subscribers",
+            lambda row: str(len(documents(row.get("subscribers")))),
+            lambda row: len(documents(row.get("subscribers"))),
+            is_number=True,
+            href=part("h-subscribers"),
+        ),
+    ]
+
+
+def content_of(store: str, row: Document) -> str:
+    """Where the messages of a durable are, or the keys of a map."""
+    if row.get("type") == "map":
+        return link("/map", store=store, map=name_of(row))
     return link("/messages", store=store, durable=name_of(row))
+
+
+def _dead_letters_of(store: str, row: Document) -> str:
+    return link("/messages", store=str(row.get("dead_letter_store") or store))
 
 
 def parked_column(store: str) -> Column[Document]:
@@ -450,7 +450,7 @@ async def _durable(call: Call) -> Html:
             ),
             element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
             live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
-            section("Subscribers", _subscribers(call, part, link("/messages", store=store, durable=name))),
+            section("Subscribers", _subscribers(call, part, content_of(store, part))),
             section(
                 "Parameters",
                 live(
@@ -465,11 +465,7 @@ async def _durable(call: Call) -> Html:
 
 def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
     is_map = part.get("type") == "map"
-    looks = (
-        button("Look at the map", link("/map", store=store, map=name))
-        if is_map
-        else button("Browse messages", link("/messages", store=store, durable=name))
-    )
+    looks = button("Look at the map" if is_map else "Browse messages", content_of(store, part))
     queue = part.get("type") in QUEUES
     return [
         looks,
@@ -481,14 +477,11 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
     ]
 
 
-def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
-    parked, dying, oldest = count_of(part, "parked"), count_of(part, "dying"), count_of(part, "oldest_ms")
-    acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+def _waiting(store: str, part: Document) -> list[Html]:
+    """What a durable has."""
+    oldest, browsed = count_of(part, "oldest_ms"), content_of(store, part)
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
-    is_map = part.get("type") == "map"
-    browsed = link("/map", store=store, map=name) if is_map else link("/messages", store=store, durable=name)
-    expired = document(document(part.get(COUNTS)).get("expired"))
-    return tiles(
+    return [
         tile(
             "Backlog",
             units.count(count_of(part, "backlog")),
@@ -514,6 +507,15 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
             href=browsed,
             note=f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits",
         ),
+    ]
+
+
+def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
+    parked, dying = count_of(part, "parked"), count_of(part, "dying")
+    acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+    expired = document(document(part.get(COUNTS)).get("expired"))
+    return tiles(
+        *_waiting(store, part),
         tile(
             "Acknowledged",
             "–" if acknowledged is None else units.rate(acknowledged),
@@ -530,7 +532,7 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
         tile(
             "Dead letters",
             units.count(count_of(part, "dead_letters")),
-            href=link("/messages", store=str(part.get("dead_letter_store") or store)),
+            href=_dead_letters_of(store, part),
             note=f"{units.count(dying)} on their way",
         ),
         tile(
