@@ -21,6 +21,7 @@ from tests.integration.console_harness import (
     Service,
     chromium,
 )
+from tests.unit.console.test_links import numbers_without_detail
 
 from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
@@ -161,6 +162,7 @@ def test_every_page_shows_its_object_to_everybody(pages: Pages) -> None:
         assert pages.title()
         assert re.search(said, pages.text()), (path, pages.text())
         assert not pages.page.locator(".notice.bad").count(), (path, pages.text())
+        assert not numbers_without_detail(pages.page.content()), path
         pages.check(in_dark=path in IN_DARK, with_axe=path in IN_DARK)
 
 

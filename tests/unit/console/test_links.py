@@ -328,6 +328,13 @@ async def _cells_of(path: str, query: dict[str, str]) -> list[tuple[str, str, st
         await service.aclose()
 
 
+def numbers_without_detail(page: str) -> set[tuple[str, str]]:
+    """The section and the column of each number of a page that leads nowhere, but for the exceptions."""
+    walker = Walker()
+    walker.feed(page)
+    return _without_detail(walker.cells) - NO_DETAIL.keys()
+
+
 def _without_detail(cells: list[tuple[str, str, str, bool]]) -> set[tuple[str, str]]:
     return {
         (section, name)

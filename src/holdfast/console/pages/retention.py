@@ -113,8 +113,6 @@ def _ages(call: Call, found: LogStorage) -> Html:
 
     def newest_of(row: tuple[str, AgeOfLog]) -> str:
         """The log from the newest object of an age back."""
-        if not row[1].objects:
-            return ""
         return link("/log", time=units.utc(found.at_ms - starts[row[0]] * 1000)) if starts[row[0]] else "/log"
 
     rows = table(
