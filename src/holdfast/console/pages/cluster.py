@@ -113,7 +113,7 @@ async def _mirrors(call: Call) -> Html:
             Column(
                 "Mirror", lambda row: element("code", row[0]), href=lambda _: "/retention#h-readers-that-hold-the-log"
             ),
-            Column("Has versions below", lambda row: log_at(row[1].from_version), is_number=True),
+            Column("Has versions up to", lambda row: log_at(row[1].from_version), is_number=True),
             Column(
                 LAG,
                 lambda row: units.count(missing(newest, row[1].from_version, begins)),

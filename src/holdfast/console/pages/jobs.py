@@ -85,7 +85,10 @@ async def _verify(call: Call) -> Done:
     through = whole("the last version", call.form.get("through", ""))
     state = await call.service.change("POST", "/v1/admin/verify" + query_of(after=after, through=through))
     same = state.get("parameters") == {"after": after, "through": through}
-    return Done("The verification has begun." if same else "Another verification is at work.", "/log#verify")
+    said = (
+        f"The verification of versions {after} to {through} has begun." if same else "Another verification is at work."
+    )
+    return Done(said, "/log#verify")
 
 
 async def _snapshot_form(call: Call) -> Form:
@@ -104,14 +107,16 @@ async def _snapshot(call: Call) -> Done:
 
 async def _end_form(call: Call) -> Form:
     is_snapshot = call.path == END_SNAPSHOT.path
-    text = "Ends the job. What it did so far is lost; it can be begun again."
+    what = "snapshot" if is_snapshot else "verification"
+    text = f"Ends the {what} that is at work. What it did so far is lost; it can be begun again."
     return Form(effect=element("p", text), button="End it", back="/retention" if is_snapshot else "/log")
 
 
 async def _end_job(call: Call) -> Done:
     is_snapshot = call.path == END_SNAPSHOT.path
     await call.service.change("DELETE", f"/v1/admin/{'snapshot' if is_snapshot else 'verify'}")
-    return Done("The job has ended.", "/retention" if is_snapshot else "/log")
+    what = "snapshot" if is_snapshot else "verification"
+    return Done(f"The {what} has ended.", "/retention" if is_snapshot else "/log")
 
 
 VERIFY: Final = Action("/log/verify", "Verify a range of the log", "Log", _verify_form, _verify)

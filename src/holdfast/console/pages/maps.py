@@ -287,7 +287,7 @@ async def _set(call: Call) -> Done:
     expected = call.form.get("revision", "").strip()
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
     revision = await changed.set(key, value, if_revision=whole("the revision", expected) if expected else None)
-    return Done(f"Set at revision {revision}.", _to_entry(call, key))
+    return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
 
 
 async def _remove_form(call: Call) -> Form:

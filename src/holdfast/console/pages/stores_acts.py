@@ -471,7 +471,9 @@ async def _rollback(call: Call) -> Done | Form:
     confirm = await _changing(call, await _rollback_form(call), "POST", "/v1/cluster/rollback", {"revision": revision})
     if confirm is not None:
         return confirm
-    return Done(f"The definition of revision {revision} is in force again.", "/stores")
+    call.service.forget()
+    number_now = (await call.service.read("/v1/cluster")).get("revision")
+    return Done(f"The definition of revision {revision} is in force again, as revision {number_now}.", "/stores")
 
 
 CLUSTER_PARAMETERS: Final = (
