@@ -16,6 +16,7 @@ from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
 from holdfast.console.pages import stores_limits
 from holdfast.console.pages.keys import EDIT
+from holdfast.console.pages.maps import SET as SET_KEY
 from holdfast.console.pages.maps import UNLOCK
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
@@ -30,6 +31,7 @@ from holdfast.console.pages.stores_acts import (
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.wire.log import Found, VersionAnswer
+from holdfast.wire.stores import Entry
 
 FORM = Form("", "Purge", "/", typed="orders/work", limits=(Limit("message", 1_204), Limit("durable", 3)))
 
@@ -323,3 +325,38 @@ def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:
     assert isinstance(edit("message_limit: 3", seen=asked.seen), Done)
     assert isinstance(edit("message_limit: 10"), Done)
     assert sent == [{"message_limit": 3}, {"message_limit": 10}]
+
+
+def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
+    entry = Entry("eu", b"old", 4)
+    written: list[object] = []
+
+    async def get(_: str) -> Entry:
+        return entry
+
+    async def put(*given: object, if_revision: int | None) -> int:
+        written.append((*given, if_revision))
+        return 5
+
+    stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(get=get, set=put))
+    query = {"store": "a", "map": "m", "key": "eu"}
+
+    def put_value(**fields: str) -> Any:
+        form = {"key": "eu", "value": "new", "form": "text", "revision": "4", **fields}
+        call = SimpleNamespace(
+            service=SimpleNamespace(stores=stores), form=form, query=query, text=query.__getitem__,
+            required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, SET_KEY.act(cast(Any, call))))
+
+    shown = put_value()
+    assert isinstance(shown, Form)
+    assert all(said in text_of(shown.effect) for said in (">old<", ">new<", "only at revision 4"))
+    with pytest.raises(Conflict, match="another revision"):
+        put_value(revision="3")
+    assert not written
+    assert isinstance(put_value(seen=shown.seen), Done)
+    anyhow = put_value(revision="")
+    entry = Entry("eu", b"newer", 5)
+    assert isinstance(put_value(revision="", seen=anyhow.seen), Form), "at any revision, but not over an unseen value"
+    assert written == [("eu", b"new", 4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections import Counter
 from typing import Final
@@ -31,7 +30,19 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.values import bytes_of, form_choice, form_named, key_link, log_at, packed, unpacked, value_of
+from holdfast.console.values import (
+    bytes_of,
+    compared,
+    form_choice,
+    form_named,
+    key_link,
+    log_at,
+    mark_of,
+    packed,
+    unpacked,
+    value_given,
+    value_of,
+)
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.wire.log import ConflictingPlace, Conflicts, Found, VersionAnswer
 
@@ -319,15 +330,7 @@ async def _edit_form(call: Call) -> Form:
 
 
 async def _edit(call: Call) -> Done | Form:
-    key = bytes_of(call.form.get("key", ""))
-    text = call.form.get("value", "").replace("\r\n", "\n")
-    if call.form.get("form") == "hex":
-        try:
-            value = bytes.fromhex(text)
-        except ValueError:
-            raise InvalidRequest("the value is not hexadecimal") from None
-    else:
-        value = text.encode()
+    key, value = bytes_of(call.form.get("key", "")), value_given(call.form)
     newest, found = await _unchanged(call, key)
     confirm = _compared(call, key, found, value)
     if not confirm.is_seen_in(call.form):
@@ -341,28 +344,18 @@ async def _edit(call: Call) -> Done | Form:
 def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form:
     """What an edit would change: the old value, the new one, and the version on which it depends."""
     version = 0 if found is None else found.version
-    if found is None:
-        old = element("p", "The key does not exist.", class_="empty")
-        only = "the key still does not exist"
-    else:
-        old, only = value_of(found.value), f"the key is unchanged since version {version}"
-    same = found is not None and found.value == value
-    digest = hashlib.sha256(b"".join(b"%d:%b" % (len(each), each) for each in (key, value, b"%d" % version)))
+    only = f"the key is unchanged since version {version}" if version else "the key still does not exist"
     return Form(
         effect=[
             element("p", "Commits one transaction that writes ", name_shown(units.key_text(key)), f", only if {only}."),
-            notice("warn", "The value stays as it is; only its version changes.") if same else None,
-            element("h3", "Old value"),
-            old,
-            element("h3", "New value"),
-            value_of(value),
+            compared(None if found is None else found.value, value, "version"),
         ],
         button="Commit",
         back=link("/key/edit", **call.query),
         inputs=tuple(
             Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "version")
         ),
-        seen=digest.hexdigest()[:32],
+        seen=mark_of(key, value, b"%d" % version),
     )
 
 

@@ -31,8 +31,8 @@ from holdfast.console.parts import (
     whole_name,
 )
 from holdfast.console.service import Document, document, documents, number
-from holdfast.console.values import form_choice, form_named, value_of
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
 
 ROWS: Final = 100
@@ -265,9 +265,10 @@ async def _set_form(call: Call) -> Form:
     return Form(
         effect=element(
             "p",
-            f"Sets a key of {store}/{name}; watchers see it at once. It is refused at another revision than below.",
+            f"Sets a key of {store}/{name}, after a look at the old and the new value. "
+            "It is refused at another revision than below.",
         ),
-        button="Set",
+        button="Compare",
         back=_to_entry(call, key) if key else _to_map(call),
         inputs=(
             Input("key", "Key", key, required=True),
@@ -278,16 +279,34 @@ async def _set_form(call: Call) -> Form:
     )
 
 
-async def _set(call: Call) -> Done:
-    key, text = call.form.get("key", ""), call.form.get("value", "").replace("\r\n", "\n")
-    try:
-        value = bytes.fromhex(text) if call.form.get("form") == "hex" else text.encode()
-    except ValueError:
-        raise InvalidRequest("the value is not hexadecimal") from None
-    expected = call.form.get("revision", "").strip()
+async def _set(call: Call) -> Done | Form:
+    key, value, expected = call.form.get("key", ""), value_given(call.form), call.form.get("revision", "").strip()
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    confirm = _compared(call, key, await changed.get(key), value)
+    if not confirm.is_seen_in(call.form):
+        return confirm
     revision = await changed.set(key, value, if_revision=whole("the revision", expected) if expected else None)
     return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
+
+
+def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> Form:
+    """What setting a key would change. Raises: Conflict where it has another revision than the form says."""
+    now, expected = 0 if entry is None else entry.revision, call.form.get("revision", "").strip()
+    if expected and whole("the revision", expected) != now:
+        raise Conflict("the key has another revision", code=Code.REVISION_MISMATCH, revision=now, expected=expected)
+    only = f", only at revision {now}" if expected and now else ", only if it does not exist" if expected else ""
+    return Form(
+        effect=[
+            element("p", "Sets ", name_shown(key), f"{only}. Watchers see it at once."),
+            compared(None if entry is None else entry.value, value, "revision"),
+        ],
+        button="Set",
+        back=link("/map/set", **call.query),
+        inputs=tuple(
+            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "revision")
+        ),
+        seen=mark_of(key.encode(), value, b"%d" % now),
+    )
 
 
 async def _remove_form(call: Call) -> Form:
