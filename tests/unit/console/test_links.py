@@ -17,7 +17,7 @@ from holdfast.commit.format.transaction import PointRead, Write
 from holdfast.console.call import Call
 from holdfast.console.exposition import Scrape
 from holdfast.console.options import ConsoleOptions
-from holdfast.console.pages import PAGES
+from holdfast.console.pages import PAGES, leaders
 from holdfast.console.pages.jobs import job_of
 from holdfast.console.pages.pipelines import Table, _kept
 from holdfast.console.security import Session
@@ -71,7 +71,7 @@ JOB = LogJobState("done", {"after": 100, "through": NEWEST}, 1, 2, 3, 3, {"last_
 
 def document_of(value: object) -> Document:
     """A document as the service sends it."""
-    return cast(Document, msgspec.to_builtins(value))
+    return cast(Document, msgspec.json.decode(msgspec.json.encode(value)))
 
 
 DOCUMENTS: dict[str, Document] = {
@@ -357,6 +357,18 @@ def test_every_number_leads_to_its_detail(path: str, query: dict[str, str]) -> N
     assert cells or path == "/runbooks", "the walk sees the page"
 
 
+def test_the_walk_sees_every_table() -> None:
+    seen: set[str] = set()
+    for path, query in [*((page.path, PLACES.get(page.path, {})) for page in PAGES), *ALSO]:
+        seen |= {section for section, *_ in asyncio.run(_cells_of(path, query))}
+    assert seen >= {
+        "what-is-slow", "what-is-stuck", "transactions", "batches", "leaderships", "browse", "keys-that-change-most",
+        "keys-of-conflicts", "stores", "durables", "subscribers", "messages--oldest-first", "maps", "entries", "locks",
+        "policies", "readers-that-hold-the-log", "bytes-by-age", "snapshots", "checkpoints-of-the-stores-in-the-log",
+        "processes", "mirrors", "tables",
+    }  # fmt: skip
+
+
 def test_the_walk_names_a_number_without_a_link() -> None:
     walker = Walker()
     walker.feed(
@@ -379,3 +391,14 @@ def test_versions_of_a_job_are_written_as_everywhere_and_lead_to_the_log(monkeyp
     versions = JOB.result | {"last_transaction": 338_420_434_407}
     monkeypatch.setitem(DOCUMENTS, "/v1/admin/snapshot", document_of(LogJobState("done", result=versions)))
     assert '<a href="/log?at=338420434407">338420434407</a>' in asyncio.run(shown())
+
+
+def test_numbers_that_changes_of_leader_left_unused_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that has version 120 of the first leader, and a log of three leaders whose newest version is 300."""
+    jump, begins = leaders.VERSION_JUMP, (250, 200)
+    assert leaders.missing(300 + 2 * jump, 120, [each + 2 * jump for each in begins]) == 180
+    assert leaders.missing(300, 300, begins) == 0
+    monkeypatch.setattr(leaders, "VERSION_JUMP", 30)
+    cells = asyncio.run(_cells_of("/cluster", {}))
+    (missing,) = [text for section, name, text, _ in cells if (section, name) == ("mirrors", "Missing transactions")]
+    assert missing == "150", "one leadership of the documents begins above 120"
