@@ -16,6 +16,8 @@ LeaderId = NewType("LeaderId", bytes)
 LogId = NewType("LogId", bytes)
 """16 random bytes, drawn when the log is created and copied by every claim. Its text form is as a leader id's."""
 
+VERSION_JUMP: Final = 100_000_000
+"""A leadership begins this many versions above the last one of the leadership before it."""
 FORK_JUMP_MIN: Final = 10**9
 """A log that was forked begins at least this many versions above the fork."""
 SLOT_DIGITS: Final = 20

@@ -173,9 +173,12 @@ class Pages:
         return self.page.locator("main").inner_text()
 
     def act(
-        self, path: str, fields: Mapping[str, str | bool], *, confirm: str | None = None, button: str | None = None
+        self, path: str, fields: Mapping[str, str | bool], *, confirm: str | None = None, compare: bool = False
     ) -> str:
-        """Fill the form of an action and send it; what the next page says first."""
+        """Fill the form of an action and send it; what the next page says first.
+
+        ``compare``: the action shows first what it would do, and is sent again.
+        """
         page = self.go(path)
         assert page.locator("form.act").count(), self.text()
         for name, value in fields.items():
@@ -186,6 +189,9 @@ class Pages:
                 field.select_option(value)
             else:
                 field.fill(value)
+        if compare:
+            page.locator("form.act button[type=submit]").click()
+            page.locator('form.act [name="seen"], form.act [name="confirm"]').first.wait_for(state="attached")
         if confirm is not None:
             page.locator('[name="confirm"]').fill(confirm)
         page.locator("form.act button[type=submit]").click()

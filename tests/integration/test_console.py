@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from tests.integration.console_harness import ADMIN, READER, ConsoleProcess, Pages, Service, chromium
+from tests.integration.console_harness import (
+    ADMIN,
+    NARROW,
+    PROVE,
+    READER,
+    WIDE,
+    ConsoleProcess,
+    Pages,
+    Service,
+    chromium,
+)
+from tests.unit.console.test_links import numbers_without_detail
 
 from holdfast import Client, Conflict, PointRead, Write
 from holdfast.client.stores import PublisherOptions, StoreClient, SubscriberOptions
@@ -151,6 +162,7 @@ def test_every_page_shows_its_object_to_everybody(pages: Pages) -> None:
         assert pages.title()
         assert re.search(said, pages.text()), (path, pages.text())
         assert not pages.page.locator(".notice.bad").count(), (path, pages.text())
+        assert not numbers_without_detail(pages.page.content()), path
         pages.check(in_dark=path in IN_DARK, with_axe=path in IN_DARK)
 
 
@@ -224,20 +236,27 @@ def test_tables_are_sorted_and_filtered_by_their_address(pages: Pages) -> None:
 
 
 def test_a_key_is_edited_where_it_has_not_changed(pages: Pages) -> None:
-    said = pages.act("/key/edit?new=1", {"key": "made/here", "value": "one"})
-    assert "Written" in said
+    said = pages.act("/key/edit?new=1", {"key": "made/here", "value": "one"}, compare=True)
+    assert "made/here is written at version" in said
     pages.page.locator("text=Edit").first.click()
     pages.check()
     assert pages.page.locator('[name="value"]').input_value() == "one"
     stale = pages.page.locator('[name="version"]').input_value()
-    pages.act("/key/edit?key=bWFkZS9oZXJl", {"value": "two"})
+    page = pages.go("/key/edit?key=bWFkZS9oZXJl")
+    page.locator('[name="value"]').fill("two\nlines")
+    page.locator("form.act button").click()
+    expect(page.locator(".effect")).to_contain_text(f"unchanged since version {stale}")
+    assert page.locator(".effect pre").all_inner_texts() == ["one", "two\nlines"]
+    pages.check()
+    page.locator("form.act button[type=submit]").click()
+    expect(page.locator(".flashes")).to_contain_text("is written at version")
     said = pages.act("/key/edit?key=bWFkZS9oZXJl", {"value": "three", "version": stale})
     assert "Not done" in said
     assert "changed" in said
     pages.go("/key?key=bWFkZS9oZXJl")
-    expect(pages.page.locator("#value pre")).to_have_text("two")
+    expect(pages.page.locator("#value pre")).to_have_text("two\nlines")
     assert "Nothing was done" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/there")
-    assert "Deleted" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/here")
+    assert "is deleted at version" in pages.act("/key/delete?key=bWFkZS9oZXJl", {}, confirm="made/here")
     expect(pages.page.locator("#value")).to_contain_text("does not exist")
 
 
@@ -256,6 +275,15 @@ def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, servic
         "/store/publish?store=made", {"body": "hello", "fields": "kind: a", "key": "k"}
     )
     pages.act("/store/publish?store=made", {"body": "again", "fields": ""})
+    if PROVE:
+        page = pages.go("/store/edit?store=made")
+        page.locator('[name="parameters"]').fill("message_limit: 1")
+        page.locator("form.act button[type=submit]").click()
+        expect(page.locator(".notice.warn")).to_contain_text("2 messages, 1 more than message_limit 1")
+        pages.check()
+        page.locator("form.act button[type=submit]").click()
+        expect(page.locator(".flashes")).to_contain_text("Changed: message_limit")
+        assert "message_limit" in pages.act("/store/edit?store=made", {"parameters": "message_limit: 12"})
     place = "store=made&durable=work"
     page = pages.go(f"/messages?{place}&newest=1")
     assert page.locator("#t-messages tbody a").all_inner_texts() == ["2", "1"], "the newest first"
@@ -288,7 +316,8 @@ def test_messages_are_delivered_again_and_letters_sent_back(pages: Pages, servic
 
 def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None:
     place = "store=orders&map=prices"
-    assert "Set at revision" in pages.act(f"/map/set?{place}", {"key": "us.bread", "value": "4"})
+    said = pages.act(f"/map/set?{place}", {"key": "us.bread", "value": "4"}, compare=True)
+    assert "us.bread is set at revision" in said
     assert "revision_mismatch" in pages.act(f"/map/set?{place}", {"key": "us.bread", "value": "5"})
     with StoreClient(service.url, token=ADMIN) as stores:
         entry = stores.map("orders", "prices").get("us.bread")
@@ -298,12 +327,15 @@ def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None
     expect(pages.go(f"/map?{place}").locator("#t-locks")).to_contain_text("desk")
     assert "lock_held" in pages.act(f"/map/lock?{place}&key=us.bread", {})
     assert "console has the lock" in pages.act(f"/map/lock?{place}&key=us.bread", {"steal": True})
+    pages.check()
+    assert "is free; console had it" in pages.act(f"/map/unlock?{place}&key=us.bread", {})
+    assert "the lock is free" in pages.go(f"/map/unlock?{place}&key=us.bread").locator(".notice").first.inner_text()
     assert "is removed" in pages.act(f"/map/remove?{place}&key=us.bread", {}, confirm="us.bread")
 
 
 def test_retention_is_set_and_removed(pages: Pages) -> None:
     form = {"policy": "week", "kind": "max_age_seconds", "amount": "604800"}
-    assert "is set" in pages.act("/retention/set", form, confirm="set retention")
+    assert "is set" in pages.act("/retention/set", form, confirm="set retention", compare=True)
     expect(pages.page.locator("main")).to_contain_text("the last 7 d")
     pages.check()
     assert "is removed" in pages.act("/retention/remove?policy=week", {}, confirm="week")
@@ -317,7 +349,7 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
         with stores.publisher("later") as publisher:
             publisher.publish(b"it would be lost")
     said = pages.act("/stores/parameters", {"parameters": "max_deployment_history: 30"})
-    assert "changed" in said
+    assert re.search(r"Changed in revision \d+: max_deployment_history", said)
     users = "users: {ann: {token: ann-has-16-characters, roles: [all]}}\nroles: {all: {stores: {'*': [browse]}}}"
     assert "changed" in pages.act("/stores/permissions", {"permissions": users})
     expect(pages.page.locator("main")).to_contain_text("ann")
@@ -338,8 +370,12 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
     expect(page.locator(".flashes")).to_contain_text("in force again")
     with StoreClient(service.url, token=ADMIN) as stores:
         assert "later" not in [store["name"] for store in stores.stores()["stores"]]  # type: ignore[attr-defined]
-    for path, fields in (("save", {}), ("compact", {}), ("backup", {"name": "monday"})):
-        assert "done" in pages.act(f"/cluster/{path}", fields)
+    for path, fields, said in (
+        ("save", {}, r"Saved: the index on disk has \d+ messages"),
+        ("compact", {}, r"Compacted: the pages take .+ are in use"),
+        ("backup", {"name": "monday"}, r"messages are in /.+/monday on the leader's machine"),
+    ):
+        assert re.search(said, pages.act(f"/cluster/{path}", fields))
 
 
 @pytest.mark.timeout(300)
@@ -379,6 +415,20 @@ def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:
     page = pages.go("/log")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     pages.check()
+
+
+def test_the_menu_of_a_phone_is_one_row_with_the_open_page_in_view(pages: Pages) -> None:
+    pages.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    try:
+        page = pages.go("/configuration")
+        menu = page.get_by_role("navigation", name="Pages", exact=True)
+        links = [each.bounding_box() for each in menu.locator("a").all()]
+        assert len({box["y"] for box in links if box is not None}) == 1
+        expect(menu.locator("[aria-current]")).to_be_in_viewport(ratio=1)
+        page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        expect(menu.locator("a").first).to_be_in_viewport(ratio=1)
+    finally:
+        pages.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
 
 
 def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -> None:
@@ -426,7 +476,7 @@ def test_a_token_that_may_only_read_sees_what_it_may_and_is_refused_the_rest(
     console = ConsoleProcess(tmp_path, [service.url], token=READER)
     tab = Pages(browser, console.url)
     try:
-        assert "permission_denied" in tab.act("/key/edit?new=1", {"key": "no", "value": "no"})
+        assert "permission_denied" in tab.act("/key/edit?new=1", {"key": "no", "value": "no"}, compare=True)
         assert "permission_denied" in tab.act("/stores/define", {"name": "no"})
         tab.go("/keys")
         assert "seat/" in tab.text()
@@ -474,10 +524,16 @@ def test_the_leader_steps_down_and_stands_by(pages: Pages, service: Service) -> 
     service.process.wait_until_leading()
 
 
-def test_suspending_stops_the_stores(pages: Pages) -> None:
+def test_suspending_stops_the_stores_until_they_are_resumed(pages: Pages, service: Service) -> None:
     give_up_at = time.monotonic() + 60
     while not pages.go("/cluster/suspend").locator("form.act").count():  # stores open after the log leads
         assert time.monotonic() < give_up_at, pages.text()
         time.sleep(0.1)
-    assert "done" in pages.act("/cluster/suspend", {}, confirm="suspend")
+    assert "serve nothing" in pages.act("/cluster/suspend", {}, confirm="suspend")
     expect(pages.page.locator("#cluster")).to_contain_text("suspended")
+    assert not pages.page.get_by_role("link", name="Suspend", exact=True).count()
+    pages.check()
+    assert "Resumed: " in pages.act("/cluster/resume", {})
+    assert not pages.page.get_by_role("link", name="Resume", exact=True).count()
+    with StoreClient(service.url, token=ADMIN) as stores, stores.publisher("orders") as publisher:
+        publisher.publish(b"it goes on")

@@ -127,7 +127,7 @@ def test_a_leader_that_is_killed_while_its_page_is_open_is_followed_by_the_next(
         expect(page.locator("#health")).to_contain_text("accepts commits", timeout=30_000)
         assert page.evaluate("window.wasHere") is True
         tab.check()
-        assert "Written" in tab.act("/key/edit?new=1", {"key": "after", "value": "the kill"})
+        assert "is written" in tab.act("/key/edit?new=1", {"key": "after", "value": "the kill"}, compare=True)
         page = tab.go("/cluster")
         expect(page.locator("main")).to_contain_text("does not answer")
         assert page.locator("#leaders tbody tr").count() == 2

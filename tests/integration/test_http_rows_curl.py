@@ -554,6 +554,8 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         keep = {"keep": "everything"}
         assert service.ask("PUT", "/v1/retention/all", keep, token=TOKENS["write"]).status == 403
         assert service.ask("DELETE", "/v1/retention/all", token=TOKENS["write"]).status == 403
+        plan = {"policy_id": "all", "policy": {"keep": "everything"}}
+        assert service.ask("POST", "/v1/admin/retention-plan", plan, token=TOKENS["write"]).status == 403
         assert service.ask("GET", "/v1/retention", token="x" * 20).status == 401
         assert service.ask("PUT", "/v1/retention/all", keep, token=TOKENS["admin"]).status == 200
         assert service.ask("GET", "/v1/retention", token=TOKENS["read"]).status == 200
@@ -670,6 +672,7 @@ def test_who_stands_by_names_who_leads_and_the_deposed_says_so(tmp_path: Path, m
                 ("GET", "/v1/retention", None),
                 ("PUT", "/v1/retention/all", {"keep": "everything"}),
                 ("DELETE", "/v1/retention/all", None),
+                ("POST", "/v1/admin/retention-plan", {"policy_id": "all"}),
                 ("POST", "/v1/admin/step-down", b""),
                 ("GET", "/readyz", None),
                 ("GET", "/ok", None),
@@ -863,6 +866,19 @@ def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:
     ):
         refused = main.ask("PUT", f"/v1/retention/{name}", policy)
         assert (refused.status, refused.code) == (400, code), policy
+    for body, status, code in (
+        ({"policy_id": "audit", "policy": {"keep_from_version": version}}, 200, None),
+        ({"policy_id": "audit"}, 200, None),
+        ({"policy_id": "none"}, 404, "not_found"),
+        ({"policy_id": "audit", "policy": {}}, 400, "malformed"),
+        ({"policy_id": "audit", "policy": {"keep_from_version": version + 10**9}}, 400, "future_version"),
+        ({"policy": {"max_bytes": 1}}, 400, "malformed"),
+        (b"", 400, "malformed"),
+    ):
+        planned = main.ask("POST", "/v1/admin/retention-plan", body)
+        assert (planned.status, planned.code if code else None) == (status, code), body
+        if not code:
+            assert (planned.json["remove_through"], planned.json["objects"]) == (0, 0)
     assert main.ask("GET", "/v1/retention/none").code == "not_found"
     assert main.ask("DELETE", "/v1/retention/none").code == "not_found"
     assert main.ask("DELETE", "/v1/retention/configuration").code == "malformed"

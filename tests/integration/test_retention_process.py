@@ -48,6 +48,10 @@ def objects(folder: Path) -> int:
     return sum(1 for name in (folder / "log" / "batches").iterdir() if name.name.isdigit())
 
 
+def sizes(folder: Path) -> dict[str, int]:
+    return {name.name: name.stat().st_size for name in (folder / "log" / "batches").iterdir() if name.name.isdigit()}
+
+
 def fill(client: Client, batches: int) -> list[int]:
     receipts = [client.commit([Write(b"key/%d" % (number % 20), b"x" * 50)]) for number in range(batches)]
     return [receipt.version for receipt in receipts]
@@ -112,6 +116,41 @@ def test_space_comes_back_and_readers_below_are_refused(tmp_path: Path) -> None:
             assert client.status("an-attempt-of-long-ago-00", versions[0]).status == "log_truncated"
             assert client.commit([Write(b"after", b"the kill")]).version > versions[-1]
         assert command("log", "verify", url).returncode == 0
+    finally:
+        server.kill()
+
+
+def test_a_plan_names_exactly_what_a_policy_then_removes(tmp_path: Path) -> None:
+    port = free_port()
+    builder = LogBuilder()
+    leader = builder.lead()
+    versions = [leader.commit([Write(b"key/%d" % (number % 20), b"x" * 50)])[0].version for number in range(BATCHES)]
+    url = builder.write_to(tmp_path / "log")
+    policy = RetentionPolicy(keep_from_version=versions[-50])  # its border does not move with what is written
+    server = served(tmp_path, port)
+    try:
+        with client_of(port) as client:
+            plan = client.plan_retention("last", policy)
+            assert (plan.remove_through, plan.objects, plan.bytes) == (0, 0, 0)
+            assert "no verified snapshot" in str(plan.warning)
+            assert command("log", "snapshot", url).returncode == 0
+            until(lambda: client.plan_retention("last", policy).objects > 0)
+            assert client.plan_retention("last", RetentionPolicy(keep_from_version=versions[50])).objects == 0, "few"
+            plan, before = client.plan_retention("last", policy), sizes(tmp_path)
+            assert client.retention().policies == {}
+            assert len(before) == BATCHES + 2
+            at = ("--url", f"http://127.0.0.1:{port}", "--json")
+            kept = command("retention", "set", "last", "--keep-from-version", str(versions[-50]), "--dry-run", *at)
+            assert json.loads(kept.stdout)["bytes"] == plan.bytes
+            client.set_retention("last", policy)
+            until(lambda: client.retention().truncated_through == plan.remove_through)
+            batches = tmp_path / "log" / "batches"
+            until(lambda: sum(not (batches / name).exists() for name in before) == plan.objects)
+            assert sum(size for name, size in before.items() if not (batches / name).exists()) == plan.bytes
+            assert client.plan_retention("last", None).warning is None
+            assert client.plan_retention("last", None).objects == 0, "without a policy everything stays"
+            with pytest.raises(NotFound):
+                client.plan_retention("none", None)
     finally:
         server.kill()
 

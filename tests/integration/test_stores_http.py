@@ -641,6 +641,9 @@ def test_a_cluster_of_one_has_its_quorum_until_it_is_suspended(tmp_path: Path) -
             assert (refused.status, refused.code) == (412, "no_quorum")
             assert (await stores.ask("POST", "/v1/cluster/save")).status == 200
             assert (await stores.ask("POST", "/v1/cluster/force-quorum")).code == "no_quorum"
+            assert (await stores.ask("POST", "/v1/cluster/resume")).json == quorum
+            await stores.publish("orders", "b")
+            assert (await stores.ask("GET", "/v1/cluster")).json["messages"] == 2
 
     run(scenario)
 

@@ -247,6 +247,8 @@ ROWS = (
         same=True),
     Row("POST /v1/cluster/force-quorum", "/v1/cluster/force-quorum", None, {"have_quorum": True},
         client=lambda client, _: client.cluster_command("force-quorum")["leader"], same="default"),
+    Row("POST /v1/cluster/resume", "/v1/cluster/resume", None, {"have_quorum": True},
+        client=lambda client, _: client.cluster_command("resume")["leader"], same="default"),
 )  # fmt: skip
 ON_THEIR_OWN = {"POST /v1/cluster/suspend", "GET /v1/stores/{store}/durables/{durable}/subscribe"}
 """Routes whose rows are tests below: one ends the service for stores, one ends never."""
@@ -365,7 +367,7 @@ def test_curl_shakes_hands_and_is_sent_the_first_frame(service: ServerProcess) -
     assert b'"type":"attached"' in seen
 
 
-def test_a_suspended_cluster_refuses_until_it_is_started_again(tmp_path: Path) -> None:
+def test_a_suspended_cluster_refuses_until_it_is_resumed_or_started_again(tmp_path: Path) -> None:
     process = started(tmp_path)
     try:
         with StoreClient(f"http://127.0.0.1:{process.port}") as client:
@@ -373,6 +375,9 @@ def test_a_suspended_cluster_refuses_until_it_is_started_again(tmp_path: Path) -
         assert ask(process, "POST", "/v1/cluster/suspend")[1]["have_quorum"] is False
         status, answer = ask(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})
         assert (status, answer["error"]["code"]) == (412, "no_quorum")
+        assert ask(process, "POST", "/v1/cluster/resume")[1]["have_quorum"] is True
+        assert ask(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})[0] == 200
+        assert ask(process, "POST", "/v1/cluster/suspend")[0] == 200
         assert process.stop() == 0
         process = started(tmp_path)
         assert ask(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})[0] == 200

@@ -128,6 +128,7 @@ OPERATIONS = (
     Operation("check", "administer", "", "POST", "/v1/cluster/definition/check", {}),
     Operation("history", "browse", "", "GET", "/v1/cluster/history"),
     Operation("save", "administer", "", "POST", "/v1/cluster/save"),
+    Operation("resume", "administer", "", "POST", "/v1/cluster/resume"),
     Operation("compact", "administer", "", "POST", "/v1/cluster/compact", None, ("compact",)),
     Operation("rollback", "administer", "", "POST", "/v1/cluster/rollback", {"revision": 99}),
     Operation("backup", "administer", "", "POST", "/v1/cluster/backup", {"name": "NEW"}, ("backup", "NEW")),

@@ -11,12 +11,13 @@ from holdfast.cli.service import Service, on_service
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from holdfast.wire.log import RetentionAnswer
+    from holdfast.wire.log import RetentionAnswer, RetentionPlan
 
 commands = typer.Typer(
     no_args_is_help=True, help="Say how much of the log stays. Without a policy everything does.", rich_markup_mode=None
 )
 NameArgument = Annotated[str, typer.Argument(help="The name of the policy.", show_default=False)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would be removed now, and change nothing.")]
 
 
 @on_service(commands, "set")
@@ -33,6 +34,7 @@ def set_policy(
         int | None, typer.Option("--max-bytes", help="Keep the newest objects that have this many bytes together.")
     ] = None,
     keep_everything: Annotated[bool, typer.Option("--keep-everything", help="Keep the whole log.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Set a policy: what it names stays. The log is kept from the oldest point that any policy needs.
 
@@ -50,7 +52,10 @@ def set_policy(
     if given != 1:
         raise InvalidRequest("give one of --keep-from-version, --max-age, --max-bytes and --keep-everything")
     with service.client() as client:
-        _show(service, client.set_retention(name, policy))
+        if dry_run:
+            _show_plan(service, client.plan_retention(name, policy))
+        else:
+            _show(service, client.set_retention(name, policy))
 
 
 @on_service(commands, "ls")
@@ -61,10 +66,28 @@ def ls(service: Service) -> None:
 
 
 @on_service(commands, "rm")
-def rm(service: Service, name: NameArgument) -> None:
+def rm(service: Service, name: NameArgument, dry_run: DryRunOption = False) -> None:
     """Remove a policy. Without any policy the whole log stays. Needs the role `admin`."""
     with service.client() as client:
-        _show(service, client.remove_retention(name))
+        if dry_run:
+            _show_plan(service, client.plan_retention(name, None))
+        else:
+            _show(service, client.remove_retention(name))
+
+
+def _show_plan(service: Service, plan: RetentionPlan) -> None:
+    if service.as_json:
+        import msgspec
+
+        print_json({"dry_run": True} | msgspec.to_builtins(plan))
+        return
+    if plan.remove_through:
+        least = "" if plan.is_whole else "at least "
+        print_line(f"would remove {least}{plan.objects} objects, {plan.bytes} bytes, through {plan.remove_through}")
+    else:
+        print_line("would remove nothing now")
+    if plan.warning:
+        print_line(f"warning: {plan.warning}")
 
 
 def _show(service: Service, answer: RetentionAnswer) -> None:

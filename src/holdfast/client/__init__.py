@@ -35,6 +35,7 @@ with needs("client"):
         FoundRange,
         NotCommitted,
         RetentionAnswer,
+        RetentionPlan,
         RetentionPolicy,
         StatusAnswer,
         StreamMessage,
@@ -43,6 +44,6 @@ with needs("client"):
 
 __all__ = [
     "BlockingTransaction", "Checkpoint", "Client", "ClientOptions", "CommitReceipt", "Event", "Found", "FoundRange",
-    "LogPosition", "NotCommitted", "PublishedEvent", "RetentionAnswer", "RetentionPolicy", "RolledBack", "StatusAnswer",
-    "StreamMessage", "Subscription", "Transacted", "TransactionEvent", "VersionAnswer",
+    "LogPosition", "NotCommitted", "PublishedEvent", "RetentionAnswer", "RetentionPlan", "RetentionPolicy",
+    "RolledBack", "StatusAnswer", "StreamMessage", "Subscription", "Transacted", "TransactionEvent", "VersionAnswer",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.console.call import Action, Call, Done, Page, link
+from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, Call, Done, Page, link
 from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Html, element, text_of
 from holdfast.console.options import ConsoleOptions
@@ -49,6 +49,7 @@ PATHS: Final = frozenset(each.path for each in PAGES) | frozenset(each.path for 
 """Where a login may lead."""
 
 
+CHANGED_MEANWHILE: Final = "Nothing was done: what this form is about has changed since it was made. Look again."
 OF_STORES: Final = ("Stores", "Messages", "Maps")
 
 
@@ -174,7 +175,10 @@ class Console:
                     session.flash("good", done.text)
                     return RedirectResponse(done.to, 303)
                 form = done
-                problems = form.problems_with(fields) if any(each.field in fields for each in form.limits) else []
+                was_asked = CONFIRM_FIELD in fields or any(each.field in fields for each in form.limits)
+                problems = form.problems_with(fields) if was_asked else []
+                if SEEN_FIELD in fields and not form.is_seen_in(fields):
+                    problems = [*problems, CHANGED_MEANWHILE]
             content = form_of(call, form, problems)
         except HoldfastError as error:
             content = await self._after_error(shown, call, error)

@@ -28,6 +28,7 @@ SECTIONS: Final[Mapping[Section, str]] = {
 
 Role = Literal["write", "admin"]
 CONFIRM_FIELD: Final = "confirm"
+SEEN_FIELD: Final = "seen"
 ANY_NUMBER: Final = "any number"
 """What a person types where the number of what would go is not known."""
 
@@ -147,7 +148,8 @@ class Limit:
 class Form:
     """What an action asks before it acts. ``effect``: what it will do, with numbers. ``typed``: what a person has to
     type because the action deletes something, None for an action that does not. ``limits``: what it would delete.
-    ``back``: where "Cancel" leads."""
+    ``back``: where "Cancel" leads. ``seen``: what a person decides on, on one line, such as the version that would be
+    replaced; an action that finds another one by then shows its form again."""
 
     effect: Content
     button: str
@@ -155,6 +157,11 @@ class Form:
     inputs: tuple[Input, ...] = ()
     typed: str | None = None
     limits: tuple[Limit, ...] = ()
+    seen: str = ""
+
+    def is_seen_in(self, fields: Mapping[str, str]) -> bool:
+        """Whether a person sent this form, as it is now."""
+        return fields.get(SEEN_FIELD) == self.seen
 
     def problems_with(self, fields: Mapping[str, str]) -> list[str]:
         """Why what a person sent does not confirm this form, as it is now."""

@@ -7,7 +7,18 @@ from typing import Final, Literal
 
 from holdfast import __version__
 from holdfast.console import units
-from holdfast.console.call import ANY_NUMBER, CONFIRM_FIELD, SECTIONS, Call, Form, Input, Limit, Section, link
+from holdfast.console.call import (
+    ANY_NUMBER,
+    CONFIRM_FIELD,
+    SECTIONS,
+    SEEN_FIELD,
+    Call,
+    Form,
+    Input,
+    Limit,
+    Section,
+    link,
+)
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.parts import address_shown, anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
@@ -151,6 +162,7 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
         element("div", form.effect, class_="effect"),
         [_field(call, each) for each in form.inputs],
         [_limit(each) for each in form.limits],
+        element("input", type="hidden", name=SEEN_FIELD, value=form.seen) if form.seen else None,
         confirm,
         element(
             "div",

@@ -54,13 +54,16 @@ def notice(tone: Tone, *content: Content) -> Html:
 def tile(
     label: str, value: Content, *, href: str = "", note: Content = "", chart: Content = "", tone: Tone | None = None
 ) -> Html:
-    """One number with its meaning, which leads to its detail."""
-    name: Content = anchor(label, href) if href else label
+    """One number with its meaning. ``href``: its detail, to which both lead."""
     mark = "" if tone is None else element("span", MARKS[tone], class_=f"mark {tone}", aria_hidden="true")
+    shown = [
+        element("span", element("span", label, class_="name"), mark, class_="label"),
+        " ",
+        element("span", value, class_="value" if len(str(value)) <= LARGE_CHARACTERS else "value long"),
+    ]
     return element(
         "div",
-        element("div", name, mark, class_="label"),
-        element("div", value, class_="value" if len(str(value)) <= LARGE_CHARACTERS else "value long"),
+        anchor(shown, href) if href else shown,
         element("div", note, class_="note"),
         chart,
         class_="tile" if tone is None else f"tile {tone}",
@@ -194,12 +197,16 @@ def chart(
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """A column of a table. ``key``: what to sort by, None for a column that is not sorted."""
+    """A column of a table. ``key``: what to sort by, None for a column that is not sorted.
+
+    ``href``: the page with the detail of what a cell shows, empty where there is none.
+    """
 
     title: str
     cell: Callable[[Row], Content]
     key: Callable[[Row], Any] | None = None
     is_number: bool = False
+    href: Callable[[Row], str] | None = None
 
 
 def table(
@@ -247,9 +254,10 @@ def table(
 
 
 def _cell(column: Column[Row], row: Row) -> Html:
+    shown, href = column.cell(row), "" if column.href is None else column.href(row)
     return element(
         "td",
-        element("div", column.cell(row)),
+        element("div", anchor(shown, href) if href and shown != "–" else shown),
         role="cell",
         data_label=column.title,
         class_="number" if column.is_number else None,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+from collections.abc import Mapping
 
 from holdfast.console import units
 from holdfast.console.call import Call, link
-from holdfast.console.html import Html, element
-from holdfast.console.parts import anchor, copied, name_shown
+from holdfast.console.html import Content, Html, element
+from holdfast.console.parts import anchor, copied, name_shown, notice
 from holdfast.errors import InvalidRequest
 
 
@@ -42,6 +44,38 @@ def unpacked(text: str) -> bytes:
 def key_link(key: bytes) -> Html:
     """A key that leads to its page."""
     return anchor(name_shown(units.key_text(key)), link("/key", key=packed(key)))
+
+
+def log_at(version: float) -> Html:
+    """A version that leads to the log from there back; it need not be that of a transaction."""
+    return anchor(units.version(version), link("/log", at=int(version)))
+
+
+def value_given(form: Mapping[str, str]) -> bytes:
+    """The value that a person wrote into a form, as text or in hex. Raises: InvalidRequest."""
+    text = form.get("value", "").replace("\r\n", "\n")
+    if form.get("form") != "hex":
+        return text.encode()
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidRequest("the value is not hexadecimal") from None
+
+
+def compared(old: bytes | None, new: bytes, counter: str) -> Content:
+    """The old value, if there is one, and the new one. ``counter``: what changes where they are equal."""
+    return [
+        notice("warn", f"The value stays as it is; only its {counter} changes.") if old == new else None,
+        element("h3", "Old value"),
+        element("p", "The key does not exist.", class_="empty") if old is None else value_of(old),
+        element("h3", "New value"),
+        value_of(new),
+    ]
+
+
+def mark_of(*parts: bytes) -> str:
+    """A mark of what a form shows: other parts have another one."""
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(each), each) for each in parts)).hexdigest()[:32]
 
 
 def form_named(name: str) -> units.Form:

@@ -32,6 +32,35 @@ class Swept:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a truncation would free. Without ``is_whole`` the oldest objects were not counted."""
+
+    objects: int
+    bytes: int
+    is_whole: bool
+
+
+async def freed(
+    store: ObjectStore, newest_freed: Slot, end: Slot | None, watermark: Slot, *, objects_max: int
+) -> Freed:
+    """What a sweep of ``newest_freed`` and older slots would delete, without those from ``end`` on. Changes nothing.
+
+    Cost: a LIST for each 1,000 objects, of which at most about ``objects_max`` are counted. Raises: Unavailable.
+    """
+    objects, size, after = 0, 0, object_name(newest_freed - 1)
+    while objects < objects_max:
+        rows = await store.list(PREFIX, after=after, limit=PAGE)
+        within = [row for row in rows if end is None or (slot_of(row.key) or 0) < end]
+        going = [row for row in within if _may_go(row, newest_freed, watermark)]
+        objects += len(going)
+        size += sum(row.size for row in going)
+        if len(within) < PAGE:
+            return Freed(objects, size, True)
+        after = rows[-1].key
+    return Freed(objects, size, False)
+
+
 async def sweep(
     store: ObjectStore, newest_freed: Slot, watermark: Callable[[], Slot], *, per_second: float, swept: Swept
 ) -> None:

@@ -11,13 +11,14 @@ from typing import Final
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.errors import CorruptData, NotFound
+from holdfast.errors import CorruptData, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import PREFIX, Manifest, manifest_key, part_key
 from holdfast.snapshots.reading import list_versions, read_manifest, read_part
 
 KEEP_MIN: Final = 2
 PAGE: Final = 1_000
+RETRY_MS: Final = 1_000
 
 
 class KeptSnapshots:
@@ -32,6 +33,7 @@ class KeptSnapshots:
         self._keep = keep
         self._verified: dict[int, Manifest] = {}
         self._damaged: set[int] = set()
+        self._looked_at: frozenset[int] = frozenset()
 
     async def oldest(self, held: Collection[int]) -> int | None:
         """Remove what may go, and return the oldest verified version that stays; None without a verified one.
@@ -45,11 +47,24 @@ class KeptSnapshots:
         for version in versions:
             await self._verify(version)
         self._verified = {version: self._verified[version] for version in versions if version in self._verified}
-        good = sorted(self._verified)
-        for version in good[: -self._keep]:
-            if version not in held:
-                await self._remove(self._verified.pop(version))
+        self._looked_at = frozenset(versions)
+        for version in self._superseded(held):
+            await self._remove(self._verified.pop(version))
         return min(self._verified, default=None)
+
+    async def expected(self, held: Collection[int]) -> int | None:
+        """What ``oldest`` would return, without removing anything.
+
+        Cost: a LIST. Raises: Unavailable, also while a snapshot is newer than the last look and so is not verified.
+        """
+        versions = frozenset(await list_versions(self._store))
+        if versions - self._looked_at:
+            raise Unavailable("a new snapshot of the log is not verified yet", retry_after_ms=RETRY_MS)
+        return min((self._verified.keys() & versions).difference(self._superseded(held)), default=None)
+
+    def _superseded(self, held: Collection[int]) -> list[int]:
+        """The snapshots that newer ones replace."""
+        return [version for version in sorted(self._verified)[: -self._keep] if version not in held]
 
     @property
     def damaged(self) -> int:

@@ -244,6 +244,28 @@ class RetentionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     warning: str | None = None
 
 
+class RetentionPlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A change of the policies to be planned: ``policy_id`` is set to ``policy``, or removed without one."""
+
+    policy_id: str
+    policy: RetentionPolicy | None = None
+
+
+class RetentionPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a change of the policies would remove now, with all other policies, readers and snapshots.
+
+    ``remove_through``: the log would be truncated through this version; 0: nothing would go. ``objects`` and ``bytes``
+    would be deleted; without ``is_whole`` more than these. ``warning`` says what else keeps the log.
+    """
+
+    remove_through: int
+    objects: int
+    bytes: int
+    truncated_through: int
+    is_whole: bool = True
+    warning: str | None = None
+
+
 class LogObject(msgspec.Struct, frozen=True):
     """One object of the log's chain, by its header. ``kind``: claim or data. ``time_ms``: Unix time of its leader."""
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from holdfast.client.protocol.stores.administration import Lock
+from holdfast.commit.format.transaction import Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
+from holdfast.console.pages import stores_limits
+from holdfast.console.pages.keys import EDIT
+from holdfast.console.pages.maps import SET as SET_KEY
+from holdfast.console.pages.maps import UNLOCK
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
     DELETE_DURABLE,
     EDIT_DURABLE,
+    EDIT_STORE,
     PURGE,
     changed_by,
     limit_of,
@@ -23,6 +30,8 @@ from holdfast.console.pages.stores_acts import (
 )
 from holdfast.console.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
+from holdfast.wire.log import Found, VersionAnswer
+from holdfast.wire.stores import Entry
 
 FORM = Form("", "Purge", "/", typed="orders/work", limits=(Limit("message", 1_204), Limit("durable", 3)))
 
@@ -185,3 +194,169 @@ def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None
     assert service.puts
     with pytest.raises(InvalidRequest, match="the name of a durable"):
         define(name="bad name/é")
+
+
+class OneKey:
+    """A log with one key, which counts its commits."""
+
+    def __init__(self) -> None:
+        self.found = Found(b"k", b"old", 7)
+        self.written: list[object] = []
+
+    async def version(self) -> VersionAnswer:
+        return VersionAnswer(9, "leader", "log")
+
+    async def get(self, *_: object) -> Found:
+        return self.found
+
+    async def commit(self, operations: object, *_: object, **__: object) -> SimpleNamespace:
+        self.written.append(operations)
+        return SimpleNamespace(version=10)
+
+
+def test_an_edit_is_committed_only_after_both_values_were_shown() -> None:
+    log = OneKey()
+
+    def edit(**fields: str) -> Any:
+        form = {"key": "k", "value": "new", "form": "text", "version": "7", **fields}
+        call = SimpleNamespace(service=SimpleNamespace(log=log), form=form, query={"key": "aw"})
+        return asyncio.run(cast(Any, EDIT.act(cast(Any, call))))
+
+    shown = edit()
+    assert isinstance(shown, Form)
+    assert all(said in text_of(shown.effect) for said in (">old<", ">new<", "unchanged since version 7"))
+    assert isinstance(edit(seen=shown.seen, value="another"), Form), "what was not shown is shown first"
+    assert "stays as it is" in text_of(edit(value="old").effect)
+    assert not log.written
+    assert isinstance(edit(seen=shown.seen), Done)
+    assert log.written == [[Write(b"k", b"new")]]
+    log.found = Found(b"k", b"older", 8)
+    with pytest.raises(Conflict, match="changed since"):
+        edit(seen=shown.seen)
+
+
+def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
+    lock = {"key": "k", "owner": "desk two", "fence": 4, "until_ms": 32_503_680_000_000}
+    released: list[Lock] = []
+
+    async def read(_: str) -> Document:
+        return {"locks": [lock]}
+
+    async def unlock(held: Lock) -> None:
+        released.append(held)
+
+    stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(unlock=unlock))
+    query = {"store": "a", "map": "m", "key": "k"}
+
+    def release(**form: str) -> Any:
+        call = SimpleNamespace(
+            service=SimpleNamespace(read=read, stores=stores), form=form, text=query.__getitem__,
+            required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, UNLOCK.act(cast(Any, call))))
+
+    shown = release()
+    assert "desk two" in text_of(shown.effect)
+    lock["fence"] = 5
+    assert isinstance(release(seen=shown.seen), Form), "it was stolen meanwhile"
+    assert not released
+    assert isinstance(release(seen="5"), Done)
+    assert released == [Lock("k", "desk two", 5, 0)]
+    lock["until_ms"] = 1
+    with pytest.raises(InvalidRequest, match="free"):
+        release(seen="5")
+
+
+@pytest.mark.parametrize(
+    ("of", "changed", "part", "said"),
+    [
+        (stores_limits.of_store, {"message_limit": 2}, {"counts": {"messages": 5}}, "5 messages, 3 more than"),
+        (stores_limits.of_store, {"message_limit": 5}, {"counts": {"messages": 5}}, "as many as message_limit allows"),
+        (stores_limits.of_store, {"message_limit": 6}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"message_limit": 0}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"message_limit": "many"}, {"counts": {"messages": 5}}, ""),
+        (stores_limits.of_store, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB of messages, 1.0 KiB more"),
+        (stores_limits.of_durable, {"message_limit": 2}, {"counts": {"messages": 5}}, "get no error"),
+        (stores_limits.of_durable, {"message_limit": 2}, {"discard": "old", "counts": {"messages": 5}}, ""),
+    ],
+)  # fmt: skip
+def test_a_limit_below_what_is_there_says_what_it_does(
+    of: Callable[[Document, Document], list[str]], changed: Document, part: Document, said: str
+) -> None:
+    found = of(changed, part)
+    assert bool(found) == bool(said)
+    assert said in " ".join(found)
+
+
+def test_limits_of_the_cluster_name_the_disk_and_the_revisions_that_are_forgotten() -> None:
+    cluster: Document = {"messages": 9, "bytes": 0, "disk": {"used": 60, "capacity": 100}}
+    changed: Document = {"message_limit": 3, "max_disk_fraction": 0.5, "max_deployment_history": 2}
+    full, disk, history = stores_limits.of_cluster(changed, cluster, 5)
+    assert "9 messages, 6 more than message_limit 3" in full
+    assert "60 B in use, and max_disk_fraction allows 50 B" in disk
+    assert "The oldest 3 revisions of 5 are forgotten" in history
+    assert not stores_limits.of_cluster({"max_disk_fraction": 0.7, "max_deployment_history": 5}, cluster, 5)
+
+
+def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:
+    sent: list[object] = []
+
+    async def read(_: str) -> Document:
+        return {"name": "orders", "message_limit": 50, "counts": {"messages": 9}}
+
+    async def change(*given: object) -> Document:
+        sent.append(given[-1])
+        return {}
+
+    query = {"store": "orders"}
+
+    def edit(parameters: str, **more: str) -> Any:
+        call = SimpleNamespace(
+            service=SimpleNamespace(read=read, change=change), form={"parameters": parameters, **more},
+            text=lambda name: query.get(name, ""), required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, EDIT_STORE.act(cast(Any, call))))
+
+    asked = edit("message_limit: 3")
+    assert isinstance(asked, Form)
+    assert "6 more than message_limit 3" in text_of(asked.effect)
+    assert isinstance(edit("message_limit: 2", seen=asked.seen), Form), "another limit than was shown"
+    assert not sent
+    assert isinstance(edit("message_limit: 3", seen=asked.seen), Done)
+    assert isinstance(edit("message_limit: 10"), Done)
+    assert sent == [{"message_limit": 3}, {"message_limit": 10}]
+
+
+def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
+    entry = Entry("eu", b"old", 4)
+    written: list[object] = []
+
+    async def get(_: str) -> Entry:
+        return entry
+
+    async def put(*given: object, if_revision: int | None) -> int:
+        written.append((*given, if_revision))
+        return 5
+
+    stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(get=get, set=put))
+    query = {"store": "a", "map": "m", "key": "eu"}
+
+    def put_value(**fields: str) -> Any:
+        form = {"key": "eu", "value": "new", "form": "text", "revision": "4", **fields}
+        call = SimpleNamespace(
+            service=SimpleNamespace(stores=stores), form=form, query=query, text=query.__getitem__,
+            required=query.__getitem__,
+        )  # fmt: skip
+        return asyncio.run(cast(Any, SET_KEY.act(cast(Any, call))))
+
+    shown = put_value()
+    assert isinstance(shown, Form)
+    assert all(said in text_of(shown.effect) for said in (">old<", ">new<", "only at revision 4"))
+    with pytest.raises(Conflict, match="another revision"):
+        put_value(revision="3")
+    assert not written
+    assert isinstance(put_value(seen=shown.seen), Done)
+    anyhow = put_value(revision="")
+    entry = Entry("eu", b"newer", 5)
+    assert isinstance(put_value(revision="", seen=anyhow.seen), Form), "at any revision, but not over an unseen value"
+    assert written == [("eu", b"new", 4)]

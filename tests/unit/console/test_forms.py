@@ -15,12 +15,12 @@ from holdfast.console.html import text_of
 from holdfast.console.pages.cluster import NO_STANDBY, STEP_DOWN, has_standby
 from holdfast.console.pages.maps import LOCK
 from holdfast.console.pages.messages import fact_of
-from holdfast.console.pages.retention import SET, amounts, said_of
-from holdfast.console.pages.stores import _durable, _history, _store
-from holdfast.console.pages.stores_acts import EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
+from holdfast.console.pages.retention import REMOVE, SET, amounts, said_of
+from holdfast.console.pages.stores import _cluster, _durable, _history, _store
+from holdfast.console.pages.stores_acts import BACKUP, EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
 from holdfast.console.service import Document, Member
-from holdfast.errors import Conflict, InvalidRequest, NotFound
-from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer
+from holdfast.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer, RetentionPlan
 
 ALIVE = Liveness("leader", True, "127.0.0.1:1")
 AGES = (AgeOfLog(3600.0, 10, 1024), AgeOfLog(86_400.0, 5, 2048), AgeOfLog(None, 1, 4096))
@@ -66,7 +66,10 @@ class Answers:
         async def retention() -> RetentionAnswer:
             return RetentionAnswer(1, {"a-month": PolicyState(max_age_seconds=2_592_000.0)}, {}, 0, 0)
 
-        return SimpleNamespace(retention=retention)
+        async def plan_retention(*_: object) -> RetentionPlan:
+            return RetentionPlan(0, 0, 0, 0)
+
+        return SimpleNamespace(retention=retention, plan_retention=plan_retention)
 
 
 def call_of(members: tuple[Member, ...] = (), form: dict[str, str] | None = None, **query: str) -> Any:
@@ -124,12 +127,50 @@ def test_a_policy_says_how_old_the_log_is_and_that_it_replaces_one() -> None:
     assert amounts(LogStorage(1, (), (), AGES, True)) == (
         "The log has 7.0 KiB, 6.0 KiB of it older than 1 h, 4.0 KiB of it older than 1 d."
     )
-    new = asyncio.run(SET.form(call_of(form={"policy": "week"})))
+    assert "a-month (the last 30 d)" in text_of(asyncio.run(SET.form(call_of())).effect)
+    given = {"kind": "max_bytes", "amount": "1000"}
+    new = asyncio.run(cast(Any, SET.act(call_of(form={"policy": "week", **given}))))
     assert new.typed == "set retention"
-    assert "a-month (the last 30 d)" in text_of(new.effect)
-    old = asyncio.run(SET.form(call_of(form={"policy": "a-month"})))
+    old = asyncio.run(cast(Any, SET.act(call_of(form={"policy": "a-month", **given}))))
     assert old.typed == "replace it"
     assert "this replaces it" in text_of(old.effect)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said", "limits"),
+    [
+        (RetentionPlan(900, 40, 81_920, 0), "40 objects, 80.0 KiB (81,920 bytes)", (Limit("object", 40),)),
+        (RetentionPlan(900, 40, 81_920, 0, False), "at least 40 objects", (Limit("object", 40, is_exact=False),)),
+        (RetentionPlan(0, 0, 0, 0, warning="nothing is truncated: x"), "remove nothing", ()),
+        (Unavailable("a snapshot is not verified"), "not known", (Limit("object", 0, is_exact=False),)),
+    ],
+)
+def test_a_policy_is_set_or_removed_only_after_the_bytes_that_it_removes_were_named(
+    plan: RetentionPlan | Unavailable, said: str, limits: tuple[Limit, ...]
+) -> None:
+    form = {"policy": "week", "kind": "max_bytes", "amount": "1000"}
+    call = call_of(form=form)
+    log = call.service.log
+    log.plan_retention = AsyncMock(side_effect=[plan, plan, plan, plan])
+    log.set_retention = AsyncMock()
+    call.service = SimpleNamespace(log=log, read=call.service.read)
+    asked = asyncio.run(cast(Any, SET.act(call)))
+    assert said in text_of(asked.effect)
+    assert asked.limits == limits
+    assert "900" in text_of(asked.effect) or not getattr(plan, "remove_through", 0)
+    assert not log.set_retention.called
+    allowed = {limit.field: str(limit.number) if limit.is_exact else "any number" for limit in limits}
+    form |= {"confirm": "set retention", **dict.fromkeys(allowed, "0")}
+    if limits:
+        assert asyncio.run(cast(Any, SET.act(call))).limits == limits, "fewer than would go"
+        assert not log.set_retention.called
+    form |= allowed
+    assert "keeps the last 1,000 B" in asyncio.run(cast(Any, SET.act(call))).text
+    assert log.set_retention.called
+    call.query["policy"] = "a-month"
+    removed = asyncio.run(REMOVE.form(call))
+    assert removed.limits == limits
+    assert said in text_of(removed.effect)
 
 
 def test_a_warning_says_once_that_nothing_is_removed() -> None:
@@ -191,3 +232,23 @@ def test_the_cluster_is_changed_only_where_its_form_was_changed() -> None:
     call.form["parameters"] = "{swap: true, message_limit: 6}"
     with pytest.raises(Conflict, match="message_limit"):
         asyncio.run(EDIT_CLUSTER.act(call))
+
+
+def test_a_suspended_cluster_offers_to_resume_and_says_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "another leader" in effect_of(SUSPEND, call_of())
+    serves = asyncio.run(_cluster(call_of()))
+    assert "/cluster/suspend" in serves
+    assert "/cluster/resume" not in serves
+    monkeypatch.setitem(DOCUMENTS, "/v1/cluster", DOCUMENTS["/v1/cluster"] | {"suspended": True})
+    suspended = asyncio.run(_cluster(call_of()))
+    assert "/cluster/resume" in suspended
+    assert "/cluster/suspend" not in suspended
+    assert "another leader" in suspended
+
+
+def test_what_an_action_says_names_what_came_of_it() -> None:
+    call = call_of(form={"name": "monday"})
+    call.service.forget = lambda: None
+    call.service.stores = SimpleNamespace(cluster_command=AsyncMock(return_value={"path": "/data/monday"}))
+    done = asyncio.run(cast(Any, BACKUP.act(call)))
+    assert "5 messages are in /data/monday" in done.text

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tests.unit.commit import builders
 
+from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.snapshots.manifest import FORMAT, Manifest, encode_manifest, manifest_key, part_key, part_name
 from holdfast.snapshots.part import encode_part
@@ -46,9 +47,28 @@ def test_a_snapshot_goes_when_enough_newer_ones_were_verified(
             await add(store, version, damaged=version in damaged)
         await add(store, 50, log_id="cd" * 16)
         kept = KeptSnapshots(store, builders.genesis(), keep=2)
+        with pytest.raises(Unavailable, match="not verified yet"):
+            await kept.expected(held)
         assert await kept.oldest(held) == oldest
+        assert await kept.expected(held) == oldest
         assert await list_versions(store) == [*stay, 50], "another log's snapshot is not ours to remove"
         assert len([row for row in await store.list("snapshots/") if row.key.endswith("parquet")]) == len(stay) + 1
+
+    asyncio.run(main())
+
+
+def test_what_would_stay_is_known_before_anything_is_removed() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        for version in (10, 20, 30):
+            await add(store, version)
+        kept = KeptSnapshots(store, builders.genesis(), keep=2)
+        assert await kept.oldest((10,)) == 10
+        assert await kept.expected(()) == 20, "as if its hold had ended"
+        assert await list_versions(store) == [10, 20, 30]
+        await add(store, 40)
+        with pytest.raises(Unavailable):
+            await kept.expected(())
 
     asyncio.run(main())
 

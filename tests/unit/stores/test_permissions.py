@@ -58,7 +58,8 @@ ROUTES_OF = {
 OF_THE_SERVICE_ALONE = {"DeadLetter", "Expire", "Restarted"}
 OF_A_COMMIT = {"CommitParts"}  # each part needs the right of its own command
 WITHOUT_A_COMMAND = {
-    f"POST /v1/cluster/{name}" for name in ("force-quorum", "suspend", "save", "compact", "backup", "definition/check")
+    f"POST /v1/cluster/{name}"
+    for name in ("force-quorum", "suspend", "resume", "save", "compact", "backup", "definition/check")
 }
 
 

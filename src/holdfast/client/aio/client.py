@@ -34,6 +34,7 @@ from holdfast.client.protocol.endpoint import routes_of
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
+    plan_retention_request,
     position_of,
     remove_retention_request,
     retention_request,
@@ -61,6 +62,7 @@ from holdfast.wire.log import (
     FoundRange,
     NotCommitted,
     RetentionAnswer,
+    RetentionPlan,
     RetentionPolicy,
     StatusAnswer,
     VersionAnswer,
@@ -244,6 +246,14 @@ class Client:
     async def remove_retention(self, name: str) -> RetentionAnswer:
         """Remove a retention policy; needs the role ``admin``. Raises: NotFound without such a policy."""
         return await self.run(log_operations.retention(self.session, remove_retention_request(name), now_ms()))
+
+    async def plan_retention(self, name: str, policy: RetentionPolicy | None) -> RetentionPlan:
+        """What ``set_retention``, or without a policy ``remove_retention``, would remove now; it changes nothing.
+
+        Needs the role ``admin``. Raises: as they do; Unavailable while a new snapshot is not verified.
+        """
+        request = plan_retention_request(name, policy)
+        return await self.run(log_operations.retention_plan(self.session, request, now_ms()))
 
     async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""

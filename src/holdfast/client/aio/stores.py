@@ -234,7 +234,7 @@ class StoreClient:
         return await self._describe("/v1/cluster")
 
     async def cluster_command(self, name: ClusterCommand, parameters: Mapping[str, object] | None = None) -> Definition:
-        """Make the cluster save, backup (``name``), compact, suspend or force-quorum.
+        """Make the cluster save, backup (``name``), compact, suspend, resume or force-quorum.
 
         Raises: OutcomeUnknown where no response came: repeat ``backup`` under another name, all others as they were.
         """

@@ -63,6 +63,7 @@ from holdfast.wire.log import (
     FoundRange,
     NotCommitted,
     RetentionAnswer,
+    RetentionPlan,
     StatusAnswer,
     VersionAnswer,
 )
@@ -184,6 +185,11 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
 def retention(session: Session, request: Request, now_ms: float) -> Procedure[RetentionAnswer]:
     """The retention policies after ``request``, which may be repeated. Raises: as ``version``, InvalidRequest."""
     return decode_body((yield from _request(session, request, now_ms)), RetentionAnswer)
+
+
+def retention_plan(session: Session, request: Request, now_ms: float) -> Procedure[RetentionPlan]:
+    """What a change of the policies would remove. Raises: as ``retention``, NotFound."""
+    return decode_body((yield from _request(session, request, now_ms)), RetentionPlan)
 
 
 def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:

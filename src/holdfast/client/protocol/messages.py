@@ -28,6 +28,8 @@ from holdfast.wire.log import (
     ItemError,
     NotCommitted,
     RetentionAnswer,
+    RetentionPlan,
+    RetentionPlanRequest,
     RetentionPolicy,
     StatusAnswer,
     VersionAnswer,
@@ -48,7 +50,7 @@ _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
-Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange, RetentionAnswer)
+Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange, RetentionAnswer, RetentionPlan)
 
 
 def base64url(data: bytes) -> str:
@@ -105,6 +107,12 @@ def set_retention_request(name: str, policy: RetentionPolicy) -> Request:
 def remove_retention_request(name: str) -> Request:
     """``DELETE /v1/retention/{name}``."""
     return Request("DELETE", _policy_path(name))
+
+
+def plan_retention_request(name: str, policy: RetentionPolicy | None) -> Request:
+    """``POST /v1/admin/retention-plan``."""
+    body = _JSON.encode(RetentionPlanRequest(name, policy))
+    return Request("POST", "/v1/admin/retention-plan", body, (("content-type", JSON_TYPE),))
 
 
 def _policy_path(name: str) -> str:

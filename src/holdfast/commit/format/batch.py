@@ -92,6 +92,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from msgspec import Struct
 
+from holdfast import values
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -113,7 +114,7 @@ PREFIX: Final = "batches/"
 FIRST_SLOT: Final = Slot(2**64 - 1)
 SPAN_MAX: Final = 1000
 """W: the widest span of unacknowledged slots, and the size of the one LIST page that recovery reads."""
-VERSION_JUMP: Final = 100_000_000
+VERSION_JUMP: Final = values.VERSION_JUMP
 HEADER_BYTES: Final = 512
 CLAIM_BYTES: Final = HEADER_BYTES
 DATA_BYTES_MIN: Final = 1024

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
 from holdfast.console.exposition import Scrape
 from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.pages.leaders import leaders
+from holdfast.console.pages.leaders import begins_of, leaders, missing
 from holdfast.console.parts import (
     Column,
     Tone,
@@ -28,6 +28,7 @@ from holdfast.console.parts import (
     table,
 )
 from holdfast.console.service import Member
+from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, Unavailable
 
 STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading."
@@ -37,6 +38,7 @@ NO_STANDBY: Final = (
     "every commit is refused until a service is started. With “stand by” this process takes the lead again."
 )
 _STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its turn instead of ending", "1", "check")
+LAG: Final = "Missing transactions"
 MIRROR: Final = "mirror-"
 """How the holds of mirrors begin."""
 
@@ -79,27 +81,45 @@ def _state(seen: Seen) -> Content:
     return [badge(*seen.state), element("small", f" {seen.problem}") if seen.problem else None]
 
 
-async def lag_of_others(call: Call) -> float | None:
-    """How many versions the slowest process lacks that answers and does not lead; None where that is not known."""
+async def lag_of_others(call: Call) -> int | None:
+    """How many transactions the slowest process lacks that answers and does not lead; None where that is not known."""
     members = [member for member in call.watcher.members if member.alive is not None]
     seen = await asyncio.gather(*(_seen(call, member) for member in members))
     newest = max((each.version for each in seen), default=0.0)
-    behind = [newest - each.version for each in seen if each.version and not each.member.leads]
-    return max(behind) if behind else None
+    begins = await _begins(call)
+    if begins is None:
+        return None
+    late = [missing(newest, each.version, begins) for each in seen if each.version and not each.member.leads]
+    return max(late, default=None)
+
+
+async def _begins(call: Call) -> tuple[int, ...] | None:
+    """As ``begins_of``; None while no process leads that could say it."""
+    try:
+        return await begins_of(call)
+    except HoldfastError:
+        return None
 
 
 async def _mirrors(call: Call) -> Html:
     """The mirrors that hold the log, by what each lacks of it."""
     answer = await call.service.log.retention()
-    newest = (await call.service.log.version(local=True)).version
+    newest, begins = (await call.service.log.version(local=True)).version, await begins_of(call)
     rows = sorted((name, hold) for name, hold in answer.holds.items() if name.startswith(MIRROR))
     return table(
         call,
         "mirrors",
         [
-            Column("Mirror", lambda row: element("code", row[0])),
-            Column("Has versions below", lambda row: str(row[1].from_version), is_number=True),
-            Column("Missing versions", lambda row: units.count(max(0, newest - row[1].from_version)), is_number=True),
+            Column(
+                "Mirror", lambda row: element("code", row[0]), href=lambda _: "/retention#h-readers-that-hold-the-log"
+            ),
+            Column("Has versions up to", lambda row: log_at(row[1].from_version), is_number=True),
+            Column(
+                LAG,
+                lambda row: units.count(missing(newest, row[1].from_version, begins)),
+                is_number=True,
+                href=lambda _: link("/log", at=newest),
+            ),
             Column("Holds the log until", lambda row: moment(row[1].expires_ms)),
         ],
         rows,
@@ -108,37 +128,66 @@ async def _mirrors(call: Call) -> Html:
     )
 
 
-async def _cluster(call: Call) -> Html:
+async def _members(call: Call) -> Html:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
-    newest = max((seen.version for seen in members), default=0.0)
+    newest, begins = max((seen.version for seen in members), default=0.0), await _begins(call)
 
     def lag(seen: Seen) -> str:
-        return units.count(max(0.0, newest - seen.version)) if seen.version else "–"
+        return "–" if begins is None or not seen.version else units.count(missing(newest, seen.version, begins))
 
-    rows = table(
+    def settings(seen: Seen) -> str:
+        return link("/configuration", process=seen.member.url)
+
+    def leaderships(seen: Seen) -> str:
+        return "/log#leaderships" if seen.member.leads else settings(seen)
+
+    return table(
         call,
         "members",
         [
-            Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url),
+            Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url, href=settings),
             Column("State", _state),
-            Column("Process", lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"),
-            Column("Epoch", lambda seen: units.count(seen.value("holdfast_epoch")), is_number=True),
-            Column("Version", lambda seen: units.version(seen.version) if seen.version else "–", is_number=True),
-            Column("Missing versions", lag, is_number=True),
+            Column(
+                "Process",
+                lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–",
+                href=leaderships,
+            ),
+            Column(
+                "Epoch",
+                lambda seen: units.count(seen.value("holdfast_epoch")) if seen.member.leads else "–",
+                is_number=True,
+                href=leaderships,
+            ),
+            Column("Version", lambda seen: log_at(seen.version) if seen.version else "–", is_number=True),
+            Column(LAG, lag, is_number=True, href=lambda _: link("/log", at=int(newest))),
             Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
-            Column("Memory", lambda seen: units.size(seen.value("process_resident_memory_bytes")), is_number=True),
-            Column("Answered in", lambda seen: units.duration(seen.member.seconds), is_number=True),
+            Column(
+                "Memory",
+                lambda seen: units.size(seen.value("process_resident_memory_bytes")),
+                is_number=True,
+                href=lambda seen: "/#room" if seen.member.leads else "",
+            ),
+            Column(
+                "Answered in",
+                lambda seen: units.duration(seen.member.seconds),
+                is_number=True,
+                href=settings,
+            ),
         ],
         members,
         caption="Processes",
         empty="No address.",
     )
-    note = "The console asks the addresses of --service; give it once for each standby."
+
+
+async def _cluster(call: Call) -> Html:
+    note = "The console asks the addresses of --service; give it once for each standby. The version numbers that a "
+    note += "change of leader leaves unused are not counted as missing."
     return text_of(
         [
             section(
                 "Processes",
-                rows,
+                await _members(call),
                 element("p", note, class_="note"),
                 actions=[action(call, STEP_DOWN, "Step down", danger=True)],
             ),
@@ -172,9 +221,12 @@ async def _step_down_form(call: Call) -> Form:
 
 
 async def _step_down(call: Call) -> Done:
-    target = "/v1/admin/step-down" + ("?then=stand_by" if call.form.get("then") == "1" else "")
-    await call.service.change("POST", target)
-    return Done("The leader has stepped down.", "/cluster")
+    leading = call.watcher.leading
+    name = leading.alive.address if leading is not None and leading.alive is not None else ""
+    stands_by = call.form.get("then") == "1"
+    await call.service.change("POST", "/v1/admin/step-down" + ("?then=stand_by" if stands_by else ""))
+    then = "It waits for its turn now." if stands_by else "Its process ends."
+    return Done(f"The leader {name} has stepped down. {then}", "/cluster")
 
 
 STEP_DOWN: Final = Action("/step-down", "Step down", "Cluster", _step_down_form, _step_down)

@@ -6,7 +6,20 @@ from typing import Final
 
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
 from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.parts import Column, Tone, action, attempt, badge, code, commands, facts, notice, section, table
+from holdfast.console.parts import (
+    Column,
+    Tone,
+    action,
+    anchor,
+    attempt,
+    badge,
+    code,
+    commands,
+    facts,
+    notice,
+    section,
+    table,
+)
 from holdfast.console.service import Document, documents
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -115,7 +128,7 @@ def _own(call: Call) -> Html:
             "Acts": "yes" if options.acts else "no, it only reads",
             "Login": "each user" if options.needs_login else "none",
             "TLS": "yes" if options.scheme == "https" else "no",
-            "Tables": str(len(options.tables)),
+            "Tables": anchor(str(len(options.tables)), "/pipelines"),
         }
     )
 

@@ -9,9 +9,10 @@ import msgspec
 
 from holdfast.client.protocol.stores.messages import query_of
 from holdfast.console import backwards, units
-from holdfast.console.call import Action, Call, Done, Form, Input, whole
+from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
 from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.parts import Tone, action, badge, bar, facts, moment, notice
+from holdfast.console.parts import Tone, action, anchor, badge, bar, code, facts, moment, notice
+from holdfast.console.values import log_at
 from holdfast.errors import InvalidRequest, PermissionDenied
 from holdfast.wire.log import LogJobState
 
@@ -21,6 +22,8 @@ TONES: Final[dict[str, Tone]] = {
 }  # fmt: skip
 SAID: Final = {"idle": "none since this leader began", "running": "at work", "cancelled": "ended before its time"}
 SIZES: Final = ("bytes",)
+VERSIONS: Final = ("last_transaction", "after", "through")
+"""Facts that are versions and are not named so."""
 
 
 async def job_of(call: Call, kind: Kind) -> Html:
@@ -31,24 +34,28 @@ async def job_of(call: Call, kind: Kind) -> Html:
         return element("p", f"{error.statement()[:1].upper()}{error.statement()[1:]}.", class_="empty")
     shown: dict[str, Content] = {"State": badge(SAID.get(state.state, state.state), TONES[state.state])}
     if state.parameters:
-        shown["Versions"] = f"{state.parameters['after']} to {state.parameters['through']}"
+        shown["Versions"] = [log_at(state.parameters["after"]), " to ", log_at(state.parameters["through"])]
     if state.began_ms:
         end_ms = state.ended_ms or time.time() * 1000
         shown["Began"] = moment(state.began_ms)
         shown["Time" if state.ended_ms else "Time so far"] = units.duration(max(0, end_ms - state.began_ms) / 1000)
     if state.state == "running" and state.total:
         shown["Progress"] = bar(state.done, state.total, "Progress", units.count, is_good=True)
-    for name, value in state.result.items():
-        if isinstance(value, int) and name not in ("newest_slot", "slot"):
-            shown[name.replace("_", " ").capitalize()] = (
-                units.size(value)
-                if name in SIZES
-                else units.version(value)
-                if "version" in name
-                else units.count(value)
-            )
+    shown |= {name.replace("_", " ").capitalize(): _result(name, value) for name, value in state.result.items()}
     problem = notice("bad", state.error, " ", element("code", state.code)) if state.error else None
     return text_of([problem, facts(shown), _end(call, kind) if state.state == "running" else None])
+
+
+def _result(name: str, value: int | str | bool) -> Content:
+    """One of the facts that a job ends with."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        is_slot = name in ("slot", "newest_slot")
+        return anchor(code(value), link("/log", slot=value) + "#h-batches") if is_slot else code(value)
+    if name in SIZES:
+        return units.size(value)
+    return log_at(value) if "version" in name or name in VERSIONS else units.count(value)
 
 
 def _end(call: Call, kind: Kind) -> Content:
@@ -78,7 +85,10 @@ async def _verify(call: Call) -> Done:
     through = whole("the last version", call.form.get("through", ""))
     state = await call.service.change("POST", "/v1/admin/verify" + query_of(after=after, through=through))
     same = state.get("parameters") == {"after": after, "through": through}
-    return Done("The verification has begun." if same else "Another verification is at work.", "/log#verify")
+    said = (
+        f"The verification of versions {after} to {through} has begun." if same else "Another verification is at work."
+    )
+    return Done(said, "/log#verify")
 
 
 async def _snapshot_form(call: Call) -> Form:
@@ -97,14 +107,16 @@ async def _snapshot(call: Call) -> Done:
 
 async def _end_form(call: Call) -> Form:
     is_snapshot = call.path == END_SNAPSHOT.path
-    text = "Ends the job. What it did so far is lost; it can be begun again."
+    what = "snapshot" if is_snapshot else "verification"
+    text = f"Ends the {what} that is at work. What it did so far is lost; it can be begun again."
     return Form(effect=element("p", text), button="End it", back="/retention" if is_snapshot else "/log")
 
 
 async def _end_job(call: Call) -> Done:
     is_snapshot = call.path == END_SNAPSHOT.path
     await call.service.change("DELETE", f"/v1/admin/{'snapshot' if is_snapshot else 'verify'}")
-    return Done("The job has ended.", "/retention" if is_snapshot else "/log")
+    what = "snapshot" if is_snapshot else "verification"
+    return Done(f"The {what} has ended.", "/retention" if is_snapshot else "/log")
 
 
 VERIFY: Final = Action("/log/verify", "Verify a range of the log", "Log", _verify_form, _verify)

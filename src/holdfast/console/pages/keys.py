@@ -30,9 +30,21 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.values import bytes_of, form_choice, form_named, key_link, packed, unpacked, value_of
+from holdfast.console.values import (
+    bytes_of,
+    compared,
+    form_choice,
+    form_named,
+    key_link,
+    log_at,
+    mark_of,
+    packed,
+    unpacked,
+    value_given,
+    value_of,
+)
 from holdfast.errors import Conflict, InvalidRequest
-from holdfast.wire.log import ConflictingPlace, Conflicts, Found
+from holdfast.wire.log import ConflictingPlace, Conflicts, Found, VersionAnswer
 
 ROWS: Final = 50
 HISTORY: Final = 20
@@ -90,11 +102,18 @@ async def _browse(call: Call) -> Html:
         [
             Column("Key", lambda item: key_link(item.key)),
             Column("Value", _short),
-            Column("Size", lambda item: units.size(len(item.value)), lambda item: len(item.value), is_number=True),
+            Column(
+                "Size",
+                lambda item: units.size(len(item.value)),
+                lambda item: len(item.value),
+                is_number=True,
+                href=lambda item: link("/key", key=packed(item.key)),
+            ),
             Column(
                 "Version",
-                lambda item: anchor(str(item.version), link("/transaction", version=item.version)),
+                lambda item: str(item.version),
                 lambda item: item.version,
+                href=lambda item: link("/transaction", version=item.version),
             ),
         ],
         found.items,
@@ -110,7 +129,7 @@ async def _browse(call: Call) -> Html:
             class_="pages",
             aria_label="More keys",
         )
-    return text_of([element("p", f"As of version {found.version}.", class_="note"), shown, more])
+    return text_of([element("p", "As of version ", log_at(found.version), ".", class_="note"), shown, more])
 
 
 def _short(item: Found) -> Html:
@@ -130,6 +149,10 @@ async def _hot(call: Call) -> Html:
         return element("p", "No transaction yet.", class_="empty")
     seconds = (found.transactions[0].time_ms - found.transactions[-1].time_ms) / 1000
     note = f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}."
+
+    def changes(row: tuple[bytes, int]) -> str:
+        return link("/log", key=units.key_text(row[0]))
+
     return text_of(
         [
             element("p", note, class_="note"),
@@ -138,8 +161,14 @@ async def _hot(call: Call) -> Html:
                 "hot",
                 [
                     Column("Key", lambda row: key_link(row[0])),
-                    Column("Transactions", lambda row: units.count(row[1]), lambda row: row[1], is_number=True),
-                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True),
+                    Column(
+                        "Transactions",
+                        lambda row: units.count(row[1]),
+                        lambda row: row[1],
+                        is_number=True,
+                        href=changes,
+                    ),
+                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True, href=changes),
                 ],
                 counted.most_common(HOT_ROWS),
                 caption="Keys that change most",
@@ -158,6 +187,11 @@ async def _conflicting(call: Call) -> Html:
         end = "the last key" if row.end is None else name_shown(units.key_text(row.end))
         return ["range ", name_shown(units.key_text(row.begin)), " to ", end]
 
+    def changes(row: ConflictingPlace) -> str:
+        """What wrote to the key; of a range, the keys from its beginning on."""
+        begin = units.key_text(row.begin)
+        return link("/keys", prefix=begin) if row.is_range else link("/log", key=begin)
+
     note = (
         f"Preconditions that were broken in the last {units.duration(max(1.0, found.seconds))} under this leader: "
         f"{units.count(found.total)}. "
@@ -172,9 +206,18 @@ async def _conflicting(call: Call) -> Html:
                 [
                     Column("Key or range", place),
                     Column(
-                        "Conflicts", lambda row: units.count(row.conflicts), lambda row: row.conflicts, is_number=True
+                        "Conflicts",
+                        lambda row: units.count(row.conflicts),
+                        lambda row: row.conflicts,
+                        is_number=True,
+                        href=changes,
                     ),
-                    Column("Part", lambda row: f"{row.conflicts / max(1, found.total):.0%}", is_number=True),
+                    Column(
+                        "Part",
+                        lambda row: f"{row.conflicts / max(1, found.total):.0%}",
+                        is_number=True,
+                        href=changes,
+                    ),
                 ],
                 found.places,
                 caption="Keys and ranges of conflicts, most first",
@@ -265,10 +308,11 @@ async def _edit_form(call: Call) -> Form:
                 raise
             shown, form = found.value.hex(" "), "hex"
     expected = str(found.version) if found is not None else "0"
-    effect = "Commits one transaction that writes the key. It is refused if the key changed since the version below."
+    effect = "Commits one transaction that writes the key, after another look at the old and the new value. "
+    effect += "It is refused if the key changed since the version below."
     return Form(
         effect=element("p", effect),
-        button="Commit",
+        button="Compare",
         back=link("/key", key=name) if name else "/keys",
         inputs=(
             Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True),
@@ -285,32 +329,52 @@ async def _edit_form(call: Call) -> Form:
     )
 
 
-async def _edit(call: Call) -> Done:
-    key = bytes_of(call.form.get("key", ""))
-    text = call.form.get("value", "").replace("\r\n", "\n")
-    if call.form.get("form") == "hex":
-        try:
-            value = bytes.fromhex(text)
-        except ValueError:
-            raise InvalidRequest("the value is not hexadecimal") from None
-    else:
-        value = text.encode()
-    version = await _commit(call, [Write(key, value)], key)
-    return Done(f"Written at version {version}.", link("/key", key=packed(key)))
+async def _edit(call: Call) -> Done | Form:
+    key, value = bytes_of(call.form.get("key", "")), value_given(call.form)
+    newest, found = await _unchanged(call, key)
+    confirm = _compared(call, key, found, value)
+    if not confirm.is_seen_in(call.form):
+        return confirm
+    version = await _commit(call, [Write(key, value)], key, newest)
+    return Done(
+        f"{units.shortened(units.key_text(key))} is written at version {version}.", link("/key", key=packed(key))
+    )
 
 
-async def _commit(call: Call, operations: list[Operation], key: bytes) -> int:
-    """Commit if the key is as the form showed it. One attempt: a conflict is the answer.
+def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form:
+    """What an edit would change: the old value, the new one, and the version on which it depends."""
+    version = 0 if found is None else found.version
+    only = f"the key is unchanged since version {version}" if version else "the key still does not exist"
+    return Form(
+        effect=[
+            element("p", "Commits one transaction that writes ", name_shown(units.key_text(key)), f", only if {only}."),
+            compared(None if found is None else found.value, value, "version"),
+        ],
+        button="Commit",
+        back=link("/key/edit", **call.query),
+        inputs=tuple(
+            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "version")
+        ),
+        seen=mark_of(key, value, b"%d" % version),
+    )
 
-    The version of the form may be older than the conflict window, so the key is read again, and the precondition is
-    that it does not change after that.
-    """
+
+async def _unchanged(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
+    """The newest version, and the key at it. Raises: Conflict where the key is not as the form showed it."""
     expected = whole("the version", call.form.get("version", "0"))
     newest = await call.service.log.version()
     found = await call.service.log.get(key, newest.version)
     actual = 0 if found is None else found.version
     if actual != expected:
         raise Conflict("the key has changed since the form was made", version=actual, expected=expected)
+    return newest, found
+
+
+async def _commit(call: Call, operations: list[Operation], key: bytes, newest: VersionAnswer) -> int:
+    """Commit if the key does not change after ``newest``. One attempt: a conflict is the answer.
+
+    The version of the form may be older than the conflict window, so the key was read again at ``newest``.
+    """
     receipt = await call.service.log.commit(
         operations,
         [PointRead(key, newest.version)],
@@ -351,8 +415,11 @@ async def _delete_form(call: Call) -> Form:
 
 async def _delete(call: Call) -> Done:
     key = unpacked(call.required("key"))
-    version = await _commit(call, [Delete(key)], key)
-    return Done(f"Deleted at version {version}.", link("/key", key=packed(key)))
+    newest, _ = await _unchanged(call, key)
+    version = await _commit(call, [Delete(key)], key, newest)
+    return Done(
+        f"{units.shortened(units.key_text(key))} is deleted at version {version}.", link("/key", key=packed(key))
+    )
 
 
 EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")

@@ -9,11 +9,31 @@ from typing import Final
 from holdfast.console import units
 from holdfast.console.call import Call, link
 from holdfast.console.html import Html, element, text_of
-from holdfast.console.parts import Column, anchor, code, moment, table
+from holdfast.console.parts import Column, code, moment, table
 from holdfast.console.service import Document, documents, number
+from holdfast.console.values import log_at
+from holdfast.values import VERSION_JUMP
 
 SHOWN_MAX: Final = 50
 WIDTH: Final = 1_000
+
+
+async def begins_of(call: Call) -> tuple[int, ...]:
+    """The versions with which the newest leaderships begin. Raises: as the service does."""
+    answer = await call.service.read(f"/v1/log/leaderships?limit={SHOWN_MAX}")
+    return tuple(int(number(row.get("version"))) for row in documents(answer.get("leaderships")))
+
+
+def missing(newest: float, version: float, begins: Sequence[int]) -> int:
+    """How many transactions a follower at ``version`` lacks: a change of leader leaves ``VERSION_JUMP`` numbers unused.
+
+    ``begins``: as ``begins_of``. Changes of leader that are older than these, and forks, count as transactions.
+
+    >>> missing(VERSION_JUMP + 30, 10, [5, VERSION_JUMP + 20]), missing(VERSION_JUMP + 30, VERSION_JUMP + 20, [5])
+    (20, 10)
+    """
+    crossed = sum(version < begin <= newest for begin in begins)
+    return max(0, int(newest - version) - crossed * VERSION_JUMP)
 
 
 async def leaders(call: Call) -> Html:
@@ -23,11 +43,11 @@ async def leaders(call: Call) -> Html:
         call,
         "leaders",
         [
-            Column("Epoch", lambda row: units.count(number(row.get("epoch"))), is_number=True),
+            Column("Epoch", lambda row: units.count(number(row.get("epoch"))), is_number=True, href=_claim),
             Column("Since", lambda row: moment(number(row.get("time_ms")))),
-            Column("Leader", lambda row: code(str(row.get("leader_id")))),
-            Column("Address", lambda row: str(row.get("address") or "–")),
-            Column("Begins at version", _version, is_number=True),
+            Column("Leader", lambda row: code(str(row.get("leader_id"))), href=_claim),
+            Column("Address", lambda row: str(row.get("address") or "–"), href=lambda _: "/cluster"),
+            Column("Begins at version", lambda row: log_at(number(row.get("version"))), is_number=True),
         ],
         rows,
         caption="Leaderships, newest first",
@@ -37,9 +57,9 @@ async def leaders(call: Call) -> Html:
     return text_of([_time_line(rows), shown])
 
 
-def _version(row: Document) -> Html:
-    version = int(number(row.get("version")))
-    return anchor(str(version), link("/log", at=version))
+def _claim(row: Document) -> str:
+    """The object with which a leadership begins."""
+    return link("/log", slot=str(row.get("slot"))) + "#h-batches"
 
 
 def _time_line(rows: Sequence[Document]) -> Html:

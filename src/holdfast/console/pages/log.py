@@ -36,7 +36,7 @@ from holdfast.console.parts import (
     tiles,
 )
 from holdfast.console.service import Document, documents, number
-from holdfast.console.values import bytes_of, key_link, value_of
+from holdfast.console.values import bytes_of, key_link, log_at, value_of
 from holdfast.errors import InvalidRequest
 from holdfast.wire.log import TransactionInLog
 
@@ -79,15 +79,31 @@ async def _now(call: Call) -> Html:
     seconds, batches = max(1e-9, now.at - before.at), rise("holdfast_batches_total")
     committed, size = rise("holdfast_commits_total", outcome="committed"), rise("holdfast_batch_bytes_total")
     return tiles(
-        tile("Batches", units.rate(batches / seconds), note=f"over {units.duration(seconds)}"),
-        tile("Transactions in a batch", f"{committed / batches:.1f}" if batches else "–", note="mean"),
-        tile("Size of a batch", units.size(size / batches) if batches else "–", note="mean"),
-        tile("In flight", units.count(now.value("holdfast_watermark_lag_slots")), note="slots sent and not durable"),
+        tile(
+            "Batches",
+            units.rate(batches / seconds),
+            href="#h-batches",
+            note=f"over {units.duration(seconds)}",
+        ),
+        tile(
+            "Transactions in a batch",
+            f"{committed / batches:.1f}" if batches else "–",
+            href="#h-batches",
+            note="mean",
+        ),
+        tile("Size of a batch", units.size(size / batches) if batches else "–", href="#h-batches", note="mean"),
+        tile(
+            "In flight",
+            units.count(now.value("holdfast_watermark_lag_slots")),
+            href="/#slow",
+            note="slots sent and not durable",
+        ),
         tile(
             "PUTs again",
             units.rate(
                 (rise("holdfast_puts_total", reason="retry") + rise("holdfast_puts_total", reason="hedge")) / seconds
             ),
+            href="/#slow",
             note="retries and hedges",
         ),
         tile(
@@ -105,15 +121,27 @@ async def _batches(call: Call) -> Html:
         call,
         "batches",
         [
-            Column("Slot", lambda row: code(str(row["slot"]))),
+            Column("Slot", lambda row: code(str(row["slot"])), href=lambda row: _from_slot(row) + "#h-batches"),
             Column("Kind", lambda row: badge(str(row["kind"]), "none" if row["kind"] == "data" else "warn")),
             Column(
-                "Size", lambda row: units.size(number(row["bytes"])), lambda row: number(row["bytes"]), is_number=True
+                "Size",
+                lambda row: units.size(number(row["bytes"])),
+                lambda row: number(row["bytes"]),
+                is_number=True,
+                href=_in_batch,
             ),
-            Column("Transactions", _transactions_of, lambda row: number(row["transactions"]), is_number=True),
-            Column("Versions", _versions_of),
-            Column("Epoch", lambda row: units.count(number(row["epoch"])), is_number=True),
-            Column("Leader", lambda row: element("code", str(row["leader_id"])[:8])),
+            Column(
+                "Transactions",
+                lambda row: units.count(number(row["transactions"])),
+                lambda row: number(row["transactions"]),
+                is_number=True,
+                href=_in_batch,
+            ),
+            Column("Versions", _versions_of, href=_in_batch),
+            Column(
+                "Epoch", lambda row: units.count(number(row["epoch"])), is_number=True, href=lambda _: "#leaderships"
+            ),
+            Column("Leader", lambda row: element("code", str(row["leader_id"])[:8]), href=lambda _: "#leaderships"),
             Column("Time", lambda row: moment(number(row["time_ms"]))),
         ],
         documents(answer.get("objects")),
@@ -128,9 +156,13 @@ async def _batches(call: Call) -> Html:
     return text_of([rows, more])
 
 
-def _transactions_of(row: Document) -> Content:
-    count = int(number(row["transactions"]))
-    return anchor(units.count(count), link("/log", at=int(number(row["last_version"])))) if count else "0"
+def _from_slot(row: Document) -> str:
+    return link("/log", slot=str(row["slot"]))
+
+
+def _in_batch(row: Document) -> str:
+    """The log from its last transaction back."""
+    return link("/log", at=int(number(row["last_version"])))
 
 
 def _versions_of(row: Document) -> str:
@@ -212,8 +244,16 @@ def table_of(call: Call, name: str, rows: Sequence[TransactionEvent], *, is_live
             Column("Version", lambda event: anchor(str(event.version), link("/transaction", version=event.version))),
             Column("Time", lambda event: moment(event.time_ms)),
             Column("Operations", lambda event: _operations(event.operations)),
-            Column("Request id", lambda event: element("code", event.request_id or "–")),
-            Column("Leader", lambda event: element("code", event.leader_id[:8])),
+            Column(
+                "Request id",
+                lambda event: element("code", event.request_id) if event.request_id else "–",
+                href=lambda event: link("/log", request=event.request_id, at=event.version),
+            ),
+            Column(
+                "Leader",
+                lambda event: element("code", event.leader_id[:8]),
+                href=lambda _: "/log#leaderships",
+            ),
         ],
         rows,
         caption="Transactions, newest first",
@@ -269,10 +309,10 @@ def _facts(found: TransactionInLog, newer: TransactionEvent | None) -> Html:
             "Version": code(str(found.version), copy=True),
             "Time": moment(found.object.time_ms),
             "Request id": code(found.request_id, copy=True) if found.request_id else "none",
-            "Read version": "none" if found.read_version is None else str(found.read_version),
-            "Leader": code(found.object.leader_id),
+            "Read version": "none" if found.read_version is None else log_at(found.read_version),
+            "Leader": anchor(code(found.object.leader_id), "/log#leaderships"),
             "Batch": anchor(code(found.object.slot), link("/log", slot=found.object.slot)),
-            "Log from here back": anchor(str(found.version - 1), link("/log", at=found.version - 1)),
+            "Log from here back": log_at(found.version - 1),
             "Next transaction": after,
         }
     )
@@ -280,7 +320,7 @@ def _facts(found: TransactionInLog, newer: TransactionEvent | None) -> Html:
 
 def _precondition(precondition: Precondition, read_version: int | None) -> Html:
     version = precondition.version if precondition.version is not None else read_version
-    since = text_of([" unchanged since version ", "–" if version is None else str(version)])
+    since = text_of([" unchanged since version ", "–" if version is None else log_at(version)])
     if isinstance(precondition, PointRead):
         return text_of(["key ", key_link(precondition.key), since])
     end = "the last key" if precondition.end is None else name_shown(units.key_text(precondition.end))

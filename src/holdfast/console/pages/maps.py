@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.client.protocol.stores.administration import Lock
 from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
@@ -30,8 +31,8 @@ from holdfast.console.parts import (
     whole_name,
 )
 from holdfast.console.service import Document, document, documents, number
-from holdfast.console.values import form_choice, form_named, value_of
-from holdfast.errors import InvalidRequest
+from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
 
 ROWS: Final = 100
@@ -70,13 +71,19 @@ async def _all(call: Call) -> Html:
     def size(row: tuple[str, str]) -> float:
         return figure(row, "holdfast_durable_bytes")
 
+    def place(row: tuple[str, str]) -> str:
+        return link("/map", store=row[0], map=row[1])
+
+    def counts(row: tuple[str, str]) -> str:
+        return link("/durable", store=row[0], durable=row[1])
+
     return table(
         call,
         "maps",
         [
-            Column("Map", lambda row: anchor("/".join(row), link("/map", store=row[0], map=row[1])), lambda row: row),
-            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True),
-            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True),
+            Column("Map", "/".join, lambda row: row, href=place),
+            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True, href=place),
+            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True, href=counts),
         ],
         rows,
         caption="Maps",
@@ -125,17 +132,26 @@ def _form(call: Call, store: str, name: str) -> Html:
 async def _entries(call: Call, store: str, name: str) -> Html:
     query = query_of(after=call.text("after") or None, max=ROWS)
     page = msgspec.convert(await call.service.read(map_path(store, name) + query), EntriesResponse)
+
+    def place(entry: Entry) -> str:
+        return link("/map/entry", store=store, map=name, key=entry.key)
+
     shown = table(
         call,
         "entries",
         [
-            Column(
-                "Key",
-                lambda entry: anchor(name_shown(entry.key), link("/map/entry", store=store, map=name, key=entry.key)),
-            ),
+            Column("Key", lambda entry: name_shown(entry.key), href=place),
             Column("Value", _short),
-            Column("Size", lambda entry: units.size(len(entry.value)), lambda entry: len(entry.value), is_number=True),
-            Column("Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True),
+            Column(
+                "Size",
+                lambda entry: units.size(len(entry.value)),
+                lambda entry: len(entry.value),
+                is_number=True,
+                href=place,
+            ),
+            Column(
+                "Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True, href=place
+            ),
         ],
         page.entries,
         caption="Entries; they follow the map",
@@ -160,15 +176,24 @@ async def _locks(call: Call, store: str, name: str) -> Html:
     def key(row: Document) -> Content:
         return element("code", str(row["key"])) if row.get("key") else "the whole map"
 
+    def entry(row: Document) -> str:
+        return link("/map/entry", store=store, map=name, key=str(row["key"])) if row.get("key") else ""
+
     return table(
         call,
         "locks",
         [
-            Column("Key", key, lambda row: str(row.get("key"))),
+            Column("Key", key, lambda row: str(row.get("key")), href=entry),
             Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
-            Column("Fence", lambda row: units.count(number(row.get("fence"))), is_number=True),
+            Column("Fence", lambda row: str(row.get("fence")), is_number=True, href=entry),
             Column("Until", until, lambda row: number(row.get("until_ms"))),
-            Column("", lambda row: action(call, LOCK, "Steal", store=store, map=name, key=str(row.get("key") or ""))),
+            Column(
+                "",
+                lambda row: [
+                    action(call, each, label, store=store, map=name, key=str(row.get("key") or ""))
+                    for each, label in ((LOCK, "Steal"), (UNLOCK, "Release"))
+                ],
+            ),
         ],
         rows,
         caption="Locks, newest first, at most 100",
@@ -186,9 +211,11 @@ def _short(entry: Entry) -> Html:
 
 async def _entry(call: Call) -> Html:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
+    held = call.options.acts and await _locked(call, key)
     acts = [
         action(call, SET, "Set", store=store, map=name, key=key),
-        action(call, LOCK, "Lock or steal the lock", store=store, map=name, key=key),
+        action(call, LOCK, "Steal the lock" if held else "Lock", store=store, map=name, key=key),
+        action(call, UNLOCK, "Release the lock", store=store, map=name, key=key) if held else None,
         action(call, REMOVE, "Remove", danger=True, store=store, map=name, key=key),
     ]
     return text_of(
@@ -238,9 +265,10 @@ async def _set_form(call: Call) -> Form:
     return Form(
         effect=element(
             "p",
-            f"Sets a key of {store}/{name}; watchers see it at once. It is refused at another revision than below.",
+            f"Sets a key of {store}/{name}, after a look at the old and the new value. "
+            "It is refused at another revision than below.",
         ),
-        button="Set",
+        button="Compare",
         back=_to_entry(call, key) if key else _to_map(call),
         inputs=(
             Input("key", "Key", key, required=True),
@@ -251,16 +279,34 @@ async def _set_form(call: Call) -> Form:
     )
 
 
-async def _set(call: Call) -> Done:
-    key, text = call.form.get("key", ""), call.form.get("value", "").replace("\r\n", "\n")
-    try:
-        value = bytes.fromhex(text) if call.form.get("form") == "hex" else text.encode()
-    except ValueError:
-        raise InvalidRequest("the value is not hexadecimal") from None
-    expected = call.form.get("revision", "").strip()
+async def _set(call: Call) -> Done | Form:
+    key, value, expected = call.form.get("key", ""), value_given(call.form), call.form.get("revision", "").strip()
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    confirm = _compared(call, key, await changed.get(key), value)
+    if not confirm.is_seen_in(call.form):
+        return confirm
     revision = await changed.set(key, value, if_revision=whole("the revision", expected) if expected else None)
-    return Done(f"Set at revision {revision}.", _to_entry(call, key))
+    return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
+
+
+def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> Form:
+    """What setting a key would change. Raises: Conflict where it has another revision than the form says."""
+    now, expected = 0 if entry is None else entry.revision, call.form.get("revision", "").strip()
+    if expected and whole("the revision", expected) != now:
+        raise Conflict("the key has another revision", code=Code.REVISION_MISMATCH, revision=now, expected=expected)
+    only = f", only at revision {now}" if expected and now else ", only if it does not exist" if expected else ""
+    return Form(
+        effect=[
+            element("p", "Sets ", name_shown(key), f"{only}. Watchers see it at once."),
+            compared(None if entry is None else entry.value, value, "revision"),
+        ],
+        button="Set",
+        back=link("/map/set", **call.query),
+        inputs=tuple(
+            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "revision")
+        ),
+        seen=mark_of(key.encode(), value, b"%d" % now),
+    )
 
 
 async def _remove_form(call: Call) -> Form:
@@ -291,15 +337,32 @@ async def _remove(call: Call) -> Done:
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
-async def lock_of(call: Call, key: str) -> Content:
-    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+async def _held(call: Call, key: str) -> Document | None:
+    """The lock of a key, or of the whole map without one, as far as the service lists it; None where it is free."""
     durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
     held = next((row for row in documents(durable.get("locks")) if str(row.get("key") or "") == key), None)
-    until_ms = 0 if held is None else number(held.get("until_ms"))
-    if held is None or until_ms <= time.time() * 1000:
-        return None
-    left = units.duration(until_ms / 1000 - time.time())
+    return held if held is not None and number(held.get("until_ms")) > time.time() * 1000 else None
+
+
+async def _locked(call: Call, key: str) -> bool:
+    """Whether a key is known to be locked."""
+    try:
+        return await _held(call, key) is not None
+    except HoldfastError:
+        return False  # the page says why
+
+
+def holder(held: Document) -> Content:
+    """Who holds a lock, and until when."""
+    until_ms = number(held.get("until_ms"))
+    left = units.duration(max(0.0, until_ms / 1000 - time.time()))
     return ["held by ", element("strong", str(held.get("owner"))), f" for {left}, until ", moment(until_ms)]
+
+
+async def lock_of(call: Call, key: str) -> Content:
+    """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
+    held = await _held(call, key)
+    return None if held is None else holder(held)
 
 
 async def _lock_form(call: Call) -> Form:
@@ -335,12 +398,45 @@ async def _lock(call: Call) -> Done:
     return Done(f"{owner} has the lock of {what} with fence {lock.fence} for {units.duration(seconds)}.", _to_map(call))
 
 
+async def _unlock_form(call: Call) -> Form:
+    key = call.text("key")
+    held = await _held(call, key)
+    if held is None:
+        raise InvalidRequest("the lock is free, or it is not among the newest 100 of its map", key=key)
+    what = ["the lock of ", element("strong", key)] if key else "the lock of the whole map"
+    return Form(
+        effect=[
+            element("p", "Releases ", what, ", which is ", holder(held), f", with fence {held.get('fence')}."),
+            element(
+                "p", "Its owner's next change with this fence is refused (not_holder). The next one gets the lock."
+            ),
+            element("p", "It is refused if another owner has taken the lock meanwhile."),
+        ],
+        button="Release",
+        back=_to_entry(call, key) if key else _to_map(call),
+        seen=str(held.get("fence")),
+    )
+
+
+async def _unlock(call: Call) -> Done | Form:
+    key, form = call.text("key"), await _unlock_form(call)
+    held = await _held(call, key)
+    if held is None or not form.is_seen_in(call.form):
+        return form
+    owner, fence = str(held.get("owner")), whole("the fence", form.seen)
+    released = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
+    await released.unlock(Lock(key, owner, fence, 0))
+    what = f"the key {key}" if key else "the whole map"
+    return Done(f"The lock of {what} is free; {owner} had it with fence {fence}.", _to_map(call))
+
+
 SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")
 REMOVE: Final = Action("/map/remove", "Remove a key", "Maps", _remove_form, _remove, "write")
 LOCK: Final = Action("/map/lock", "Lock a key", "Maps", _lock_form, _lock, "write")
+UNLOCK: Final = Action("/map/unlock", "Release a lock", "Maps", _unlock_form, _unlock, "write")
 PAGES: Final = (
     Page("/maps", "Maps", "Maps", _maps),
     Page("/map", lambda call: f"Map {call.text('store')}/{call.text('map')}", "Maps", _map),
     Page("/map/entry", lambda call: f"Entry {units.in_heading(call.text('key'))}", "Maps", _entry),
 )
-ACTIONS: Final = (SET, REMOVE, LOCK)
+ACTIONS: Final = (SET, REMOVE, LOCK, UNLOCK)

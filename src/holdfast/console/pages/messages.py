@@ -11,6 +11,7 @@ from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
 from holdfast.console.documents import count_of
 from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.pages.stores import content_of, parked_column
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
 from holdfast.console.parts import (
     Column,
@@ -102,6 +103,7 @@ async def _choose_store(call: Call) -> Html:
                 lambda row: units.count(count_of(row, "messages")),
                 lambda row: count_of(row, "messages"),
                 is_number=True,
+                href=lambda row: link("/messages", store=str(row["name"])),
             ),
         ],
         rows,
@@ -115,12 +117,7 @@ async def _choose_durable(call: Call, store: str) -> Html:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
 
     def place(row: Document) -> str:
-        name = str(row["name"])
-        return (
-            link("/map", store=store, map=name)
-            if row.get("type") == "map"
-            else link("/messages", store=store, durable=name)
-        )
+        return content_of(store, row)
 
     return table(
         call,
@@ -133,13 +130,9 @@ async def _choose_durable(call: Call, store: str) -> Html:
                 lambda row: units.count(count_of(row, "messages")),
                 lambda row: count_of(row, "messages"),
                 is_number=True,
+                href=place,
             ),
-            Column(
-                "Parked",
-                lambda row: units.count(count_of(row, "parked")),
-                lambda row: count_of(row, "parked"),
-                is_number=True,
-            ),
+            parked_column(store),
         ],
         rows,
         caption="Durables",
@@ -291,7 +284,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                     "Durable": anchor(durable, link("/durable", store=store, durable=durable)),
                     "Published": moment(message.published_ms),
                     "Key": whole_name(message.key) if message.key is not None else "none",
-                    "Deliveries": units.count(message.delivery_count),
+                    "Deliveries": anchor(units.count(message.delivery_count), "#h-its-fate-in-every-durable"),
                     **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
                 }
             ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
@@ -99,7 +100,7 @@ async def _leader(call: Call) -> Html:
     said = "no standby at the given addresses"
     if answering > 1:
         lag = await lag_of_others(call)
-        behind = "" if lag is None else f", {units.count(lag)} versions behind at most"
+        behind = "" if lag is None else f", at most {units.counted(lag, 'transaction')} late"
         said = f"one leads, {answering - 1} stand by or follow{behind}"
     if silent:
         said = f"{silent} of {len(watcher.members)} do not answer"
@@ -164,25 +165,45 @@ def _traffic(watcher: Watcher) -> Html:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Latencies in seconds of ``count`` things, which the page ``of`` shows. ``runbook``: what to do if it is slow."""
+
+    what: str
+    of: str
+    runbook: str
+    median: float | None
+    late: float | None
+    count: float
+
+
 def _slow(call: Call) -> Content:
     recent = call.watcher.recent(RECENT_SECONDS)
     if recent is None:
         return element("p", "Collecting…", class_="empty")
     before, now = recent
     kinds = sorted({labels["kind"] for labels, _ in now.labelled("holdfast_store_seconds_count")})
-    rows: list[tuple[str, dict[str, str], str]] = [("Commit, arrival to answer", {}, "holdfast_commit_seconds")]
-    rows += [(f"Stage {stage}", {"stage": stage}, "holdfast_stage_seconds") for stage in ("resolve", "persist")]
-    rows += [(f"Object store: {kind}", {"kind": kind}, "holdfast_store_seconds") for kind in kinds]
-    measured = [(what, _quantiles(before, now, name, labels)) for what, labels, name in rows]
+    slow, away = "/runbooks#holdfastcommitsslow", "/runbooks#holdfaststoreunhealthy"
+    rows: list[tuple[str, str, str, dict[str, str], str]] = [
+        ("Commit, arrival to answer", "/log", slow, {}, "holdfast_commit_seconds"),
+        ("Stage resolve", "/keys#conflicts", slow, {"stage": "resolve"}, "holdfast_stage_seconds"),
+        ("Stage persist", "/log#h-batches", slow, {"stage": "persist"}, "holdfast_stage_seconds"),
+    ]
+    rows += [
+        (f"Object store: {kind}", "/log#h-batches", away, {"kind": kind}, "holdfast_store_seconds") for kind in kinds
+    ]
+    measured = [
+        _Measured(what, of, runbook, *_quantiles(before, now, name, labels)) for what, of, runbook, labels, name in rows
+    ]
     span = max(1e-9, now.at - before.at)
 
-    def shown(at: int) -> Column[tuple[str, tuple[float | None, float | None, float]]]:
-        title = ("Median", "p99")[at]
+    def shown(title: str, value: Callable[[_Measured], float | None]) -> Column[_Measured]:
         return Column(
             title,
-            lambda row: "–" if row[1][at] is None else units.duration(row[1][at] or 0),
-            lambda row: row[1][at] or 0,
+            lambda row: "–" if value(row) is None else units.duration(value(row) or 0),
+            lambda row: value(row) or 0,
             is_number=True,
+            href=lambda row: row.runbook,
         )
 
     stalled = now.value("holdfast_backpressure_seconds_total") - before.value("holdfast_backpressure_seconds_total")
@@ -191,10 +212,16 @@ def _slow(call: Call) -> Content:
             call,
             "slow",
             [
-                Column("What", lambda row: row[0], lambda row: row[0]),
-                Column("Rate", lambda row: units.rate(row[1][2] / span), lambda row: row[1][2], is_number=True),
-                shown(0),
-                shown(1),
+                Column("What", lambda row: row.what, lambda row: row.what),
+                Column(
+                    "Rate",
+                    lambda row: units.rate(row.count / span),
+                    lambda row: row.count,
+                    is_number=True,
+                    href=lambda row: row.of,
+                ),
+                shown("Median", lambda row: row.median),
+                shown("p99", lambda row: row.late),
             ],
             measured,
             caption=f"Latencies of the last {units.duration(span)}",
@@ -233,10 +260,68 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
     now = call.watcher.newest
     if now is None:
         return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
+    rows = _stuck_durables(now, kinds)
+    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
+    return [
+        live("stuck-stores", _stuck_stores(now)),
+        table(
+            call,
+            "stuck",
+            [
+                Column("Durable", lambda row: row.name, lambda row: row.name, href=lambda row: row.place("/durable")),
+                Column(
+                    "Why",
+                    lambda row: row.why,
+                    lambda row: row.why,
+                    href=lambda row: row.place("/messages", parked=1) if "parked" in row.why else "",
+                ),
+                Column(
+                    "Backlog",
+                    lambda row: units.count(row.backlog),
+                    lambda row: row.backlog,
+                    is_number=True,
+                    href=lambda row: row.place("/durable") + "#h-backlog-over-time",
+                ),
+                Column(
+                    "Oldest",
+                    lambda row: _age(row.since),
+                    lambda row: -row.since,
+                    is_number=True,
+                    href=lambda row: row.place("/messages"),
+                ),
+            ],
+            rows[:STUCK_MAX],
+            caption="Durables whose messages do not go on",
+            empty="No durable: every waiting message has a subscriber, and none is parked.",
+        ),
+        element("p", more, class_="note") if more else None,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """A durable whose messages do not go on. ``since``: Unix time in seconds of its oldest message, 0 for none."""
+
+    backlog: float
+    store: str
+    durable: str
+    why: str
+    since: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.store}/{self.durable}"
+
+    def place(self, path: str, **more: int) -> str:
+        return link(path, store=self.store, durable=self.durable, **more)
+
+
+def _stuck_durables(now: Scrape, kinds: Mapping[tuple[str, str], str]) -> list[_Stuck]:
+    """The largest backlog first."""
     subscribers = _of_durables(now, "holdfast_durable_subscribers")
     oldest = _of_durables(now, "holdfast_durable_oldest_timestamp_seconds")
     parked = _of_durables(now, "holdfast_durable_parked")
-    rows: list[tuple[float, str, str, str, float]] = []
+    rows: list[_Stuck] = []
     for (store, durable), backlog in _of_durables(now, "holdfast_durable_backlog").items():
         if kinds.get((store, durable)) in ("map", "last_value"):
             continue  # their values stay
@@ -249,30 +334,8 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
         elif since and time.time() - since > OLD_SECONDS:
             reasons.append(f"oldest waits {units.duration(time.time() - since)}")
         if reasons:
-            rows.append((backlog, store, durable, ", ".join(reasons), since))
-    rows.sort(reverse=True)
-    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
-    return [
-        live("stuck-stores", _stuck_stores(now)),
-        table(
-            call,
-            "stuck",
-            [
-                Column(
-                    "Durable",
-                    lambda row: anchor(f"{row[1]}/{row[2]}", link("/durable", store=row[1], durable=row[2])),
-                    lambda row: row[1:3],
-                ),
-                Column("Why", lambda row: row[3], lambda row: row[3]),
-                Column("Backlog", lambda row: units.count(row[0]), lambda row: row[0], is_number=True),
-                Column("Oldest", lambda row: _age(row[4]), lambda row: -row[4], is_number=True),
-            ],
-            rows[:STUCK_MAX],
-            caption="Durables whose messages do not go on",
-            empty="No durable: every waiting message has a subscriber, and none is parked.",
-        ),
-        element("p", more, class_="note") if more else None,
-    ]
+            rows.append(_Stuck(backlog, store, durable, ", ".join(reasons), since))
+    return sorted(rows, key=lambda row: (-row.backlog, row.name))
 
 
 def _age(since: float) -> str:

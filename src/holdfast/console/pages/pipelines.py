@@ -16,7 +16,9 @@ from urllib.parse import unquote, urlsplit
 from holdfast.console import units
 from holdfast.console.call import Call, Page
 from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.pages.leaders import begins_of, missing
 from holdfast.console.parts import Column, Tone, badge, code, moment, notice, section, table
+from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.extras import needs
 
@@ -113,8 +115,10 @@ async def _pipelines(call: Call) -> Html:
         text = "Start the console with --table URL, once for each table that a pipeline makes."
         return section("Tables", element("p", text, class_="empty"))
     newest, log_id, problem = 0, "", None
+    begins: tuple[int, ...] = ()
     try:
         answer = await call.service.log.version(local=True)
+        begins = await begins_of(call)
         newest, log_id = answer.version, answer.log_id or ""
     except HoldfastError as error:
         problem = notice("warn", "The lag is not known: ", error.statement(), ".")
@@ -122,7 +126,7 @@ async def _pipelines(call: Call) -> Html:
     def lag(row: Table) -> Content:
         if row.problem or not newest:
             return "–"
-        return "another log" if row.log_id != log_id else units.count(max(0, newest - row.offset))
+        return "another log" if row.log_id != log_id else units.count(missing(newest, row.offset, begins))
 
     rows = table(
         call,
@@ -130,8 +134,8 @@ async def _pipelines(call: Call) -> Html:
         [
             Column("Table", lambda row: element("code", row.url), lambda row: row.url),
             Column("Pipeline", lambda row: row.pipeline or badge("not read", "bad"), lambda row: row.pipeline),
-            Column("Has versions up to", lambda row: str(row.offset) if row.offset else "–", is_number=True),
-            Column("Missing versions", lag, is_number=True),
+            Column("Has versions up to", lambda row: log_at(row.offset) if row.offset else "–", is_number=True),
+            Column("Missing transactions", lag, is_number=True, href=lambda _: "/log"),
             Column("Written", lambda row: moment(row.written_ms), lambda row: row.written_ms),
             Column("Delta version", lambda row: str(row.delta_version), is_number=True),
             Column("Audit", _audit),
@@ -151,7 +155,7 @@ def _audit(row: Table) -> Content:
         return "–"
     tone: Tone = "bad" if row.findings else "good"
     found = f"{units.counted(row.findings, 'finding')}, " if row.findings else ""
-    return badge(f"{found}good up to {row.verified}", tone)
+    return badge([f"{found}good up to ", log_at(row.verified)], tone)
 
 
 PAGES: Final = (Page("/pipelines", "Pipelines", "Pipelines", _pipelines),)

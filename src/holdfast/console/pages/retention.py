@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
+from holdfast.console.call import CONFIRM_FIELD, Action, Call, Done, Form, Input, Limit, Page, link, whole
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.jobs import SNAPSHOT, job_of
 from holdfast.console.parts import (
@@ -19,6 +19,7 @@ from holdfast.console.parts import (
     bar,
     code,
     commands,
+    copied,
     live,
     moment,
     notice,
@@ -27,7 +28,8 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.console.values import log_at
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
 
 KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
@@ -107,13 +109,19 @@ def _ages(call: Call, found: LogStorage) -> Html:
     def part(row: tuple[str, AgeOfLog]) -> Html:
         return bar(row[1].bytes, whole, f"Bytes that are {row[0]}", is_good=True) if whole else text_of("–")
 
+    starts = dict(zip(names, [0.0, *(band.seconds_max or 0.0 for band in found.ages)], strict=False))
+
+    def newest_of(row: tuple[str, AgeOfLog]) -> str:
+        """The log from the newest object of an age back."""
+        return link("/log", time=units.utc(found.at_ms - starts[row[0]] * 1000)) if starts[row[0]] else "/log"
+
     rows = table(
         call,
         "ages",
         [
-            Column("Age", lambda row: row[0]),
-            Column("Objects", lambda row: units.count(row[1].objects), is_number=True),
-            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True),
+            Column("Age", lambda row: row[0], href=newest_of),
+            Column("Objects", lambda row: units.count(row[1].objects), is_number=True, href=newest_of),
+            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True, href=newest_of),
             Column("Part of the log", part, is_number=True),
         ],
         list(zip(names, found.ages, strict=True)),
@@ -131,11 +139,13 @@ def _snapshots(call: Call, found: LogStorage) -> Html:
         call,
         "snapshots",
         [
-            Column("Version", lambda row: code(str(row.version), copy=True), lambda row: row.version),
+            Column(
+                "Version", lambda row: [log_at(row.version), " ", copied(str(row.version))], lambda row: row.version
+            ),
             Column("Keys", lambda row: units.count(row.rows), lambda row: row.rows, is_number=True),
             Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
             Column("Parts", lambda row: units.count(row.parts), is_number=True),
-            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot))),
+            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot) + "#h-batches")),
         ],
         found.snapshots,
         caption="Snapshots, newest first",
@@ -152,7 +162,7 @@ def _checkpoints(call: Call, found: LogStorage) -> Content:
         call,
         "checkpoints",
         [
-            Column("After version", lambda row: str(row.version), lambda row: row.version),
+            Column("After version", lambda row: log_at(row.version), lambda row: row.version),
             Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
         ],
         found.checkpoints,
@@ -168,6 +178,12 @@ def keeps(policy: PolicyState) -> str:
     if policy.max_age_seconds is not None:
         return f"the last {units.duration(policy.max_age_seconds)}"
     return policy.text if policy.max_bytes is None else f"the last {units.size(policy.max_bytes)}"
+
+
+def keeps_of(policy: RetentionPolicy) -> str:
+    """The same of a policy that is not set yet."""
+    state = PolicyState(policy.keep_from_version, policy.max_age_seconds, policy.max_bytes, policy.keep)
+    return keeps(state)
 
 
 def _policies(call: Call, answer: RetentionAnswer) -> Html:
@@ -187,7 +203,7 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
             Column("Keeps", lambda row: keeps(row[1])),
             Column(
                 "From version",
-                lambda row: "–" if row[1].from_version is None else str(row[1].from_version),
+                lambda row: "–" if row[1].from_version is None else log_at(row[1].from_version),
                 is_number=True,
             ),
             Column(
@@ -195,9 +211,14 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
                 lambda row: "–" if row[1].held_seconds is None else units.duration(age(row)),
                 age,
                 is_number=True,
+                href=lambda row: link("/log", at=row[1].from_version),
             ),
             Column(
-                "Holds", lambda row: "–" if row[1].held_bytes is None else units.size(held(row)), held, is_number=True
+                "Holds",
+                lambda row: "–" if row[1].held_bytes is None else units.size(held(row)),
+                held,
+                is_number=True,
+                href=lambda _: "#h-bytes-by-age",
             ),
             Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
         ],
@@ -215,8 +236,13 @@ def _holds(call: Call, answer: RetentionAnswer) -> Html:
         "holds",
         [
             Column("Reader", lambda row: element("code", row[0])),
-            Column("From version", lambda row: str(row[1].from_version), is_number=True),
-            Column("Snapshot", lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot), is_number=True),
+            Column("From version", lambda row: log_at(row[1].from_version), is_number=True),
+            Column(
+                "Snapshot",
+                lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot),
+                is_number=True,
+                href=lambda _: "#h-snapshots",
+            ),
             Column("Until", lambda row: moment(row[1].expires_ms)),
         ],
         rows,
@@ -242,12 +268,8 @@ async def _set_form(call: Call) -> Form:
     try:
         now = amounts(msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage))
     except HoldfastError as error:
-        now = f"How much that would be is not known: {error.statement()}."
+        now = f"How much is how old is not known: {error.statement()}."
     others = ", ".join(f"{name} ({keeps(policy)})" for name, policy in sorted(answer.policies.items()))
-    old = answer.policies.get(call.form.get("policy", "").strip())
-    replaced = None
-    if old is not None:
-        replaced = notice("warn", f"The policy exists and keeps {keeps(old)}: this replaces it.")
     return Form(
         effect=[
             element(
@@ -255,20 +277,36 @@ async def _set_form(call: Call) -> Form:
             ),
             element("p", "What no policy needs is removed for good, once the log has a snapshot. ", now),
             element("p", f"Policies now: {others or 'none'}. One with the same name is replaced."),
-            replaced,
+            element("p", "What this one would remove is shown before it is set."),
         ],
-        button="Set the policy",
+        button="Plan",
         back="/retention",
         inputs=(
             Input("policy", "Name", "", required=True),
             Input("kind", "What it keeps", KINDS[0], "choice", choices=KINDS),
             Input("amount", "Seconds, bytes or the version", "", "number", note="empty to keep everything"),
         ),
-        typed="set retention" if old is None else "replace it",
     )
 
 
-async def _set(call: Call) -> Done:
+async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tuple[Content, tuple[Limit, ...]]:
+    """What a change of a policy would remove now, and the limit that a person confirms."""
+    try:
+        plan = await call.service.log.plan_retention(name, policy)
+    except Unavailable as error:
+        said = f"What it would remove is not known: {error.statement()}. Ask again in a moment."
+        return notice("warn", said), (Limit("object", 0, is_exact=False),)
+    why = element("p", said_of(plan.warning)) if plan.warning else None
+    if not plan.remove_through:
+        return [element("p", element("strong", "Now it would remove nothing.")), why], ()
+    going = Limit("object", plan.objects, plan.is_whole)
+    size = f"{'' if plan.is_whole else 'at least '}{units.size(plan.bytes)} ({plan.bytes:,} bytes)"
+    through = ["every version up to ", log_at(plan.remove_through)]
+    warning = ["Now it would remove ", element("strong", f"{going}, {size}"), ": ", through, ". This cannot be undone."]
+    return [notice("warn", *warning), why], (going,)
+
+
+async def _set(call: Call) -> Done | Form:
     name, kind, amount = call.form.get("policy", "").strip(), call.form.get("kind", ""), call.form.get("amount", "")
     if not NAME.fullmatch(name):
         raise InvalidRequest("a policy's name has letters, digits, dots, dashes and underscores, at most 128")
@@ -283,8 +321,31 @@ async def _set(call: Call) -> Done:
             policy = RetentionPolicy(keep="everything")
         case _:
             raise InvalidRequest("a policy keeps one of what the form offers")
+    confirm = await _confirmed(call, name, policy)
+    if CONFIRM_FIELD not in call.form or confirm.problems_with(call.form):
+        return confirm
     await call.service.log.set_retention(name, policy)
-    return Done(f"The policy {name} is set.", "/retention")
+    return Done(f"The policy {name} is set; it keeps {keeps_of(policy)}.", "/retention")
+
+
+async def _confirmed(call: Call, name: str, policy: RetentionPolicy) -> Form:
+    """The form that names what a policy would remove."""
+    old = (await call.service.log.retention()).policies.get(name)
+    replaced = f"The policy exists and keeps {keeps(old)}: this replaces it." if old is not None else ""
+    planned, limits = await _planned(call, name, policy)
+    return Form(
+        effect=[
+            element("p", "Sets the policy ", element("strong", name), f", which keeps {keeps_of(policy)}."),
+            notice("warn", replaced) if replaced else None,
+            planned,
+            element("p", "Later it removes more, as the log grows and becomes older, without asking."),
+        ],
+        button="Set the policy",
+        back="/retention/set",
+        inputs=tuple(Input(each, "", call.form.get(each, ""), "hidden") for each in ("policy", "kind", "amount")),
+        typed="set retention" if old is None else "replace it",
+        limits=limits,
+    )
 
 
 async def _remove_form(call: Call) -> Form:
@@ -294,6 +355,7 @@ async def _remove_form(call: Call) -> Form:
     if policy is None:
         raise InvalidRequest("there is no such policy", policy=name)
     held = "" if policy.held_bytes is None else f", now {units.size(policy.held_bytes)}"
+    planned, limits = await _planned(call, name, None)
     rest = len(answer.policies) - 1
     left = (
         f"{rest} policies are left, and what none of them needs is removed."
@@ -304,10 +366,12 @@ async def _remove_form(call: Call) -> Form:
         effect=[
             element("p", "Removes the policy ", element("strong", name), f", which keeps {keeps(policy)}{held}."),
             element("p", left),
+            planned,
         ],
         button="Remove the policy",
         back="/retention",
         typed=name,
+        limits=limits,
     )
 
 

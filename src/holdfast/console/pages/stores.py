@@ -29,9 +29,11 @@ from holdfast.console.pages.stores_acts import (
     PUBLISH,
     PURGE,
     REDELIVER,
+    RESUME,
     REWIND,
     ROLLBACK,
     SUSPEND,
+    UNTIL_RESUMED,
 )
 from holdfast.console.parts import (
     Column,
@@ -47,6 +49,7 @@ from holdfast.console.parts import (
     facts,
     live,
     moment,
+    notice,
     refusal,
     section,
     table,
@@ -60,8 +63,14 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 QUEUES: Final = ("shared", "standard")
 
 
-def _number(title: str, name: str, text: Callable[[float], str] = units.count) -> Column[Document]:
-    return Column(title, lambda row: text(count_of(row, name)), lambda row: count_of(row, name), is_number=True)
+def _number(title: str, name: str, href: Callable[[Document], str] | None = None) -> Column[Document]:
+    return Column(
+        title,
+        lambda row: units.count(count_of(row, name)),
+        lambda row: count_of(row, name),
+        is_number=True,
+        href=href,
+    )
 
 
 def _rate(value: float | None) -> str:
@@ -103,6 +112,7 @@ async def _cluster(call: Call) -> Html:
             "State",
             "suspended" if suspended else "serves",
             tone="bad" if suspended else "good",
+            href="#h-definition",
             note=f"revision {cluster.get('revision')}",
         ),
         tile(
@@ -132,11 +142,14 @@ async def _cluster(call: Call) -> Html:
         tile(
             "Pages",
             units.size(number(pages.get("allocated"))),
+            href="/#room",
             note=bar(number(pages.get("in_use")), number(pages.get("allocated")), "Pages"),
         ),
     )
-    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in CLUSTER_ACTIONS]
-    return text_of([head, element("div", acts, class_="actions spaced")])
+    offered = [each for each in CLUSTER_ACTIONS if each is not (SUSPEND if suspended else RESUME)]
+    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in offered]
+    said = notice("bad", f"Publishing and delivering are refused (no_quorum). {UNTIL_RESUMED}") if suspended else None
+    return text_of([said, head, element("div", acts, class_="actions spaced")])
 
 
 async def _store_table(call: Call) -> Html:
@@ -146,17 +159,35 @@ async def _store_table(call: Call) -> Html:
     def published(row: Document) -> float | None:
         return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row))
 
+    def messages(row: Document) -> str:
+        return link("/messages", store=name_of(row))
+
+    def part(name: str) -> Callable[[Document], str]:
+        return lambda row: f"{link('/store', store=name_of(row))}#{name}"
+
     return table(
         call,
         "stores",
         [
             Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
-            _number("Messages", "messages"),
-            Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True),
-            Column("Published", lambda row: _rate(published(row)), lambda row: published(row) or 0.0, is_number=True),
-            _number("Durables", "durables"),
-            _number("Publishers", "publishers"),
-            _number("Unmatched", "unmatched"),
+            _number("Messages", "messages", messages),
+            Column(
+                "Bytes",
+                _bytes_bar,
+                lambda row: count_of(row, "bytes"),
+                is_number=True,
+                href=part("h-durables"),
+            ),
+            Column(
+                "Published",
+                lambda row: _rate(published(row)),
+                lambda row: published(row) or 0.0,
+                is_number=True,
+                href=part("store"),
+            ),
+            _number("Durables", "durables", part("h-durables")),
+            _number("Publishers", "publishers", part("store")),
+            _number("Unmatched", "unmatched", part("h-durables")),
             Column(
                 "Kept",
                 lambda row: "on disk" if row.get("replicated") else "in memory",
@@ -260,9 +291,19 @@ async def _store_facts(call: Call, store: str) -> Html:
             note=bar(messages, limit, "Messages", units.count),
         ),
         tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
-        tile("Published", "–" if published is None else units.rate(published), note="between the last two scrapes"),
-        tile("Next number", units.count(count_of(part, "next_seq")), note="of a message"),
-        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered"),
+        tile(
+            "Published",
+            "–" if published is None else units.rate(published),
+            href=link("/messages", store=store),
+            note="between the last two scrapes",
+        ),
+        tile(
+            "Next number",
+            units.count(count_of(part, "next_seq")),
+            href=link("/messages", store=store),
+            note="of a message",
+        ),
+        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered; no page lists them"),
         tile(
             "Unmatched",
             units.count(count_of(part, "unmatched")),
@@ -274,55 +315,86 @@ async def _store_facts(call: Call, store: str) -> Html:
 
 async def _durable_table(call: Call, store: str) -> Html:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
-    watcher, now_ms = call.watcher, time.time() * 1000
-
-    def acknowledged(row: Document) -> float | None:
-        return watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
-
-    def oldest(row: Document) -> float:
-        since = count_of(row, "oldest_ms")
-        return max(0.0, now_ms - since) if since else 0.0
-
     rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
     note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
     note += f"lines of {DURABLES_MAX:,} durables."
     shown = table(
         call,
         "durables",
-        [
-            Column(
-                "Durable",
-                lambda row: anchor(name_of(row), link("/durable", store=store, durable=name_of(row))),
-                name_of,
-            ),
-            Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
-            _number("Backlog", "backlog"),
-            _number("Held", "unacknowledged"),
-            _number("Parked", "parked"),
-            _number("Dead letters", "dead_letters"),
-            _number("Redelivered", "redelivered"),
-            Column(
-                "Acknowledged",
-                lambda row: _rate(acknowledged(row)),
-                lambda row: acknowledged(row) or 0.0,
-                is_number=True,
-            ),
-            Column(
-                "Oldest", lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–", oldest, is_number=True
-            ),
-            Column(
-                "Subscribers",
-                lambda row: str(len(documents(row.get("subscribers")))),
-                lambda row: len(documents(row.get("subscribers"))),
-                is_number=True,
-            ),
-        ],
+        _durable_columns(call, store),
         rows,
         caption="Durables",
         empty="No durable: messages of this store are not kept.",
         text=name_of,
     )
     return text_of([shown, live("without-figures", element("p", note, class_="note") if rest else None)])
+
+
+def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
+    now_ms = time.time() * 1000
+
+    def acknowledged(row: Document) -> float | None:
+        return call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
+
+    def oldest(row: Document) -> float:
+        since = count_of(row, "oldest_ms")
+        return max(0.0, now_ms - since) if since else 0.0
+
+    def part(name: str) -> Callable[[Document], str]:
+        return lambda row: f"{link('/durable', store=store, durable=name_of(row))}#{name}"
+
+    return [
+        Column("Durable", name_of, name_of, href=lambda row: link("/durable", store=store, durable=name_of(row))),
+        Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
+        _number("Backlog", "backlog", part("h-backlog-over-time")),
+        _number("Held", "unacknowledged", part("h-subscribers")),
+        parked_column(store),
+        _number("Dead letters", "dead_letters", lambda row: _dead_letters_of(store, row)),
+        _number("Redelivered", "redelivered", part("durable")),
+        Column(
+            "Acknowledged",
+            lambda row: _rate(acknowledged(row)),
+            lambda row: acknowledged(row) or 0.0,
+            is_number=True,
+            href=part("h-subscribers"),
+        ),
+        Column(
+            "Oldest",
+            lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–",
+            oldest,
+            is_number=True,
+            href=lambda row: content_of(store, row),
+        ),
+        Column(
+            "Subscribers",
+            lambda row: str(len(documents(row.get("subscribers")))),
+            lambda row: len(documents(row.get("subscribers"))),
+            is_number=True,
+            href=part("h-subscribers"),
+        ),
+    ]
+
+
+def content_of(store: str, row: Document) -> str:
+    """Where the messages of a durable are, or the keys of a map."""
+    if row.get("type") == "map":
+        return link("/map", store=store, map=name_of(row))
+    return link("/messages", store=store, durable=name_of(row))
+
+
+def _dead_letters_of(store: str, row: Document) -> str:
+    return link("/messages", store=str(row.get("dead_letter_store") or store))
+
+
+def parked_column(store: str) -> Column[Document]:
+    """How many messages each durable of a store has parked; nothing for a kind of durable that parks none."""
+    return Column(
+        "Parked",
+        lambda row: units.count(count_of(row, "parked")) if row.get("type") in QUEUES else "–",
+        lambda row: count_of(row, "parked"),
+        is_number=True,
+        href=lambda row: link("/messages", store=store, durable=name_of(row), parked=1),
+    )
 
 
 async def _parameters(call: Call, target: str) -> Html:
@@ -378,7 +450,7 @@ async def _durable(call: Call) -> Html:
             ),
             element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
             live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
-            section("Subscribers", _subscribers(call, part)),
+            section("Subscribers", _subscribers(call, part, content_of(store, part))),
             section(
                 "Parameters",
                 live(
@@ -393,11 +465,7 @@ async def _durable(call: Call) -> Html:
 
 def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
     is_map = part.get("type") == "map"
-    looks = (
-        button("Look at the map", link("/map", store=store, map=name))
-        if is_map
-        else button("Browse messages", link("/messages", store=store, durable=name))
-    )
+    looks = button("Look at the map" if is_map else "Browse messages", content_of(store, part))
     queue = part.get("type") in QUEUES
     return [
         looks,
@@ -409,12 +477,11 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
     ]
 
 
-def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
-    parked, dying, oldest = count_of(part, "parked"), count_of(part, "dying"), count_of(part, "oldest_ms")
-    acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+def _waiting(store: str, part: Document) -> list[Html]:
+    """What a durable has."""
+    oldest, browsed = count_of(part, "oldest_ms"), content_of(store, part)
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
-    expired = document(document(part.get(COUNTS)).get("expired"))
-    return tiles(
+    return [
         tile(
             "Backlog",
             units.count(count_of(part, "backlog")),
@@ -430,20 +497,29 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
         tile(
             "Messages",
             units.count(messages),
-            href=link("/map", store=store, map=name)
-            if part.get("type") == "map"
-            else link("/messages", store=store, durable=name),
+            href=browsed,
             note=bar(messages, number(part.get("message_limit")), "Messages", units.count),
         ),
-        tile("Bytes", units.size(size), note=bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
         tile(
             "Oldest",
             moment(oldest) if oldest else "–",
+            href=browsed,
             note=f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits",
         ),
+    ]
+
+
+def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
+    parked, dying = count_of(part, "parked"), count_of(part, "dying")
+    acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+    expired = document(document(part.get(COUNTS)).get("expired"))
+    return tiles(
+        *_waiting(store, part),
         tile(
             "Acknowledged",
             "–" if acknowledged is None else units.rate(acknowledged),
+            href="#h-subscribers",
             note=f"{units.count(count_of(part, 'acknowledged'))} in all",
         ),
         tile(
@@ -456,17 +532,19 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
         tile(
             "Dead letters",
             units.count(count_of(part, "dead_letters")),
-            href=link("/messages", store=str(part.get("dead_letter_store") or store)),
+            href=_dead_letters_of(store, part),
             note=f"{units.count(dying)} on their way",
         ),
         tile(
             "Redelivered",
             units.count(count_of(part, "redelivered")),
+            href="#h-subscribers",
             note=f"{units.count(count_of(part, 'ack_wait_lapsed'))} not acknowledged in time",
         ),
         tile(
             "Expired",
             units.count(sum(number(value) for value in expired.values())),
+            href="#h-parameters",
             note=join([f"{key} {units.count(number(value))}" for key, value in expired.items()], ", "),
         ),
     )
@@ -482,7 +560,7 @@ def _backlog(call: Call, store: str, name: str) -> Html:
     return section("Backlog over time", chart(values, "Backlog", units.count, span=span, tall=True), note)
 
 
-def _subscribers(call: Call, part: Document) -> Html:
+def _subscribers(call: Call, part: Document, browsed: str) -> Html:
     return table(
         call,
         "subscribers",
@@ -496,8 +574,14 @@ def _subscribers(call: Call, part: Document) -> Html:
                 lambda row: units.count(number(row.get("unacknowledged"))),
                 lambda row: number(row.get("unacknowledged")),
                 is_number=True,
+                href=lambda _: browsed,
             ),
-            Column("Takes more", lambda row: units.count(number(row.get("room"))), is_number=True),
+            Column(
+                "Takes more",
+                lambda row: units.count(number(row.get("room"))),
+                is_number=True,
+                href=lambda _: "#h-parameters",
+            ),
             Column("Address", lambda row: str(row.get("address") or "–")),
             Column("Since", lambda row: moment(number(row.get("since_ms")))),
             Column("Last delivery", lambda row: moment(number(row.get("delivered_ms")))),

@@ -9,14 +9,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
 from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import Content, element
+from holdfast.console.pages import stores_limits
 from holdfast.console.parts import anchor, notice
-from holdfast.console.service import Document, document, number
+from holdfast.console.service import Document, document, documents, number
 from holdfast.console.units import counted
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 
@@ -59,33 +62,41 @@ def _defining(
         given = document_of(call.form.get("parameters", ""), "the parameters")
         known = await _existing(call, what, target(call, name), name)
         if known is not None:
+            passed = _passed_limits(what, given, known)
             confirm = replace(
-                await form(call), effect=replacing(what, name, known, given), typed=name, button="Replace"
+                await form(call), effect=[replacing(what, name, known, given), passed], typed=name, button="Replace"
             )
             if "confirm" not in call.form or confirm.problems_with(call.form):
                 return confirm
         await call.service.change("PUT", target(call, name), given)
-        return Done(f"The {what} {name} is defined.", shown(call, name))
+        how = "is defined" if known is None else "is defined again"
+        named = f" with {', '.join(sorted(given))}" if given else " with the defaults"
+        return Done(f"The {what} {name} {how}{named}.", shown(call, name))
 
     return form, act
 
 
 async def _existing(call: Call, what: str, target: str, name: str) -> Document | None:
-    """The parameters that it has now, None where there is none."""
+    """What there is now, None where there is nothing."""
     if what == "template":
         found = await call.service.collection(target.rpartition("/")[0], "templates")
-        part = next((each for each in found if each.get("name") == name), None)
-    else:
-        try:
-            part = await call.service.read(target)
-        except NotFound:
-            return None
-    return None if part is None else {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
+        return next((each for each in found if each.get("name") == name), None)
+    try:
+        return await call.service.read(target)
+    except NotFound:
+        return None
+
+
+def _passed_limits(what: str, changed: Document, part: Document) -> Content:
+    """What the limits of a change do at once, None where they do nothing."""
+    of = {"store": stores_limits.of_store, "durable": stores_limits.of_durable}.get(what)
+    lines = [] if of is None else of(changed, part)
+    return notice("warn", " ".join(lines)) if lines else None
 
 
 def replacing(what: str, name: str, known: Document, given: Document) -> Content:
     """What defining an existing thing again changes: what is not named gets its default."""
-    not_named = {key: value for key, value in known.items() if key not in given and value}
+    not_named = {key: value for key, value in known.items() if key not in {*given, *NOT_PARAMETERS} and value}
     lost = element("p", "Not named, so reset to their defaults where they differ: ") if not_named else None
     return [
         notice("warn", f"The {what} {name} exists. This replaces all of its parameters; to change some, edit it."),
@@ -158,7 +169,7 @@ def _editing(
         known = {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
         return Form(
             effect=[
-                element("p", f"Changes the parameters of {what} that differ from what is in force."),
+                element("p", f"Changes the parameters of the {what} that differ from what is in force."),
                 element("p", "A change that would delete messages has to be confirmed with their number."),
             ],
             button="Change",
@@ -173,10 +184,18 @@ def _editing(
         part = await call.service.read(target(call))
         given = document_of(call.form.get("parameters", ""), "the parameters")
         changed = changed_by(part, given, document_of(call.form.get("shown", ""), "what the form showed"))
-        confirm = await _changing(call, await form(call), "PATCH", target(call), changed)
+        asked = _asking(await form(call), changed, _passed_limits(what, changed, part))
+        if asked.seen and not asked.is_seen_in(call.form):
+            return asked
+        confirm = await _changing(call, asked, "PATCH", target(call), changed)
         return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
     return form, act
+
+
+def _asking(form: Form, changed: Document, passed: Content) -> Form:
+    """The form of a change that asks once more, for these values, where they pass a limit; else the form itself."""
+    return replace(form, effect=[form.effect, passed], seen=msgspec.json.encode(changed).decode()) if passed else form
 
 
 def changed_by(part: Document, given: Document, shown: Document) -> Document:
@@ -214,8 +233,10 @@ async def _delete_store_form(call: Call) -> Form:
 
 async def _delete_store(call: Call) -> Done:
     store = call.required("store")
+    part = await call.service.read(store_path(store))
     await call.service.stores.delete_store(store)
-    return Done(f"The store {store} is deleted.", "/stores")
+    gone = f"{limit_of(part, 'messages', 'message')} of {limit_of(part, 'durables', 'durable')}"
+    return Done(f"The store {store} is deleted, with {gone}.", "/stores")
 
 
 async def _on_durable(call: Call, effect: str, label: str) -> Form:
@@ -243,9 +264,10 @@ async def _purge(call: Call) -> Done:
 
 
 async def _delete_durable(call: Call) -> Done:
-    name = call.required("durable")
-    await call.service.stores.delete_durable(call.required("store"), name)
-    return Done(f"The durable {name} is deleted.", _to_store(call))
+    store, name = call.required("store"), call.required("durable")
+    part = await call.service.read(durable_path(store, name))
+    await call.service.stores.delete_durable(store, name)
+    return Done(f"The durable {name} is deleted, with {limit_of(part, 'messages', 'message')}.", _to_store(call))
 
 
 async def _delete_template_form(call: Call) -> Form:
@@ -449,7 +471,9 @@ async def _rollback(call: Call) -> Done | Form:
     confirm = await _changing(call, await _rollback_form(call), "POST", "/v1/cluster/rollback", {"revision": revision})
     if confirm is not None:
         return confirm
-    return Done(f"The definition of revision {revision} is in force again.", "/stores")
+    call.service.forget()
+    number_now = (await call.service.read("/v1/cluster")).get("revision")
+    return Done(f"The definition of revision {revision} is in force again, as revision {number_now}.", "/stores")
 
 
 CLUSTER_PARAMETERS: Final = (
@@ -472,18 +496,28 @@ async def _edit_cluster_form(call: Call) -> Form:
     )
 
 
-async def _edit_cluster(call: Call) -> Done:
-    await _change_definition(call, "cluster", "parameters")
-    return Done("The parameters of the cluster are changed.", "/stores")
+async def _edit_cluster(call: Call) -> Done | Form:
+    changed = await _changed_part(call, "cluster", "parameters")
+    revisions = len(documents((await call.service.read("/v1/cluster/history")).get("history")))
+    lines = stores_limits.of_cluster(changed, await call.service.read("/v1/cluster"), revisions)
+    asked = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
+    if asked.seen and not asked.is_seen_in(call.form):
+        return asked
+    return Done(f"Changed in revision {await _change_part(call, 'cluster', changed)}.", "/stores")
 
 
-async def _change_definition(call: Call, part: str, field: str) -> None:
-    """Change what a person changed of one part of the definition. Raises: as ``changed_by``."""
+async def _changed_part(call: Call, part: str, field: str) -> Document:
+    """What a person changed of one part of the definition. Raises: as ``changed_by``."""
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
     given = document_of(call.form.get(field, ""), f"the {field}")
     shown = document_of(call.form.get("shown", ""), "what the form showed")
-    changed = changed_by(document(definition.get(part)), given, shown)
-    await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
+    return changed_by(document(definition.get(part)), given, shown)
+
+
+async def _change_part(call: Call, part: str, changed: Document) -> str:
+    """Change one part of the definition: its new revision, and what was changed."""
+    answer = await call.service.change("PATCH", "/v1/cluster/definition", {part: changed})
+    return f"{answer.get('revision')}: {', '.join(sorted(changed))}"
 
 
 async def _edit_permissions_form(call: Call) -> Form:
@@ -509,8 +543,16 @@ async def _edit_permissions_form(call: Call) -> Form:
 
 
 async def _edit_permissions(call: Call) -> Done:
-    await _change_definition(call, "permissions", "permissions")
-    return Done("Users and roles are changed.", "/definition")
+    changed = await _changed_part(call, "permissions", "permissions")
+    revision = await _change_part(call, "permissions", changed)
+    return Done(f"Users and roles are changed in revision {revision}.", "/definition")
+
+
+UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so does a restart or another leader."
+
+
+def _messages_of(cluster: Document) -> str:
+    return counted(int(number(cluster.get("messages"))), "message")
 
 
 def figures_of(cluster: Document) -> str:
@@ -518,21 +560,29 @@ def figures_of(cluster: Document) -> str:
     stores, durables = (counted(int(number(cluster.get(name))), name[:-1]) for name in ("stores", "durables"))
     pages = document(cluster.get("log"))
     taken, used = units.size(number(pages.get("allocated"))), units.size(number(pages.get("in_use")))
-    messages = counted(int(number(cluster.get("messages"))), "message")
-    return f"Now: {stores}, {durables}, {messages}; pages of {taken}, of which {used} are in use."
+    return f"Now: {stores}, {durables}, {_messages_of(cluster)}; pages of {taken}, of which {used} are in use."
 
 
 def _cluster_command(
-    name: ClusterCommand, title: str, effect: str, *, typed: str | None = None, inputs: tuple[Input, ...] = ()
+    name: ClusterCommand,
+    title: str,
+    effect: str,
+    came_of_it: Callable[[Document, Document], str],
+    *,
+    typed: str | None = None,
+    inputs: tuple[Input, ...] = (),
 ) -> Action:
+    """A command to the cluster. ``came_of_it`` says what was done, of its answer and of the cluster after it."""
+
     async def form(call: Call) -> Form:
         said = element("p", figures_of(await call.service.read("/v1/cluster")))
         return Form(effect=[element("p", effect), said], button=title, back="/stores", inputs=inputs, typed=typed)
 
     async def act(call: Call) -> Done:
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
-        await call.service.stores.cluster_command(name, given or None)
-        return Done(f"{title}: done.", "/stores")
+        answer = await call.service.stores.cluster_command(name, given or None)
+        call.service.forget()
+        return Done(came_of_it(answer, await call.service.read("/v1/cluster")), "/stores")
 
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 
@@ -585,9 +635,9 @@ DEFINE_TEMPLATE: Final = _action(
     ),
 )
 EDIT_STORE: Final = _action(
-    "/store/edit", "Edit a store", _editing("the store", lambda call: store_path(call.required("store")), _to_store)
+    "/store/edit", "Edit a store", _editing("store", lambda call: store_path(call.required("store")), _to_store)
 )
-EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("the durable", _durable_target, _to_durable))
+EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("durable", _durable_target, _to_durable))
 DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
 DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _delete_durable_form, _delete_durable)
 DELETE_TEMPLATE: Final = Action(
@@ -605,25 +655,47 @@ EDIT_PERMISSIONS: Final = Action(
     "/stores/permissions", "Edit users and roles", "Stores", _edit_permissions_form, _edit_permissions
 )
 SAVE: Final = _cluster_command(
-    "save", "Save", "Writes a checkpoint of the stores' index now, so that the next start reads less."
+    "save",
+    "Save",
+    "Writes a checkpoint of the stores' index now, so that the next start reads less.",
+    lambda _, cluster: f"Saved: the index on disk has {_messages_of(cluster)}.",
 )
 COMPACT: Final = _cluster_command(
-    "compact", "Compact", "Moves the messages that are still needed out of old pages, and removes these pages."
+    "compact",
+    "Compact",
+    "Moves the messages that are still needed out of old pages, and removes these pages.",
+    lambda answer, _: (
+        f"Compacted: the pages take {units.size(number(answer.get('allocated')))}, before it "
+        f"{units.size(number(answer.get('allocated_before')))}; {units.size(number(answer.get('in_use')))} are in use."
+    ),
 )
 BACKUP: Final = _cluster_command(
     "backup",
     "Backup",
     "Copies the stores into a folder next to them on the leader's machine. It may take a while.",
+    lambda answer, cluster: (
+        f"Backed up: {_messages_of(cluster)} are in {answer.get('path')} on the leader's machine. "
+        "holdfast stores restore makes stores of it."
+    ),
     inputs=(Input("name", "Name of the folder", "", required=True),),
 )
 SUSPEND: Final = _cluster_command(
     "suspend",
     "Suspend",
-    "Stops every store: publishing and delivering are refused with no_quorum until the service is started again. "
-    "Nothing in the console ends that.",
+    "Stops every store: publishing and delivering are refused with no_quorum, and connected subscribers are "
+    f"disconnected. {UNTIL_RESUMED} Until then clients wait, and nothing is lost.",
+    lambda _, cluster: (
+        f"Suspended: {counted(int(number(cluster.get('stores'))), 'store')} serve nothing. {UNTIL_RESUMED}"
+    ),
     typed="suspend",
 )
-CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND)
+RESUME: Final = _cluster_command(
+    "resume",
+    "Resume",
+    "Serves every store again: publishers go on, and subscribers connect again by themselves.",
+    lambda _, cluster: f"Resumed: {counted(int(number(cluster.get('stores'))), 'store')} with {_messages_of(cluster)}.",
+)
+CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND, RESUME)
 ACTIONS: Final = (
     DEFINE_STORE, DEFINE_DURABLE, DEFINE_TEMPLATE, EDIT_STORE, EDIT_DURABLE, DELETE_STORE, DELETE_DURABLE,
     DELETE_TEMPLATE, PURGE, REWIND, REDELIVER, PUBLISH, ROLLBACK, EDIT_CLUSTER, EDIT_PERMISSIONS, *CLUSTER_ACTIONS,

@@ -145,6 +145,11 @@ document.addEventListener("change", (event) => {
   if (event.target.matches?.("form[data-auto] select, form[data-auto] input[type=checkbox]")) event.target.form.requestSubmit();
 });
 
+// On a phone the menu is one row that scrolls: the page that is open is in its view.
+const menu = document.querySelector(".sections");
+const opened = menu?.querySelector("[aria-current]");
+if (opened) menu.scrollLeft = opened.offsetLeft - menu.offsetLeft - (menu.clientWidth - opened.offsetWidth) / 2;
+
 writeTimes(document);
 showState();
 if (document.querySelector("[data-live]")) {

@@ -8,13 +8,27 @@ import msgspec
 import structlog
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.retention.policies import CONFIGURATION, decode_policy, remove_policy, require_id, set_policy
+from holdfast.retention.policies import (
+    CONFIGURATION,
+    decode_policy,
+    remove_policy,
+    require_id,
+    require_valid,
+    set_policy,
+)
 from holdfast.retention.truncator import Truncator
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
-from holdfast.wire.log import HoldState, PolicyState, RetentionAnswer, RetentionPolicy
+from holdfast.wire.log import (
+    HoldState,
+    PolicyState,
+    RetentionAnswer,
+    RetentionPlan,
+    RetentionPlanRequest,
+    RetentionPolicy,
+)
 
 log = structlog.get_logger("holdfast.server.commit.retention")
 
@@ -104,6 +118,19 @@ async def _delete(host: RetentionHost, call: Call) -> Response:
     return json_response(host.answer())
 
 
+async def _plan(host: RetentionHost, call: Call) -> Response:
+    try:
+        asked = msgspec.json.decode(await call.body(POLICY_BYTES_MAX), type=RetentionPlanRequest)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the plan is not valid: {error}") from error
+    name, truncator = require_id(asked.policy_id), host.leading()
+    if asked.policy is None:
+        return json_response(await truncator.plan(remove_policy(name)))
+    require_valid(asked.policy)
+    head = host.gateway.leading().local_version()
+    return json_response(await truncator.plan(set_policy(name, asked.policy, head=head)))
+
+
 def retention_routes(host: RetentionHost) -> tuple[Route, ...]:
     """The rows of the route table."""
     one = "/v1/retention/{policy_id:any}"
@@ -126,5 +153,11 @@ def retention_routes(host: RetentionHost) -> tuple[Route, ...]:
             method="DELETE", path=one, role=Role.ADMIN, summary="Remove a retention policy",
             handler=partial(_delete, host), parameters=(name,), answers={JSON: RetentionAnswer},
             codes=(Code.NOT_LEADER, Code.NOT_FOUND, Code.STORE_UNAVAILABLE), tag="admin",
+        ),
+        Route(
+            method="POST", path="/v1/admin/retention-plan", role=Role.ADMIN,
+            summary="What a retention policy, or its removal, would remove now; it changes nothing",
+            handler=partial(_plan, host), body={JSON: RetentionPlanRequest}, answers={JSON: RetentionPlan},
+            codes=(*_CODES, Code.NOT_FOUND), tag="admin",
         ),
     )  # fmt: skip

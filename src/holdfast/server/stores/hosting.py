@@ -150,10 +150,14 @@ class StoreHost:
             opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:
-        """Serve nothing more but the cluster's own routes, until a restart."""
+        """Serve nothing more but the cluster's own routes, until ``resume`` or a restart."""
         self.suspended = True
         for socket in list(self.sockets):
             socket.fail(Unavailable("the cluster is suspended", code=Code.NO_QUORUM))
+
+    def resume(self) -> None:
+        """Serve everything again. Clients that waited come back by themselves."""
+        self.suspended = False
 
     def tell_statistics(self, every_seconds: float) -> None:
         """Write statistics into the log lines from now on; 0 writes none."""

@@ -687,7 +687,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
         current_member_count=0 if suspended else 1,
         members_in_quorum=[] if suspended else [member],
         members_not_in_quorum=[member] if suspended else [],
-        errors=["suspended: restart the service"] if suspended else [],
+        errors=["suspended: resume it, or restart the service"] if suspended else [],
     )
 
 
@@ -725,7 +725,7 @@ async def _get_quorum(call: StoreCall) -> Response:
 async def force_quorum(call: StoreCall) -> Response:
     """``POST /v1/cluster/force-quorum``: a cluster of one has it, or is suspended, which no force ends."""
     if call.host.suspended:
-        raise InvalidRequest("the cluster is suspended: restart the service", code=Code.NO_QUORUM)
+        raise InvalidRequest("the cluster is suspended: resume it, or restart the service", code=Code.NO_QUORUM)
     return call.answer(_quorum(call))
 
 
@@ -733,6 +733,11 @@ async def _suspend(call: StoreCall) -> Response:
     call.host.suspend()
     with _disk_named():
         await call.opened.service.checkpoint()
+    return call.answer(_quorum(call))
+
+
+async def _resume(call: StoreCall) -> Response:
+    call.host.resume()
     return call.answer(_quorum(call))
 
 
@@ -773,9 +778,10 @@ def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
             answer=QuorumResponse, codes=(Code.NO_QUORUM,),
         ),
         row(
-            "POST", "/suspend", administer, "Serve nothing more until a restart", _suspend,
+            "POST", "/suspend", administer, "Serve nothing more until it is resumed or restarted", _suspend,
             answer=QuorumResponse, codes=(Code.STORE_UNAVAILABLE,),
         ),
+        row("POST", "/resume", administer, "Serve again what was suspended", _resume, answer=QuorumResponse),
         row(
             "POST", "/save", administer, "Write everything that is kept into the index", save,
             answer=NothingMore, codes=(Code.STORE_UNAVAILABLE,),

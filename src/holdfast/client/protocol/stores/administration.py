@@ -34,7 +34,7 @@ from holdfast.wire.stores import REDELIVER_MAX, EntriesResponse, Entry, LockedRe
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with the values in force and its counts."""
 
-ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
+ClusterCommand = Literal["suspend", "resume", "save", "backup", "compact", "force-quorum"]
 
 
 class Redelivered(msgspec.Struct, frozen=True):

@@ -1,0 +1,69 @@
+"""What a limit does that is set below what is there already: a person confirms it with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from holdfast.console import units
+from holdfast.console.documents import count_of
+from holdfast.console.service import Document, document, number
+from holdfast.stores.definitions.reader import byte_size
+
+REFUSED: Final = "publishes are refused, and publishers wait, until it is reached again"
+NOT_KEPT: Final = (
+    "new messages are not kept in this durable until it is reached again, and their publishers get no error"
+)
+
+
+def _limit(changed: Document, name: str) -> int | None:
+    """A limit that a change sets; None for one that it does not set, removes, or that the service will refuse."""
+    try:
+        return byte_size(changed.get(name)) or None
+    except ValueError:
+        return None
+
+
+def _passed(changed: Document, messages: float, size: float, effect: str) -> list[str]:
+    found: list[str] = []
+    rows: Sequence[tuple[str, float, Callable[[float], str], str]] = (
+        ("message_limit", messages, units.count, "messages"),
+        ("bytelimit", size, units.size, "of messages"),
+    )
+    for name, used, text, noun in rows:
+        limit = _limit(changed, name)
+        if limit is not None and used >= limit:
+            over = (
+                f", {text(used - limit)} more than {name} {text(limit)}"
+                if used > limit
+                else f", as many as {name} allows"
+            )
+            found.append(f"There are {text(used)} {noun}{over}: {effect}.")
+    return found
+
+
+def of_store(changed: Document, part: Document) -> list[str]:
+    """What the limits that a change of a store sets do at once."""
+    return _passed(changed, count_of(part, "messages"), count_of(part, "bytes"), REFUSED)
+
+
+def of_durable(changed: Document, part: Document) -> list[str]:
+    """The same of a durable. With ``discard: old`` it loses messages, which the service counts and asks about."""
+    if (changed.get("discard") or part.get("discard")) == "old":
+        return []
+    return _passed(changed, count_of(part, "messages"), count_of(part, "bytes"), NOT_KEPT)
+
+
+def of_cluster(changed: Document, cluster: Document, revisions: int) -> list[str]:
+    """The same of the cluster, which has this many ``revisions`` of its definition."""
+    found = _passed(changed, number(cluster.get("messages")), number(cluster.get("bytes")), REFUSED)
+    disk, fraction = document(cluster.get("disk")), changed.get("max_disk_fraction")
+    used, capacity = number(disk.get("used")), number(disk.get("capacity"))
+    if isinstance(fraction, int | float) and used >= fraction * capacity:
+        room = units.size(fraction * capacity)
+        found.append(f"The disk has {units.size(used)} in use, and max_disk_fraction allows {room}: {REFUSED}.")
+    kept = changed.get("max_deployment_history")
+    if isinstance(kept, int) and 0 < kept < revisions:
+        gone = units.counted(revisions - kept, "revision")
+        found.append(f"The oldest {gone} of {revisions} are forgotten: the definition cannot be rolled back to them.")
+    return found
