@@ -29,9 +29,9 @@ from holdfast.console.html import Html, element, text_of
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import ACTIONS, PAGES
 from holdfast.console.parts import notice, refusal, why
+from holdfast.console.reading.service import Service
+from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
-from holdfast.console.service import Service
-from holdfast.console.watcher import Watcher
 from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied
 
 _logger = logging.getLogger("holdfast.console")

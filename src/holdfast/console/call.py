@@ -13,9 +13,9 @@ from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.console.options import ConsoleOptions
+    from holdfast.console.reading.service import Service
+    from holdfast.console.reading.watcher import Watcher
     from holdfast.console.security import Session
-    from holdfast.console.service import Service
-    from holdfast.console.watcher import Watcher
 
 Section = Literal[
     "Overview", "Log", "Keys", "Stores", "Messages", "Maps", "Retention", "Cluster", "Pipelines", "Configuration"

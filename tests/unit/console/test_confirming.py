@@ -28,7 +28,7 @@ from holdfast.console.pages.stores_acts import (
     limit_of,
     losses_of,
 )
-from holdfast.console.service import Document
+from holdfast.console.reading.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.wire.log import Found, VersionAnswer
 from holdfast.wire.stores import Entry

@@ -18,7 +18,7 @@ from holdfast.console.pages.messages import fact_of
 from holdfast.console.pages.retention import REMOVE, SET, amounts, said_of
 from holdfast.console.pages.stores import _cluster, _durable, _history, _store
 from holdfast.console.pages.stores_acts import BACKUP, EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
-from holdfast.console.service import Document, Member
+from holdfast.console.reading.service import Document, Member
 from holdfast.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer, RetentionPlan
 

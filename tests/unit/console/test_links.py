@@ -15,14 +15,14 @@ import pytest
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import PointRead, Write
 from holdfast.console.call import Call
-from holdfast.console.exposition import Scrape
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import PAGES, leaders
 from holdfast.console.pages.jobs import job_of
 from holdfast.console.pages.pipelines import Table, _kept
+from holdfast.console.reading.exposition import Scrape
+from holdfast.console.reading.service import Document, Member, Service
+from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import Session
-from holdfast.console.service import Document, Member, Service
-from holdfast.console.watcher import Watcher
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import (
     AgeOfLog,

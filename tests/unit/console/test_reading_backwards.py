@@ -10,8 +10,8 @@ from typing import Self, cast
 import pytest
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
-from holdfast.console import backwards
-from holdfast.console.service import Service
+from holdfast.console.reading import backwards
+from holdfast.console.reading.service import Service
 from holdfast.errors import Code, HoldfastError
 
 OLD, NEW = (10, 20, 30), (100_000_040, 100_000_050)

@@ -15,8 +15,8 @@ from holdfast.console.frame import state_of
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.overview import _health
 from holdfast.console.pages.stores_acts import DEFINE_STORE
-from holdfast.console.service import NEED_ROLE, Document, Service
-from holdfast.console.watcher import Watcher
+from holdfast.console.reading.service import NEED_ROLE, Document, Service
+from holdfast.console.reading.watcher import Watcher
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
 
 ROLES = {NEED_ROLE["admin"]: 3, NEED_ROLE["write"]: 2}

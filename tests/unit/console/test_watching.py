@@ -11,17 +11,17 @@ from typing import cast
 import pytest
 
 from holdfast.console import units
-from holdfast.console.alerts import ALERTS, TWO_LEADERS, alerts_of
 from holdfast.console.call import Call
-from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.frame import state_of
 from holdfast.console.html import text_of
 from holdfast.console.pages.overview import _as_of, _health, _stuck_stores
 from holdfast.console.pages.runbooks import markdown
 from holdfast.console.parts import address_shown, name_shown, whole_name
-from holdfast.console.service import Member, Service
+from holdfast.console.reading.alerts import ALERTS, TWO_LEADERS, alerts_of
+from holdfast.console.reading.exposition import Scrape, quantile
+from holdfast.console.reading.service import Member, Service
+from holdfast.console.reading.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.console.values import key_link, value_of
-from holdfast.console.watcher import DURABLES_MAX, MINUTES_MAX, SCRAPES_MAX, Watcher
 from holdfast.wire.log import Liveness
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,7 +163,9 @@ def test_another_process_of_the_same_address_begins_new_figures() -> None:
 
 def test_a_page_says_that_the_service_is_silent_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("holdfast.console.watcher.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(
+        "holdfast.console.reading.watcher.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0)
+    )
 
     async def wait() -> list[str]:
         service = Silent()

@@ -10,7 +10,6 @@ from typing import Final
 
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
-from holdfast.console.exposition import Scrape
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.leaders import begins_of, leaders, missing
 from holdfast.console.parts import (
@@ -27,7 +26,8 @@ from holdfast.console.parts import (
     section,
     table,
 )
-from holdfast.console.service import Member
+from holdfast.console.reading.exposition import Scrape
+from holdfast.console.reading.service import Member
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, Unavailable
 

@@ -20,7 +20,7 @@ from holdfast.console.parts import (
     section,
     table,
 )
-from holdfast.console.service import Document, documents
+from holdfast.console.reading.service import Document, documents
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_LEVEL: Final = "/v1/admin/log-level"

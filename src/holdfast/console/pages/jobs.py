@@ -8,10 +8,11 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.client.protocol.stores.messages import query_of
-from holdfast.console import backwards, units
+from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import Tone, action, anchor, badge, bar, code, facts, moment, notice
+from holdfast.console.reading import backwards
 from holdfast.console.values import log_at
 from holdfast.errors import InvalidRequest, PermissionDenied
 from holdfast.wire.log import LogJobState

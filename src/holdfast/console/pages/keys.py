@@ -10,8 +10,7 @@ import msgspec
 
 from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
-from holdfast.console import backwards, units
-from holdfast.console.backwards import Wanted
+from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import (
@@ -30,6 +29,8 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
+from holdfast.console.reading import backwards
+from holdfast.console.reading.backwards import Wanted
 from holdfast.console.values import (
     bytes_of,
     compared,

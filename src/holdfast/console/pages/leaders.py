@@ -10,7 +10,7 @@ from holdfast.console import units
 from holdfast.console.call import Call, link
 from holdfast.console.html import Html, element, text_of
 from holdfast.console.parts import Column, code, moment, table
-from holdfast.console.service import Document, documents, number
+from holdfast.console.reading.service import Document, documents, number
 from holdfast.console.values import log_at
 from holdfast.values import VERSION_JUMP
 

@@ -11,8 +11,7 @@ import msgspec
 from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.client.protocol.stores.messages import query_of
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, Write
-from holdfast.console import backwards, units
-from holdfast.console.backwards import Found, Wanted
+from holdfast.console import units
 from holdfast.console.call import Call, Page, link, whole
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.jobs import VERIFY, job_of
@@ -35,7 +34,9 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.console.service import Document, documents, number
+from holdfast.console.reading import backwards
+from holdfast.console.reading.backwards import Found, Wanted
+from holdfast.console.reading.service import Document, documents, number
 from holdfast.console.values import bytes_of, key_link, log_at, value_of
 from holdfast.errors import InvalidRequest
 from holdfast.wire.log import TransactionInLog

@@ -11,7 +11,6 @@ from holdfast.client.protocol.stores.administration import Lock
 from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
-from holdfast.console.documents import count_of, name_of
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.parts import (
     Column,
@@ -30,7 +29,8 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.service import Document, document, documents, number
+from holdfast.console.reading.documents import count_of, name_of
+from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry

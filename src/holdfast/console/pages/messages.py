@@ -9,7 +9,6 @@ import msgspec
 from holdfast.client.protocol.stores.messages import durable_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Page, link
-from holdfast.console.documents import count_of
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.stores import content_of, parked_column
 from holdfast.console.pages.stores_acts import PUBLISH, REDELIVER
@@ -29,7 +28,8 @@ from holdfast.console.parts import (
     table,
     whole_name,
 )
-from holdfast.console.service import Document, documents
+from holdfast.console.reading.documents import count_of
+from holdfast.console.reading.service import Document, documents
 from holdfast.console.values import form_choice, form_named, value_of
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.values.messages import Delivery

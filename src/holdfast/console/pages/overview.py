@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.alerts import alerts_of, are_closed, full_stores
 from holdfast.console.call import Call, Page, link
-from holdfast.console.documents import name_of
-from holdfast.console.exposition import Scrape, quantile
 from holdfast.console.html import Content, Html, element, text_of
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
 from holdfast.console.parts import (
@@ -34,8 +31,11 @@ from holdfast.console.parts import (
     tiles,
     why,
 )
-from holdfast.console.service import document
-from holdfast.console.watcher import Watcher
+from holdfast.console.reading.alerts import alerts_of, are_closed, full_stores
+from holdfast.console.reading.documents import name_of
+from holdfast.console.reading.exposition import Scrape, quantile
+from holdfast.console.reading.service import document
+from holdfast.console.reading.watcher import Watcher
 from holdfast.errors import HoldfastError
 
 TONES_OF_STORES: Final[Mapping[str, Tone]] = {"open": "good", "held": "warn", "suspended": "bad"}

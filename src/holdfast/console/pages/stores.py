@@ -11,7 +11,6 @@ import msgspec
 from holdfast.client.protocol.stores.messages import durable_path, store_path
 from holdfast.console import units
 from holdfast.console.call import Call, Page, link
-from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, name_of, yaml_of
 from holdfast.console.html import Content, Html, element, join, text_of
 from holdfast.console.pages.stores_acts import (
     CLUSTER_ACTIONS,
@@ -56,8 +55,9 @@ from holdfast.console.parts import (
     tile,
     tiles,
 )
-from holdfast.console.service import Document, document, documents, number
-from holdfast.console.watcher import DURABLES_MAX
+from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, name_of, yaml_of
+from holdfast.console.reading.service import Document, document, documents, number
+from holdfast.console.reading.watcher import DURABLES_MAX
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 
 QUEUES: Final = ("shared", "standard")

@@ -15,11 +15,11 @@ from holdfast.client.protocol.stores.administration import ClusterCommand
 from holdfast.client.protocol.stores.messages import durable_path, store_path, template_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Limit, link, whole
-from holdfast.console.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.html import Content, element
 from holdfast.console.pages import stores_limits
 from holdfast.console.parts import anchor, notice
-from holdfast.console.service import Document, document, documents, number
+from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
+from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.units import counted
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 

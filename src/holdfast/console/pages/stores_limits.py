@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.documents import count_of
-from holdfast.console.service import Document, document, number
+from holdfast.console.reading.documents import count_of
+from holdfast.console.reading.service import Document, document, number
 from holdfast.stores.definitions.reader import byte_size
 
 REFUSED: Final = "publishes are refused, and publishers wait, until it is reached again"

@@ -6,7 +6,7 @@ from typing import Final, cast
 
 import yaml
 
-from holdfast.console.service import Document, document, number
+from holdfast.console.reading.service import Document, document, number
 from holdfast.errors import InvalidRequest
 
 COUNTS: Final = "counts"

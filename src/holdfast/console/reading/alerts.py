@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.exposition import Scrape, quantile
-from holdfast.console.watcher import Watcher
+from holdfast.console.reading.exposition import Scrape, quantile
+from holdfast.console.reading.watcher import Watcher
 
 RECENT_SECONDS: Final = 60.0
 COMMIT_SECONDS_MAX: Final = 1.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
-from holdfast.console.service import Service
+from holdfast.console.reading.service import Service
 from holdfast.errors import Code, HoldfastError, NotFound, Unavailable
 
 SECONDS_MAX: Final = 2.0

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.console import units
-from holdfast.console.exposition import Scrape, quantile
-from holdfast.console.service import Member, Service
+from holdfast.console.reading.exposition import Scrape, quantile
+from holdfast.console.reading.service import Member, Service
 from holdfast.errors import HoldfastError, Unavailable
 
 _logger = logging.getLogger("holdfast.console")
