@@ -13,6 +13,7 @@ any other lane.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -184,6 +185,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(ROOT / "tests") and item.path.relative_to(ROOT / "tests").parts[0] in REAL_LANES:
             item.add_marker(second_try)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What all tests were collected into stays: no garbage collection of a test walks it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
