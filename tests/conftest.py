@@ -35,6 +35,8 @@ SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 DURATIONS = os.environ.get("HOLDFAST_DURATIONS")
 NO_SKIPS = PROVE or os.environ.get("CI") == "true"
 
+gc.disable()  # until all tests are collected: what a collection makes stays
+
 settings.register_profile("test", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("small", settings.get_profile("test"), max_examples=30)
 settings.register_profile("prove", settings.get_profile("test"), max_examples=2_000)
@@ -192,6 +194,7 @@ def pytest_collection_finish() -> None:
     """What all tests were collected into stays: no garbage collection of a test walks it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
