@@ -178,10 +178,9 @@ def main() -> int:
     """Import what commands need, serve, and be each command that is forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import holdfast.server.run
-    from holdfast.cli.main import application
     from holdfast.cli.main import main as command
 
-    application()
+    command(["--help"])  # the parser of the command line is made once
     del holdfast
     gc.collect()
     gc.freeze()  # the children share these pages as long as nobody counts in them
