@@ -59,14 +59,14 @@ class ForkedCommand:
 
     def poll(self) -> int | None:
         """The exit code, None as long as it runs."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and self._has_ended(0):
             self.wait()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; minus the signal that ended it. Raises: subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not self._has_ended(timeout):
                 raise subprocess.TimeoutExpired("holdfast", timeout or 0)
             self.returncode = self._number()
             self._status.close()
@@ -85,6 +85,11 @@ class ForkedCommand:
     def kill(self) -> None:
         """``kill -9``."""
         self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        waiting = select.poll()  # select() refuses descriptors from 1,024 on
+        waiting.register(self._status, select.POLLIN)
+        return bool(waiting.poll(None if timeout is None else timeout * 1000.0))
 
     def _number(self) -> int:
         data = self._status.read(4)
