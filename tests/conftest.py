@@ -13,6 +13,7 @@ any other lane.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -33,6 +34,8 @@ PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 DURATIONS = os.environ.get("HOLDFAST_DURATIONS")
 NO_SKIPS = PROVE or os.environ.get("CI") == "true"
+
+gc.disable()  # until all tests are collected: what a collection makes stays
 
 settings.register_profile("test", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("small", settings.get_profile("test"), max_examples=30)
@@ -184,6 +187,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(ROOT / "tests") and item.path.relative_to(ROOT / "tests").parts[0] in REAL_LANES:
             item.add_marker(second_try)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What all tests were collected into stays: no garbage collection of a test walks it again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The real server as a process: started as a user would start it, and killed as a machine would kill it."""
+"""The real server as a process: with the command line of a user, and killed as a machine would kill it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-SERVE = (sys.executable, "-m", "holdfast.cli.main", "serve")
+from tests.fork_server import ForkedCommand
+
 READY_SECONDS_MAX = 100.0
 WORKER_START_SECONDS = 0.5
 STOP_SECONDS_MAX = 60.0
@@ -27,7 +28,7 @@ class ServerEnded(Exception):
 
 
 class ServerProcess:
-    """One ``holdfast serve``. Its standard error goes to a file in ``directory``."""
+    """One ``holdfast serve``, which ends with the tests. Its standard error goes to a file in ``directory``."""
 
     def __init__(
         self,
@@ -42,12 +43,8 @@ class ServerProcess:
         self.output = directory / f"server-{port}-{time.monotonic_ns()}.log"
         paths = os.pathsep.join(path for path in sys.path if path)
         with self.output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [
-                    *("setpriv", "--pdeathsig", "KILL", *SERVE),
-                    *("--log", log_url, "--listen", f"127.0.0.1:{port}", *flags),
-                ],
-                stdin=subprocess.DEVNULL,
+            self._process = ForkedCommand(
+                ["serve", "--log", log_url, "--listen", f"127.0.0.1:{port}", *flags],
                 stdout=output,
                 stderr=output,
                 cwd=directory,

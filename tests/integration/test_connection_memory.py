@@ -116,6 +116,7 @@ def process(folder: Path, environment: pytest.MonkeyPatch, *, tls: bool) -> Iter
     finally:
         serving.signal(signal.SIGTERM)
         serving.end()
+        serving.close()
 
 
 def resident_bytes(process: Process) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.crash.server_process import NO_VIEW, children, directory_workers
+from tests.fork_server import ForkedCommand
 from tests.matrix import matrix
 from tests.mount_namespace import mount_namespace
 
@@ -35,34 +36,37 @@ class Process:
         listen: str = "127.0.0.1:0",
         without_override: bool = False,
         view: bool = False,
+        forked: bool = False,
     ) -> None:
-        # A superuser may write anywhere, unless this right is taken away.
-        limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-        self.process = subprocess.Popen(
-            [
-                *("env", "--default-signal=HUP,INT"),  # one that ignores them, as under nohup, goes on
-                *(limits if without_override else []),
-                *(sys.executable, "-m", "holdfast.cli.main", "serve"),
-                *("--log", log if isinstance(log, str) else log.as_uri(), "--listen", listen, *arguments),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **({} if view else NO_VIEW),
-                "PYTHONPATH": "src",
-                "HOLDFAST_LEADER__SILENCE_MS": "400",
-                "HOLDFAST_LEADER__HEARTBEAT_MS": "100",
-            },
-        )
+        words = ["serve", "--log", log if isinstance(log, str) else log.as_uri(), "--listen", listen, *arguments]
+        environment = {
+            **os.environ,
+            **({} if view else NO_VIEW),
+            "PYTHONPATH": "src",
+            "HOLDFAST_LEADER__SILENCE_MS": "400",
+            "HOLDFAST_LEADER__HEARTBEAT_MS": "100",
+        }
+        (output, their_output), (errors, their_errors) = os.pipe(), os.pipe()
+        self.output, self.errors = open(output, encoding="utf-8"), open(errors, encoding="utf-8")  # noqa: SIM115
+        self.process: ForkedCommand | subprocess.Popen[bytes]
+        with open(their_output, "wb") as stdout, open(their_errors, "wb") as stderr:
+            if forked:
+                self.process = ForkedCommand(words, stdout=stdout, stderr=stderr, env=environment)
+            else:
+                # A superuser may write anywhere, unless this right is taken away.
+                limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+                command = [
+                    *("env", "--default-signal=HUP,INT"),  # one that ignores them, as under nohup, goes on
+                    *(limits if without_override else []),
+                    *(sys.executable, "-m", "holdfast.cli.main"),
+                ]
+                self.process = subprocess.Popen([*command, *words], stdout=stdout, stderr=stderr, env=environment)
         self.leader_id = ""
         self.address = ""
 
     def line(self) -> str:
         """The next line on standard output."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        return self.output.readline()
 
     def ready(self) -> Process:
         line = self.line()
@@ -73,8 +77,16 @@ class Process:
 
     def end(self) -> tuple[int, str]:
         """The exit code and standard error."""
-        _, errors = self.process.communicate(timeout=SECONDS_MAX)
-        return self.process.returncode, errors
+        errors = self.errors.read()
+        return self.process.wait(SECONDS_MAX), errors
+
+    def close(self) -> None:
+        """End the process, if it has not ended."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(SECONDS_MAX)
+        self.output.close()
+        self.errors.close()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -122,35 +134,31 @@ def view_processes(pid: int) -> list[int]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
+    """Starts services by fork; ``forked=False`` starts the true command, for laws of its start and its end."""
     started: list[Process] = []
 
-    def start_one(*arguments: str, log: Path | str | None = None, **how: Any) -> Process:
-        started.append(Process(log or tmp_path / "log", *arguments, **how))
+    def start_one(*arguments: str, log: Path | str | None = None, forked: bool = True, **how: Any) -> Process:
+        started.append(Process(log or tmp_path / "log", *arguments, forked=forked, **how))
         return started[-1]
 
     yield start_one
     for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            one.process.communicate(timeout=SECONDS_MAX)
+        one.close()
 
 
 def test_a_hangup_stops_nothing_and_a_terminal_that_is_gone_neither(start: Any) -> None:
-    server = start("--init").ready()
-    assert server.process.stderr is not None and server.process.stdout is not None
-    server.process.stderr.close()  # as a terminal that is gone: every further line of the log fails
+    server = start("--init", forked=False).ready()
+    server.errors.close()  # as a terminal that is gone: every further line of the log fails
     for _ in range(3):
         server.signal(signal.SIGHUP)
         assert server.commit() > 0
     server.signal(signal.SIGTERM)
     assert server.process.wait(SECONDS_MAX) == 0
-    server.process.stdout.close()
 
 
 @pytest.mark.parametrize("number", matrix([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(start: Any, number: int) -> None:
-    first = start("--init").ready()
+    first = start("--init", forked=False).ready()
     version = first.commit()
     first.signal(number)
     code, errors = first.end()
@@ -205,7 +213,7 @@ def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     line = standby.line()
     assert line == f"standby leader_id={first.leader_id} leader_address={first.address}\n"
     first.process.kill()
-    first.process.wait(timeout=SECONDS_MAX)
+    first.process.wait(SECONDS_MAX)
     standby.ready()
     assert standby.key("a2V5")["version"] == version
 
@@ -250,18 +258,18 @@ def test_a_log_that_may_not_be_written_exits_2_at_once_and_is_named(start: Any, 
     log = tmp_path / "log"
     (log / "batches").mkdir(parents=True)
     (log / closed).chmod(0o555)
-    code, errors = start("--init", log=log, without_override=True).end()
+    code, errors = start("--init", log=log, without_override=True, forked=False).end()
     assert code == 2 and f"path={log / closed}" in errors and "this user may not read, write and enter" in errors
 
 
 def test_a_directory_that_may_not_be_made_exits_2_at_once(start: Any, tmp_path: Path) -> None:
     (tmp_path / "parent").mkdir(mode=0o555)
-    code, errors = start("--init", log=tmp_path / "parent" / "log", without_override=True).end()
+    code, errors = start("--init", log=tmp_path / "parent" / "log", without_override=True, forked=False).end()
     assert code == 2 and f"path={tmp_path / 'parent'}" in errors
 
 
 def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcome(start: Any) -> None:
-    server = start("--init", "--set", "server.drain_seconds_max=4").ready()
+    server = start("--init", "--set", "server.drain_seconds_max=4", forked=False).ready()
     assert server.commit() > 0
     workers = directory_workers(server.process.pid)
     assert workers
@@ -285,7 +293,7 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
 
 def test_a_stop_that_a_thread_holds_up_ends_in_time_with_6(start: Any, tmp_path: Path) -> None:
     """The interpreter waits for its threads at the end, and a view process that cannot be ended holds one up."""
-    server = start("--init", "--set", "server.drain_seconds_max=2", view=True).ready()
+    server = start("--init", "--set", "server.drain_seconds_max=2", view=True, forked=False).ready()
     assert server.commit() > 0
     server.key("a2V5")  # the view process is there
     (child,) = view_processes(server.process.pid)
@@ -347,7 +355,7 @@ def test_a_signal_ends_a_start_with_init_while_the_store_does_not_answer(
         if listening:
             asked, _ = store.accept()  # the request stays without an answer until the end
         else:
-            errors = iter(process.process.stderr.readline, "")
+            errors = iter(process.errors.readline, "")
             assert any("store_unavailable" in line for line in errors)
         process.signal(signal.SIGTERM)
         assert process.end()[0] == 0
@@ -387,5 +395,5 @@ def test_a_unix_socket_is_served_and_one_left_behind_is_taken_over(start: Any, t
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         if round_number == 0:
             server.process.kill()
-            server.process.wait(timeout=SECONDS_MAX)
+            server.process.wait(SECONDS_MAX)
             assert path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import shutil
@@ -20,7 +21,10 @@ from tests.rgw import free_port
 from holdfast import Client, StoreClient
 from holdfast.client import BlockingTransaction
 from holdfast.client.stores import SubscriberOptions
+from holdfast.commit.format.transaction import Delete, Transaction
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.errors import Closed
+from holdfast.objects.memory import MemoryStore
 
 SETTINGS = {
     "HOLDFAST_LEADER__SILENCE_MS": "2000",
@@ -515,21 +519,38 @@ def test_a_copy_from_before_a_truncation_is_made_again(tmp_path: Path) -> None:
         assert [b64decode(each["body"]).decode() for each in kept["messages"]][:3] == ["seen", "late", "gone"]
 
 
+async def fill(log: Path, batches: int) -> None:
+    """Let another leader add batches to a log, in memory: the newest 1,000 slots always stay."""
+    store = MemoryStore()
+    names = [f"batches/{path.name}" for path in (log / "batches").iterdir() if path.name.isdigit()]
+    for name in names:
+        await store.create(name, (log / name).read_bytes())
+    leader = await CommitService.lead(store, ServiceOptions(take_over=True, probe=False))
+    for _ in range(batches):
+        done: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
+        leader.submit([CommitEntry(Transaction([Delete(b"k")]), done.set_result)])
+        await done
+    await leader.step_down()
+    await leader.close()
+    for row in await store.list("batches/", limit=2 * batches):
+        if row.key not in names:
+            (log / row.key).write_bytes(await store.read(row.key))
+
+
 def test_a_machine_without_files_serves_the_stores_of_a_truncated_log(tmp_path: Path) -> None:
     url = begin(tmp_path)
     with machines(tmp_path, url) as (first, second):
-        first.serve(**QUICK)
+        first.serve()
         define(first)
         first.publish("kept")
-        key = b64encode(b"k").decode()
+        first.server.kill()
+        asyncio.run(fill(tmp_path / "log", 1_200))
+        first.serve("--take-over", **QUICK)
         until = time.monotonic() + 60
         while not first.ask("GET", "/v1/retention")[1].get("truncated_through"):
-            for _ in range(120):  # a truncation lets go of 100 objects at least
-                first.publish("gone")
-            first.ask("POST", "/v1/commit", {"operations": [{"type": "delete", "key": key}]})
-            seqs = [seq for seq, body, _ in first.take(500) if body == "gone"]
-            first.acknowledge(*seqs)
+            first.publish("later")
             assert time.monotonic() < until, first.ask("GET", "/v1/retention")
+            time.sleep(0.1)
         first.server.kill()
         second.serve("--take-over")
         status, kept = second.ask("GET", "/v1/stores/orders/durables/work/browse?max=500")

@@ -163,6 +163,7 @@ def test_stores_that_another_process_has_open_are_served_when_it_closes_them(tmp
             second.wait_until_leading()
             while "stores_held" not in second.tail():
                 assert second.running, second.tail()
+                time.sleep(POLL_SECONDS)
             status, answer = ask(second, "GET", "/v1/stores")
             assert (status, answer["error"]["message"]) == (503, "the stores are not open yet")
             # Commits get through, so who balances them sends them; who balances messages asks for the stores, too.

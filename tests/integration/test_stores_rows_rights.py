@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import POLL_SECONDS, ServerProcess
 from tests.matrix import matrix
 from tests.rgw import free_port
 
@@ -146,6 +147,7 @@ def service(
     process.wait_until_leading()
     while asked(process, "PUT", "/v1/cluster/definition", definition(), token="").status == 503:
         assert process.running, process.tail()
+        time.sleep(POLL_SECONDS)
     yield process
     process.kill()
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():

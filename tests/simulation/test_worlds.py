@@ -18,7 +18,8 @@ from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
 from tests.worlds.log.world import EVENTS_MIN, run_world
 
 FIXED_SEEDS = range(24)
-SEEDS = (1,) if os.environ.get("HOLDFAST_SMALL") == "1" else (1, 2, 3)
+SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
+SEEDS = (1,) if SMALL else (1, 2, 3)
 SLOW_MUTANT = "page_one_key_short"
 """The search over all states of the protocol finds it, too, and quickly."""
 SMALL_BLOCKS = "stores-small-blocks"
@@ -53,8 +54,8 @@ def test_fresh_worlds_keep_every_promise(prove: bool, record_property: RecordPro
 def test_every_mutant_of_the_log_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the mutant keeps every promise.
-    MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 
@@ -74,7 +75,8 @@ def test_retention_removes_nothing_that_is_needed(prove: bool, record_property: 
 def test_every_mutant_of_retention_is_caught(name: str, record_property: RecordProperty) -> None:
     found = RETENTION_MUTANTS.catch(name)
     assert found.seed is not None, f"{RETENTION_MUTANTS[name].rule}: not caught in {RETENTION_MUTANTS.seeds_max} seeds"
-    RETENTION_MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        RETENTION_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 
@@ -93,7 +95,8 @@ def test_what_stores_in_the_log_confirm_every_later_leader_knows(prove: bool, re
 def test_every_mutant_of_stores_in_the_log_is_caught(name: str, record_property: RecordProperty) -> None:
     found = JOURNAL_MUTANTS.catch(name)
     assert found.seed is not None, f"{JOURNAL_MUTANTS[name].rule}: not caught in {JOURNAL_MUTANTS.seeds_max} seeds"
-    JOURNAL_MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        JOURNAL_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 
@@ -113,7 +116,8 @@ def test_a_mirror_and_its_promotion_keep_every_promise(prove: bool, record_prope
 def test_every_mutant_of_mirrors_is_caught(name: str, record_property: RecordProperty) -> None:
     found = COPY_MUTANTS.catch(name)
     assert found.seed is not None, f"{COPY_MUTANTS[name].rule}: not caught in {COPY_MUTANTS.seeds_max} seeds"
-    COPY_MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        COPY_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.fork_server import ForkedCommand
 from tests.spark.log_builder import read_plainly
 
 from holdfast.commit.format.batch import LoggedTransaction, slot_of
@@ -28,16 +27,12 @@ class ServiceProcess:
         self.log_url = log_url or root.as_uri()
         sets = [text for setting in settings for text in ("--set", setting)]
         command = ["serve", "--log", self.log_url, "--listen", listen, "--init", *sets]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli.main", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        reading, writing = os.pipe()
+        self._output = open(reading, encoding="utf-8")  # noqa: SIM115 - as long as the service
+        with open(writing, "wb") as output:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+            self.process = ForkedCommand(command, stdout=output, cwd=root, env=environment)
+        line = self._output.readline()
         found = re.match(r"ready listen=(\S+) ", line)
         assert found, f"the service did not start: {line!r}"
         self.address = found[1]
@@ -50,12 +45,16 @@ class ServiceProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.terminate()
-        self.process.communicate(timeout=STOP_SECONDS_MAX)
+        self._wait()
 
     def kill(self) -> None:
         """As a power cut would."""
         self.process.kill()
-        self.process.communicate(timeout=STOP_SECONDS_MAX)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.process.wait(STOP_SECONDS_MAX)
+        self._output.close()
 
     def transactions(self) -> list[LoggedTransaction]:
         """Everything committed so far, read from the directory without the product's reader."""

@@ -196,6 +196,7 @@ def test_a_request_that_expired_after_it_was_decided_gets_a_verdict_and_stops_no
         until = time.monotonic() + 60
         while desk.waiting() == 6:
             assert time.monotonic() < until
+            time.sleep(0.05)
         second = an_ingest(tmp_path, desk)
         second.micro_batch(offered(spark, desk.requests), 0)
         second.close()

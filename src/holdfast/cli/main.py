@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
@@ -67,7 +68,7 @@ def _prepare_streams() -> None:
 
 def _run(words: list[str], *, as_json: bool) -> int:
     try:
-        application()(words, prog_name="holdfast")
+        _command_line()(words, prog_name="holdfast")
     except HoldfastError as error:
         print_error(error, as_json=as_json)
         return exit_of(error)
@@ -174,6 +175,14 @@ def application() -> typer.Typer:
     app.add_typer(spark.commands, name="spark")
     app.command()(transactions.bench)
     return app
+
+
+@cache
+def _command_line() -> Callable[..., object]:
+    """The parser of all commands: making it takes longer than most commands, and one process may run many."""
+    import typer
+
+    return typer.main.get_command(application())
 
 
 if __name__ == "__main__":

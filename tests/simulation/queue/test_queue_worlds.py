@@ -107,8 +107,8 @@ def test_persist_keeps_every_promise(prove: bool, record_property: RecordPropert
 def test_every_mutant_of_the_queue_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the mutant keeps every promise.
-    MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        MUTANTS[name].play(found.seed)
     record_property("queue_mutants", 1)
 
 

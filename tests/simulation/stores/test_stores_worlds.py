@@ -76,8 +76,8 @@ def first_of_its_rule(name: str) -> bool:
 def test_every_mutant_of_the_stores_is_caught(name: str, record_property: RecordProperty) -> None:
     found = MUTANTS.catch(name)
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {MUTANTS.seeds_max} seeds"
-    # The same world without the mutant keeps every promise.
-    MUTANTS[name].play(found.seed)
+    if not SMALL:  # the same world without the mutant keeps every promise
+        MUTANTS[name].play(found.seed)
     record_property("stores_mutants", 1)
 
 
