@@ -10,7 +10,7 @@ from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving
 
 from holdfast.server.stores import operations
-from holdfast.server.stores import routes_messages as redelivery
+from holdfast.server.stores.routes import messages as redelivery
 from holdfast.stores.values.commands import Publish
 from holdfast.stores.values.messages import Message
 

@@ -8,7 +8,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.server.stores.routes_administration import patched, patched_part, patched_store, with_part
+from holdfast.stores.definitions.changes import patched, patched_part, patched_store, with_part
 from holdfast.stores.definitions.cluster import definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import full_parts, keep_sections, with_parts
 from holdfast.stores.definitions.permissions import OPEN

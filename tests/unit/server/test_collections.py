@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.server.stores.routes_administration import _collection, filtered
+from holdfast.server.stores.routes.collections import collection, filtered
 
 COUNT = 400
 
@@ -32,7 +32,7 @@ class Collection:
         )
         answering = SimpleNamespace(call=call, answer=lambda answered: answered)
         names = [f"d{number:05d}" for number in range(COUNT)]
-        return cast("dict[str, Any]", _collection(cast(Any, answering), "durables", names, self.document))
+        return cast("dict[str, Any]", collection(cast(Any, answering), "durables", names, self.document))
 
     def all(self, query: list[tuple[str, str]], page_max: int) -> list[str]:
         names: list[str] = []

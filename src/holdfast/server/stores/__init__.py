@@ -6,7 +6,7 @@ Read in this order:
 2. ``operations``: publish, acknowledge, poll and browse, from a decoded request to the bytes of its response.
 3. ``deliveries``: the connected subscribers (``Subscriber``, ``Poller``) and the turn among them.
 4. ``hot_routes``: the fast requests, one handler for both kinds of connection.
-5. ``store_call``, ``routes_messages``, ``routes_administration``: every other route.
+5. ``store_call``, ``routes``: every other route.
 6. ``socket``: one WebSocket for each subscriber; ``map_watch`` is the watch of a map on it.
 
 ``access`` says who may do what in which store. ``figures`` has counts as documents, ``store_metrics`` as metrics.

@@ -16,14 +16,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import (
-    FIRST_SLOT,
-    Header,
-    ItemKind,
-    Kind,
-    object_name,
-    read_body_table,
-)
+from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
 from holdfast.commit.reading.reader import read_header
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.runtime.session import task_errors

@@ -7,9 +7,7 @@ from contextlib import aclosing
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.commit.format.batch import (
-    Header,
-)
+from holdfast.commit.format.batch import Header
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore

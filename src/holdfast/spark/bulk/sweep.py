@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numba
 import numpy as np
 
-from holdfast.spark.bulk.problem import (
+from holdfast.spark.bulk.problem import (  # fmt: skip
     CLEAR,
     COMMITTED,
     CONFLICT,
@@ -28,7 +28,7 @@ from holdfast.spark.bulk.problem import (
     Ordinals,
     Problem,
     States,
-)  # fmt: skip
+)
 from holdfast.spark.bulk.sequencing import Numbers
 
 Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]

@@ -17,14 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.requests import (
-    ChunkSummary,
-    Staged,
-    judged_chunks,
-    other_requests,
-    read_stream,
-    stream,
-)
+from holdfast.spark.bulk.requests import ChunkSummary, Staged, judged_chunks, other_requests, read_stream, stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate, Numbers
 from holdfast.spark.log.delta_output import DeltaOutput

@@ -16,13 +16,7 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.ingest.commit_stream import message_source, store_of
-from holdfast.spark.ingest.numbered_source import (
-    ANSWER_MS_MAX,
-    DurableSource,
-    NumberedSource,
-    QueueSource,
-    log_id_of,
-)
+from holdfast.spark.ingest.numbered_source import ANSWER_MS_MAX, DurableSource, NumberedSource, QueueSource, log_id_of
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN

@@ -8,13 +8,7 @@ from typing import Final
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import (
-    FIRST_SLOT,
-    Header,
-    Kind,
-    LoggedTransaction,
-    object_name,
-)
+from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, LoggedTransaction, object_name
 from holdfast.commit.format.transaction import Write, prefix_end
 from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.objects.port import ObjectStore

@@ -32,15 +32,8 @@ from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import Leadership, put_batch
-from holdfast.spark.bulk.requests import (
-    ParsedRequest,
-)
-from holdfast.spark.ingest.record import (
-    RECORDS_PREFIX,
-    GroupRecord,
-    RequestOutcome,
-    requests_digest,
-)
+from holdfast.spark.bulk.requests import ParsedRequest
+from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, RequestOutcome, requests_digest
 from holdfast.spark.runtime.store_thread import StoreThread
 
 

@@ -1,0 +1,57 @@
+"""How a request changes the definition of the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from holdfast.errors import Code, Conflict
+from holdfast.server.http.routes import Response
+from holdfast.server.stores.routes.messages import flag
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, StoreHandler, parameter, store_route
+from holdfast.stores.definitions.cluster import ClusterDefinition
+from holdfast.stores.definitions.parts import full_parts
+from holdfast.stores.values.commands import Done, Part, Redefine
+
+DEFINE_CODES: Final = (
+    *(Code.BAD_CONFIGURATION, Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.REVISION_MISMATCH),
+    Code.DELETES_MESSAGES,
+)
+DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
+change_route: Final = partial(store_route, body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE)
+
+
+async def define(
+    call: StoreCall, change: Callable[[ClusterDefinition], list[Part]], *, delete: bool | None = None
+) -> int:
+    """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
+
+    ``delete``: whether it may delete messages; None: as the request's query says.
+    """
+    may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
+    opened = call.opened
+    expected = call.call.request.headers.get("if-match")
+    in_force = opened.definitions
+    if expected is not None and expected.strip('"') != str(in_force.revision):
+        raise Conflict(
+            "another revision of the definition is in force", code=Code.REVISION_MISMATCH, revision=in_force.revision
+        )
+    parts = full_parts(in_force.cluster, change(in_force.cluster))
+    if not parts and in_force.revision:
+        return in_force.revision
+    author = opened.access.user_of(call.call.authorization) or ""
+    revision = in_force.revision + 1
+    await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
+    return revision
+
+
+def defining(change: Callable[[StoreCall, ClusterDefinition, object], list[Part]], get: StoreHandler) -> StoreHandler:
+    """A handler that applies the body as a change of the definition, and replies with the part in force."""
+
+    async def handle(call: StoreCall) -> Response:
+        document = await call.document()
+        await define(call, lambda definition: change(call, definition, document))
+        return await get(call)
+
+    return handle

@@ -1,0 +1,294 @@
+"""The routes of stores, durables and templates: the parts of a definition."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, cast
+
+import msgspec
+
+from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.server.http.routes import Response, Route
+from holdfast.server.stores.deliveries import Subscriber
+from holdfast.server.stores.figures import attached_names, figures_of
+from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.routes.collections import PAGING, collection
+from holdfast.server.stores.routes.defining import DEFINE_CODES, DELETE, change_route, define, defining
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
+from holdfast.stores.definitions.changes import (
+    patched_part,
+    patched_store,
+    store_of,
+    with_part,
+    with_store,
+    without_part,
+    without_store,
+)
+from holdfast.stores.definitions.cluster import DurableType, TemplateDefinition
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
+from holdfast.stores.machine.store import Durable
+from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Unsubscribe
+from holdfast.wire.stores import NothingMore
+
+Json = dict[str, object]
+LOCKS_SHOWN_MAX: Final = 100
+CREATOR: Final = "holdfast.http"
+"""The subscriber that is attached for a moment when PUT makes a dynamic durable."""
+
+
+# Documents
+
+
+def store_document(opened: OpenStores, name: str) -> Json:
+    """A store: what is in force, and what it holds. Raises: NotFound."""
+    definition = opened.definitions.store(name)
+    store = opened.state.stores[name]
+    return {
+        "name": name,
+        **definition.document(),
+        "counts": {
+            "messages": store.counts.live,
+            "bytes": store.counts.live_bytes,
+            "durables": len(store.durables),
+            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
+            "publishers": len(store.publishers),
+            "unmatched": store.unmatched,
+            "next_seq": store.counts.next_seq,
+        },
+    }
+
+
+def durable_document(opened: OpenStores, store: str, name: str) -> Json:
+    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
+    definition = opened.definitions.durable(store, name)
+    durable = opened.state.stores[store].durables[name]
+    return {
+        "name": name,
+        "store": store,
+        "dynamic": definition.dynamic,
+        "template": definition.template,
+        **definition.document(),
+        "counts": figures_of(durable).document(),
+        "subscribers": _subscribers(opened, store, name, durable),
+    }
+
+
+def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
+    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
+    held = dict.fromkeys(attached_names(durable), 0)
+    if isinstance(durable, Consumption):
+        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
+    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
+
+
+def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
+    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
+    document: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    if connected is None:
+        return {**document, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+    return {
+        **document,
+        "room": connected.room,
+        "address": connected.address,
+        "since_ms": connected.since_ms or None,
+        "delivered_ms": connected.delivered_ms or None,
+        "acknowledged_ms": connected.acknowledged_ms or None,
+    }
+
+
+def template_document(template: TemplateDefinition) -> Json:
+    """A template: what is in force."""
+    return {"name": template.name, **template.pattern.document()}
+
+
+# Stores
+
+
+async def _list_stores(call: StoreCall) -> Response:
+    opened, authorization = call.opened, call.call.authorization
+    problem = opened.access.problem_with(authorization, Right.BROWSE)
+    if problem is not None and problem.code == Code.UNAUTHENTICATED:
+        raise problem  # to nobody an empty list would look like a service without stores
+    visible = [
+        name for name in opened.definitions.cluster.stores if opened.access.allows(authorization, Right.BROWSE, name)
+    ]
+    return collection(call, "stores", visible, partial(store_document, opened))
+
+
+async def _get_store(call: StoreCall) -> Response:
+    call.opened.definitions.store(call.store)
+    return call.answer(store_document(call.opened, call.store))
+
+
+_put_store = defining(lambda call, known, given: with_store(known, call.store, given), _get_store)
+_patch_store = defining(lambda call, known, given: patched_store(known, call.store, given), _get_store)
+
+
+async def _delete_store(call: StoreCall) -> Response:
+    await define(call, lambda definition: without_store(definition, call.store), delete=True)
+    return call.answer(NothingMore())
+
+
+# Durables
+
+
+async def _list_durables(call: StoreCall) -> Response:
+    opened = call.opened
+    names = sorted(opened.definitions.durables(call.store))
+    return collection(call, "durables", names, partial(durable_document, opened, call.store))
+
+
+async def _get_durable(call: StoreCall) -> Response:
+    """A map also has its newest locks: a route below the map would take the name of a key."""
+    document = durable_document(call.opened, call.store, call.durable)
+    durable = call.opened.state.stores[call.store].durables[call.durable]
+    if isinstance(durable, Map):
+        locks = durable.locks.newest(LOCKS_SHOWN_MAX)
+        document["locks"] = [
+            {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "until_ms": lock.until_ms} for lock in locks
+        ]
+    return call.answer(document)
+
+
+async def put_durable(call: StoreCall) -> Response:
+    """``PUT .../durables/{durable}``: a static one, or with ``template`` a dynamic one."""
+    parameters = await call.document()
+    store_of(call.opened.definitions.cluster, call.store)
+    if isinstance(parameters, dict) and "template" in parameters:
+        await _make_dynamic(call, cast(Json, parameters))
+    else:
+        known = call.opened.definitions.find(call.store, call.durable)
+        if known is not None and known.dynamic:
+            raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
+        await define(call, lambda definition: with_part(definition, call.store, "durables", call.durable, parameters))
+    return call.answer(durable_document(call.opened, call.store, call.durable))
+
+
+async def patch_durable(call: StoreCall) -> Response:
+    """``PATCH .../durables/{durable}``: a static one."""
+    parameters = await call.document()
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
+        raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
+    patched, name = patched_part, call.durable
+    await define(call, lambda definition: patched(definition, call.store, "durables", name, parameters))
+    return call.answer(durable_document(call.opened, call.store, call.durable))
+
+
+async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
+    unknown = parameters.keys() - {"template", "matcher"}
+    template, matcher = parameters["template"], parameters.get("matcher")
+    if unknown or not isinstance(template, str):
+        raise InvalidRequest("a dynamic durable has a template, by its name, and perhaps a matcher of its own")
+    opened = call.opened
+    known = opened.definitions.find(call.store, call.durable)
+    if known is not None and known.template == template and matcher is None:
+        return
+    if known is not None and not known.dynamic:
+        raise Conflict("this durable is a static one", code=Code.TYPE_MISMATCH, durable=call.durable)
+    if opened.deliveries.connected(call.store, call.durable):
+        raise Conflict("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
+    wanted = b"" if matcher is None else msgspec.json.encode(matcher)
+    kind = opened.definitions.terms(call.store, call.durable, template).type
+    # Whoever attaches to last values follows a key; which one it is does not matter for a moment.
+    key = CREATOR if kind is DurableType.LAST_VALUE else None
+    attach = Attach(0, call.store, call.durable, CREATOR, template, wanted, key)
+    await call.submit(opened.service.submit(attach), Attached)
+    await opened.service.submit(Detach(0, call.store, call.durable, CREATOR))
+
+
+async def delete_durable(call: StoreCall) -> Response:
+    """``DELETE .../durables/{durable}``: what it keeps goes too."""
+    known = call.opened.definitions.durable(call.store, call.durable)
+    if known.dynamic:
+        await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
+    else:
+        # Only administrators change the definition; subscribers may delete dynamic durables.
+        call.opened.access.require(call.call.authorization, Right.ADMINISTER, call.store)
+        change = without_part
+        await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
+    return call.answer(NothingMore())
+
+
+# Templates
+
+
+def _template_of(call: StoreCall) -> str:
+    return call.call.path_text("template")
+
+
+async def _list_templates(call: StoreCall) -> Response:
+    store = call.opened.definitions.store(call.store)
+    return collection(call, "templates", store.templates, lambda name: template_document(store.templates[name]))
+
+
+async def _get_template(call: StoreCall) -> Response:
+    template = call.opened.definitions.store(call.store).template(_template_of(call))
+    if template is None:
+        raise NotFound("there is no such template", store=call.store, template=_template_of(call))
+    return call.answer(template_document(template))
+
+
+_put_template = defining(
+    lambda call, known, given: with_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
+_patch_template = defining(
+    lambda call, known, given: patched_part(known, call.store, "templates", _template_of(call), given), _get_template
+)
+
+
+async def _delete_template(call: StoreCall) -> Response:
+    name = _template_of(call)
+    await define(call, lambda definition: without_part(definition, call.store, "templates", name))
+    return call.answer(NothingMore())
+
+
+def part_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    stores, store = "/v1/stores", "/v1/stores/{store}"
+    durables, durable = f"{store}/durables", f"{store}/durables/{{durable}}"
+    templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
+    browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
+    change = partial(change_route, host)
+    return (
+        store_route(
+            host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True, parameters=PAGING,
+        ),
+        store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
+        change("PUT", store, administer, "Define a store", _put_store),
+        change("PATCH", store, administer, "Change the parameters of a store that are named", _patch_store),
+        store_route(
+            host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
+            answer=NothingMore, codes=DEFINE_CODES,
+        ),
+        store_route(
+            host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True,
+            parameters=PAGING,
+        ),
+        store_route(
+            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
+        ),
+        store_route(
+            host, "PUT", durable, administer, "Define a durable; with a template a dynamic one is made", put_durable,
+            body=DOCUMENT, answer=DOCUMENT, codes=(*DEFINE_CODES, Code.TOO_MANY_DURABLES, Code.DURABLE_COLLISION),
+            parameters=DELETE,
+        ),
+        change("PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable),
+        store_route(
+            host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
+            answer=NothingMore, codes=DEFINE_CODES,
+        ),
+        store_route(
+            host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True,
+            parameters=PAGING,
+        ),
+        store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
+        change("PUT", template, administer, "Define a template", _put_template),
+        change("PATCH", template, administer, "Change the parameters of a template that are named", _patch_template),
+        store_route(
+            host, "DELETE", template, administer, "Delete a template", _delete_template,
+            answer=NothingMore, codes=DEFINE_CODES,
+        ),
+    )  # fmt: skip
