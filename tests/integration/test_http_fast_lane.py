@@ -18,7 +18,7 @@ from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.run import ask_leader
+from holdfast.server.leader_question import ask_leader
 
 TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")

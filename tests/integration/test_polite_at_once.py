@@ -17,7 +17,7 @@ from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, Unavailable
 from holdfast.objects.port import Listed
-from holdfast.server.run import exit_code_of
+from holdfast.server.exits import exit_code_of
 
 DIRECTORY = "file:///log"
 SHARED = "s3://bucket/log"

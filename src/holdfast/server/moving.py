@@ -32,8 +32,8 @@ from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
+from holdfast.server.leader_question import ask_leader
 from holdfast.server.logs import configure_logs
-from holdfast.server.run import ask_leader
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
 from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files

@@ -20,52 +20,48 @@ import os
 import random
 import resource
 import signal
-import ssl
 import sys
-import threading
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 import structlog
 import uvloop
 
 from holdfast import __version__
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
-from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.feed import EventBatch
-from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import subscribe
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.truncator import NO_SNAPSHOT, STORES_NEED_IT, Truncator, TruncatorOptions
+from holdfast.retention.truncator import STORES_NEED_IT
+from holdfast.server.children.console_child import ConsoleChild, url_for_console
 from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.console_child import ConsoleChild, url_for_console
+from holdfast.server.exits import BUG, exit_code_of, hint_of
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.log_job import LogJob, seconds_of
+from holdfast.server.leader_question import ask_leader
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.reloading import Reloading, tls_of, tokens_of
 from holdfast.server.route_table import route_table
+from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.commit_parts import PartsOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
@@ -73,18 +69,11 @@ from holdfast.server.stores.in_log import LocalCopy, require_durability
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.stores.published import PublishedStores
 from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.server.upkeep import Upkeep
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
-from holdfast.settings import RetentionSettings, Settings
-from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
-from holdfast.wire.log import (
-    STANDBY_HEADER,
-    STANDBY_PROOF_HEADER,
-    ConfigurationAnswer,
-    Liveness,
-    LogJobState,
-    RetentionPolicy,
-)
+from holdfast.settings import Settings
+from holdfast.wire.log import ConfigurationAnswer
 
 GRACE_SECONDS: Final = 5.0
 AFTER_FOLLOWING_SECONDS: Final = 1.0
@@ -97,10 +86,6 @@ READER_CONNECTIONS: Final = 8
 """For readers of history."""
 UNANSWERED_MAX: Final = 2
 """How often a read may time out: one request may be lost."""
-UNBOUNDED: Final = 1 << 62
-BUG: Final = 70
-"""The exit code of a bug."""
-
 log = structlog.get_logger("holdfast.server")
 
 
@@ -150,25 +135,6 @@ def main(
         return BUG
 
 
-_EXIT_CODES: Final = {
-    Code.LEADER_ALIVE: 3,
-    Code.DEPOSED: 4,
-    Code.LEADER_CHANGED: 4,
-    Code.LOG_EMPTY: 5,
-    Code.NOT_PROMOTED: 5,
-    Code.LOG_RETIRED: 5,
-    Code.NOT_FOUND: 5,
-    Code.STORE_UNFIT: 6,
-    Code.STORE_UNAVAILABLE: 6,
-    Code.INTERNAL: BUG,
-}
-
-
-def exit_code_of(error: HoldfastError) -> int:
-    """The exit code of an error at start, or at the end of a leadership."""
-    return _EXIT_CODES.get(error.code, 2 if isinstance(error, InvalidRequest) else 6)
-
-
 class _Process:
     def __init__(
         self,
@@ -198,11 +164,9 @@ class _Process:
         self._address = ""
         self._address_is_bound = False
         self._opening: Opening | None = None
+        self._upkeep: Upkeep | None = None
         self._local_copy: LocalCopy | None = None
         """What this process has of stores that live in the log, while it stands by."""
-        self._scrubbing: asyncio.Task[None] | None = None
-        self._truncating: asyncio.Task[None] | None = None
-        self._snapshotting: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
@@ -439,8 +403,16 @@ class _Process:
 
     async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Serve the log until this leadership ends; a signal drains it first."""
+        self._upkeep = Upkeep(
+            self._settings,
+            self._metrics,
+            self._retention,
+            self._jobs,
+            oldest_checkpoint=self._oldest_checkpoint,
+            older=self._older,
+        )
         self._metrics.service = self._watch.service = service
-        self._retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
+        self._upkeep.lead(service)
         self._gateway.lead(service)
         self._view.follow(service)
         takeover = service.takeover
@@ -460,10 +432,7 @@ class _Process:
         # Commits in flight are many small objects that die young without cycles: at the usual thresholds the collector
         # walks the growing conflict window again and again for them (a third of the rate of commit streams).
         gc.set_threshold(100_000, 20, 100)
-        self._begin_scrub(service)
-        self._truncating = asyncio.ensure_future(self._retention.leading().run())
-        self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
-        self._begin_snapshots(service)
+        self._upkeep.begin(service)
         stores = self._stores
         if stores is not None:
             retention = self._retention.leading()
@@ -491,80 +460,6 @@ class _Process:
             raise stores.failed.result()
         return service.ended.result()
 
-    def _begin_scrub(self, service: CommitService) -> None:
-        settings = self._settings.log
-        if settings.scrub_days is None:
-            return
-        scrub = self._metrics.scrub = Scrub(
-            service.store,
-            service.claim,
-            service.durable_header,
-            service.damage,
-            days=settings.scrub_days,
-            bytes_per_second=settings.scrub_bytes_per_second,
-            start=random.random,
-        )
-        self._scrubbing = asyncio.ensure_future(scrub.run())
-        self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
-
-    def _begin_snapshots(self, service: CommitService) -> None:
-        settings, log_settings = self._settings.snapshots, self._settings.log
-        if log_settings.scheme == "memory":  # no other process reaches it
-            return
-        retention = self._retention.leading()
-
-        async def make() -> None:
-            snapshot.begin({})
-            await snapshot.wait()
-
-        def made(state: LogJobState) -> None:
-            facts = {name: state.result.get(name) for name in ("version", "rows", "bytes")}
-            log.info("snapshot_made", seconds=seconds_of(state), **facts)
-            schedule.look_again()
-            retention.look_now()
-
-        def verified(state: LogJobState) -> None:
-            facts = {name: state.result.get(name) for name in ("objects", "bytes", "transactions")}
-            log.info("log_verified", seconds=seconds_of(state), **state.parameters, **facts)
-
-        options = ScheduleOptions(
-            every_bytes=UNBOUNDED if settings.every_bytes is None else settings.every_bytes,
-            every_seconds=UNBOUNDED if settings.every_seconds is None else settings.every_seconds,
-            check_seconds=settings.check_seconds,
-            make=make,
-            wanted=lambda: retention.state.warning == NO_SNAPSHOT,
-        )
-        schedule = SnapshotSchedule(service, service.store, options, now)
-        printed = ("--json", "--progress-lines")
-        snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
-        verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
-        self._jobs.lead(snapshot, verify)
-        self._snapshotting = asyncio.ensure_future(schedule.run())
-        self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
-
-    def _truncator_options(self, service: CommitService) -> TruncatorOptions:
-        settings = self._settings
-        older = self._older
-
-        async def stores_from() -> int:
-            checkpoints = None if self._opening is None else self._opening.checkpoints
-            return 0 if checkpoints is None else await checkpoints.oldest()
-
-        async def segments_through() -> int:
-            assert older is not None, "only asked where a table is configured"
-            return await older.through(service.log_id)
-
-        return TruncatorOptions(
-            policy=_policy_of(settings.retention),
-            snapshots_keep=settings.snapshots.keep,
-            min_age_seconds=settings.retention.min_age_seconds,
-            check_seconds=settings.retention.check_seconds,
-            deletes_per_second=settings.retention.deletes_per_second,
-            warn_after_seconds=settings.retention.warn_after_seconds,
-            segments_through=None if older is None else segments_through,
-            stores_from=stores_from,
-        )
-
     async def _drain(self, service: CommitService) -> None:
         """Make durable what was accepted, and resign; when no time is left, leave the rest to the next leader."""
         self._stopping.begin()
@@ -581,21 +476,15 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
-        if self._snapshotting is not None:  # before the jobs: the schedule begins one
-            self._snapshotting.cancel()
-            await asyncio.wait({self._snapshotting})
-            self._snapshotting = None
-        await self._jobs.end()
-        if self._truncating is not None:
-            self._truncating.cancel()
-            await asyncio.wait({self._truncating})
-            self._truncating = self._retention.truncator = None
-        if self._scrubbing is not None:
-            self._scrubbing.cancel()
-            await asyncio.wait({self._scrubbing})
-            self._scrubbing = self._metrics.scrub = None
+        if self._upkeep is not None:
+            await self._upkeep.end()
+            self._upkeep = None
         await self._close_stores()
         await self._view.stop()
+
+    async def _oldest_checkpoint(self) -> int:
+        checkpoints = None if self._opening is None else self._opening.checkpoints
+        return 0 if checkpoints is None else await checkpoints.oldest()
 
     async def _close_stores(self) -> None:
         if self._opening is not None:
@@ -695,29 +584,8 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
     )
 
 
-def wall_ms() -> int:
-    """The time."""
-    return int(time.time() * 1000)
-
-
-def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
-    after, through = str(parameters["after"]), str(parameters["through"])
-    return "log", "verify", log_url, "--after", after, "--through", through, *printed
-
-
-def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
-    if not work.cancelled() and (error := work.exception()) is not None:
-        log.error(event, exc_info=error)
-
-
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _policy_of(settings: RetentionSettings) -> RetentionPolicy | None:
-    if settings.max_age_seconds is None and settings.max_bytes is None:
-        return None
-    return RetentionPolicy(max_age_seconds=settings.max_age_seconds, max_bytes=settings.max_bytes)
 
 
 def _limits(settings: Settings) -> GatewayLimits:
@@ -754,70 +622,6 @@ def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # the reader may have gone
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-
-
-ANSWER_SECONDS_MAX: Final = 2.0
-ANSWER_BYTES_MAX: Final = 65_536
-_LIVENESS: Final = msgspec.json.Decoder(Liveness)
-
-
-async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
-    """The leader id of the process at ``address`` while it leads, empty when it does not lead (yet), None without an
-    answer.
-
-    ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
-    ``proof`` shows that it can read the log; a leader with tokens ignores a question without it.
-    """
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            answer = await _get_livez(address, tls=tls, standby=standby, proof=proof)
-    except (OSError, TimeoutError, ValueError, EOFError):
-        return None
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        return None
-    try:
-        liveness = _LIVENESS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return liveness.leader_id if liveness.leading else ""
-
-
-async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
-    if address.startswith("unix:"):
-        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
-        host = "localhost"
-    else:
-        name, _, port = address.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
-        name = name.strip("[]").encode("idna").decode("ascii")
-        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-        context: ssl.SSLContext | None = None
-        # A job that leads has no certificate, and says so by the scheme of its address.
-        if address.startswith("https://") or (tls and not address.startswith("http://")):
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
-    try:
-        query, headers = "", ""
-        if standby is not None:
-            query, headers = "?standby=true", f"{STANDBY_HEADER}: {standby}\r\n"
-            if proof:
-                headers += f"{STANDBY_PROOF_HEADER}: {proof}\r\n"
-        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n".encode())
-        return await _read_to_end(reader)
-    finally:
-        writer.close()
-
-
-async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
-    whole = bytearray()
-    while len(whole) < ANSWER_BYTES_MAX:
-        part = await reader.read(ANSWER_BYTES_MAX)
-        if not part:
-            break
-        whole += part
-    return bytes(whole)
 
 
 def require_writable_place(log_url: str) -> None:
@@ -857,70 +661,3 @@ def require_writable_place(log_url: str) -> None:
                 path=str(needed),
                 user_id=os.geteuid(),
             )
-
-
-_FOLLOW_HINT: Final = "another process leads now; start with --standby to wait for its end"
-_NEW_LOG_HINT: Final = "check log.url; to begin a new log there, start with --init"
-_HINTS: Final = {
-    Code.BAD_CONFIGURATION: "`holdfast check-config` shows every key, its rule and where its value came from",
-    Code.LEADER_ALIVE: "stop the other leader, or start with --take-over, or wait for it with --standby",
-    Code.LEADER_CHANGED: _FOLLOW_HINT,
-    Code.DEPOSED: _FOLLOW_HINT,
-    Code.NOT_LEADER: _FOLLOW_HINT,
-    Code.LOG_EMPTY: _NEW_LOG_HINT,
-    Code.NOT_FOUND: _NEW_LOG_HINT,
-    Code.STORE_UNAVAILABLE: "check that the store of log.url can be reached from here, and its credentials",
-    Code.INTERNAL: "this is a bug of Holdfast: report it with this log",
-}
-
-
-def hint_of(error: HoldfastError) -> str:
-    """The error's own hint, or what its code suggests. Never empty."""
-    if error.hint:
-        return error.hint
-    if error.code in _HINTS:
-        return _HINTS[error.code]
-    if isinstance(error, CorruptData):
-        return "do not delete anything; `holdfast log verify` names what is damaged"
-    if isinstance(error, Unavailable):
-        return "start again; what was not available may be by then"
-    if isinstance(error, InvalidRequest):
-        return "correct what the message names; `holdfast check-config` shows what is in force"
-    return "docs/reference/exit-codes.md says what the exit code means"
-
-
-CLOSING_SECONDS_MAX: Final = 5.0
-"""Reserved for replies and closing, after the log was drained."""
-
-
-class StopBound:
-    """One stop, which takes at most ``seconds_max`` from ``begin`` on. With ``exits`` the process is ended then."""
-
-    def __init__(self, seconds_max: float, *, exits: bool) -> None:
-        self._seconds_max = seconds_max
-        self._exits = exits
-        self._began: float | None = None
-
-    def begin(self) -> None:
-        """The process is about to end. Only the first call counts."""
-        if self._began is not None:
-            return
-        self._began = time.monotonic()
-        if self._exits:
-            timer = threading.Timer(self._seconds_max, self._give_up)
-            timer.daemon = True
-            timer.start()
-
-    def seconds_left(self) -> float:
-        """How long the stop may still take, at least a moment."""
-        began = time.monotonic() if self._began is None else self._began
-        return max(0.01, began + self._seconds_max - time.monotonic())
-
-    def drain_seconds(self) -> float:
-        """How long draining may take, so that there is time left to answer and to close."""
-        return max(0.01, self.seconds_left() - min(CLOSING_SECONDS_MAX, self._seconds_max / 2))
-
-    def _give_up(self) -> None:
-        log.error("stop_given_up", seconds=self._seconds_max)
-        sys.stderr.flush()
-        os._exit(6)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import application, main
 from holdfast.console.options import ConsoleOptions, others_can_read, parse_listen, read_tokens
 from holdfast.errors import InvalidRequest
-from holdfast.server.console_child import url_for_console
+from holdfast.server.children.console_child import url_for_console
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import uvloop
 
 from holdfast.errors import Unavailable
 from holdfast.server import background_process
-from holdfast.server.background_process import BackgroundProcess
-from holdfast.server.log_job import LogJob
+from holdfast.server.children.background_process import BackgroundProcess
+from holdfast.server.children.log_job import LogJob
 from holdfast.wire.log import LogJobState
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.server.run import hint_of
+from holdfast.server.exits import hint_of
 
 
 @pytest.mark.parametrize("code", Code)

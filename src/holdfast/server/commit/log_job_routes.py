@@ -8,11 +8,11 @@ from typing import Literal
 import structlog
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.server.children.log_job import LogJob
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
-from holdfast.server.log_job import LogJob
 from holdfast.wire.log import LogJobState
 
 log = structlog.get_logger("holdfast.server.commit.log_jobs")

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from holdfast.server.background_process import BackgroundProcess
+from holdfast.server.children.background_process import BackgroundProcess
 
 NICE: Final = 5
 AGAIN_SECONDS: Final = 30.0

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from holdfast.errors import Code, Unavailable
-from holdfast.server.background_process import BackgroundProcess
+from holdfast.server.children.background_process import BackgroundProcess
 from holdfast.wire.log import ErrorResponse, LogJobState
 
 NICE: Final = 10

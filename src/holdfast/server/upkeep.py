@@ -1,0 +1,175 @@
+"""The background work of a leader."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+import structlog
+
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.reading.verify import Scrub
+from holdfast.commit.service import CommitService
+from holdfast.commit.subscription import OlderHistory
+from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
+from holdfast.server.children.log_job import LogJob, seconds_of
+from holdfast.server.commit.log_job_routes import LogJobs
+from holdfast.server.commit.retention_routes import RetentionHost
+from holdfast.server.metrics import ServerMetrics
+from holdfast.settings import RetentionSettings, Settings
+from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
+from holdfast.wire.log import LogJobState, RetentionPolicy
+
+UNBOUNDED: Final = 1 << 62
+
+log = structlog.get_logger("holdfast.server")
+
+
+class Upkeep:
+    """The background work of a leader: reading the log again, truncating it, and making snapshots of it.
+
+    ``oldest_checkpoint``: the version that the stores in the log still need, 0 without any. ``older``: the history in
+    segments, None without it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: ServerMetrics,
+        retention: RetentionHost,
+        jobs: LogJobs,
+        *,
+        oldest_checkpoint: Callable[[], Awaitable[int]],
+        older: OlderHistory | None,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._retention = retention
+        self._jobs = jobs
+        self._oldest_checkpoint = oldest_checkpoint
+        self._older = older
+        self._scrubbing: asyncio.Task[None] | None = None
+        self._truncating: asyncio.Task[None] | None = None
+        self._snapshotting: asyncio.Task[None] | None = None
+
+    def lead(self, service: CommitService) -> None:
+        """Answer for retention from now on; nothing begins yet."""
+        self._retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
+
+    def begin(self, service: CommitService) -> None:
+        """Begin all of it."""
+        self._begin_scrub(service)
+        self._truncating = asyncio.ensure_future(self._retention.leading().run())
+        self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
+        self._begin_snapshots(service)
+
+    async def end(self) -> None:
+        """Everything has ended when this returns."""
+        if self._snapshotting is not None:  # before the jobs: the schedule begins one
+            self._snapshotting.cancel()
+            await asyncio.wait({self._snapshotting})
+            self._snapshotting = None
+        await self._jobs.end()
+        if self._truncating is not None:
+            self._truncating.cancel()
+            await asyncio.wait({self._truncating})
+            self._truncating = self._retention.truncator = None
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait({self._scrubbing})
+            self._scrubbing = self._metrics.scrub = None
+
+    def _begin_scrub(self, service: CommitService) -> None:
+        settings = self._settings.log
+        if settings.scrub_days is None:
+            return
+        scrub = self._metrics.scrub = Scrub(
+            service.store,
+            service.claim,
+            service.durable_header,
+            service.damage,
+            days=settings.scrub_days,
+            bytes_per_second=settings.scrub_bytes_per_second,
+            start=random.random,
+        )
+        self._scrubbing = asyncio.ensure_future(scrub.run())
+        self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
+
+    def _begin_snapshots(self, service: CommitService) -> None:
+        settings, log_settings = self._settings.snapshots, self._settings.log
+        if log_settings.scheme == "memory":  # no other process reaches it
+            return
+        retention = self._retention.leading()
+
+        async def make() -> None:
+            snapshot.begin({})
+            await snapshot.wait()
+
+        def made(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("version", "rows", "bytes")}
+            log.info("snapshot_made", seconds=seconds_of(state), **facts)
+            schedule.look_again()
+            retention.look_now()
+
+        def verified(state: LogJobState) -> None:
+            facts = {name: state.result.get(name) for name in ("objects", "bytes", "transactions")}
+            log.info("log_verified", seconds=seconds_of(state), **state.parameters, **facts)
+
+        options = ScheduleOptions(
+            every_bytes=UNBOUNDED if settings.every_bytes is None else settings.every_bytes,
+            every_seconds=UNBOUNDED if settings.every_seconds is None else settings.every_seconds,
+            check_seconds=settings.check_seconds,
+            make=make,
+            wanted=lambda: retention.state.warning == NO_SNAPSHOT,
+        )
+        schedule = SnapshotSchedule(service, service.store, options, now)
+        printed = ("--json", "--progress-lines")
+        snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
+        verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
+        self._jobs.lead(snapshot, verify)
+        self._snapshotting = asyncio.ensure_future(schedule.run())
+        self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
+
+    def _truncator_options(self, service: CommitService) -> TruncatorOptions:
+        settings = self._settings
+        older = self._older
+
+        async def segments_through() -> int:
+            assert older is not None, "only asked where a table is configured"
+            return await older.through(service.log_id)
+
+        return TruncatorOptions(
+            policy=_policy_of(settings.retention),
+            snapshots_keep=settings.snapshots.keep,
+            min_age_seconds=settings.retention.min_age_seconds,
+            check_seconds=settings.retention.check_seconds,
+            deletes_per_second=settings.retention.deletes_per_second,
+            warn_after_seconds=settings.retention.warn_after_seconds,
+            segments_through=None if older is None else segments_through,
+            stores_from=self._oldest_checkpoint,
+        )
+
+
+def wall_ms() -> int:
+    """The time."""
+    return int(time.time() * 1000)
+
+
+def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
+    after, through = str(parameters["after"]), str(parameters["through"])
+    return "log", "verify", log_url, "--after", after, "--through", through, *printed
+
+
+def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.error(event, exc_info=error)
+
+
+def _policy_of(settings: RetentionSettings) -> RetentionPolicy | None:
+    if settings.max_age_seconds is None and settings.max_bytes is None:
+        return None
+    return RetentionPolicy(max_age_seconds=settings.max_age_seconds, max_bytes=settings.max_bytes)
