@@ -121,7 +121,8 @@ class Ingest:
         try:
             protocol.decide(self._requests(frame), number, written)
         except BaseException:
-            self._abandon(stages)
+            if self._batches.in_flight:
+                self._abandon(stages)
             raise
 
     def _abandon(self, stages: Stages) -> None:

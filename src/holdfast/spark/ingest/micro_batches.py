@@ -58,6 +58,8 @@ class MicroBatches:
         """The last number that the log has decided."""
         self.time_ms = 0
         """No message up to that number was published after this; 0: not known."""
+        self.in_flight = False
+        """Whether a micro-batch was begun and not reported: what the log has of it is unknown here."""
         self._key = record_key(name)
         self._source = source
         self._output = output
@@ -71,6 +73,7 @@ class MicroBatches:
     def resume(self, stages: Stages, records: Sequence[GroupRecord]) -> None:
         """Continue after ``records``, those of the newest micro-batch in the log, under this leadership."""
         self._stages = stages
+        self.in_flight = False
         self.earlier = records
         self.newest = records[0].batch if records else -1
         self.through = max((last for record in records for _, last in record.seqs), default=0)
@@ -83,6 +86,7 @@ class MicroBatches:
         Raises: Fenced, Unavailable. After a crash: the log has whole groups, in their order.
         """
         stages = self._leading()
+        self.in_flight = True
         before = records[0].before if records else self._before
         outcomes = [each for record in records for each in record.outcomes]
         self.counts.found += len(outcomes)
@@ -105,13 +109,16 @@ class MicroBatches:
         self._before = before + len(requests)
         if self._source is not None and requests:
             self.through = int(requests[-1].order)
+        self.in_flight = False
         self.count(outcomes)
 
     def report_again(self, requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> None:
         """Report the outcomes that ``records`` have: what was reported before is a duplicate and not taken twice."""
         outcomes = [each for record in records for each in record.outcomes]
+        self.in_flight = True
         self._publisher = records[0].publisher, records[0].published
         self._report(records[0].batch, records[0].before, requests, outcomes)
+        self.in_flight = False
         self.counts.found += len(outcomes)
 
     def _leading(self) -> Stages:

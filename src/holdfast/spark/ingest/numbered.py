@@ -45,13 +45,13 @@ class Numbered:
         earlier = batches.earlier
         numbers = {each for record in earlier for each in record.numbers()}
         again = bool(earlier) and (number == earlier[0].batch or any(int(each.order) in numbers for each in offered))
+        if fresh and batches.newest + 1 < written and (not earlier or earlier[0].seqs):
+            raise table_ahead(batches.newest + 1, written)
         if again and earlier[0].batch >= written:
             self._report_again(earlier)
         if again or fresh:
             batches.earlier = ()
         if fresh:
-            if batches.newest + 1 < written and (not earlier or earlier[0].seqs):
-                raise table_ahead(batches.newest + 1, written)
             # An earlier version counted micro-batches without requests in the table alone.
             batches.commit(fresh, max(batches.newest + 1, written))
         else:
