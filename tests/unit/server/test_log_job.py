@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from holdfast.errors import Unavailable
-from holdfast.server import background_process
+from holdfast.server.children import background_process
 from holdfast.server.children.background_process import BackgroundProcess
 from holdfast.server.children.log_job import LogJob
 from holdfast.wire.log import LogJobState
