@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 
 from holdfast.client.protocol.stores.administration import Lock
-from holdfast.commit.format.transaction import Write
+from holdfast.commit.format.transaction import Delete, Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
 from holdfast.console.html import text_of
 from holdfast.console.pages import stores_limits
+from holdfast.console.pages.keys import DELETE as DELETE_KEY
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.maps import SET as SET_KEY
 from holdfast.console.pages.maps import UNLOCK
@@ -230,9 +231,31 @@ def test_an_edit_is_committed_only_after_both_values_were_shown() -> None:
     assert not log.written
     assert isinstance(edit(seen=shown.seen), Done)
     assert log.written == [[Write(b"k", b"new")]]
-    log.found = Found(b"k", b"older", 8)
-    with pytest.raises(Conflict, match="changed since"):
-        edit(seen=shown.seen)
+    log.found = Found(b"k", b"newer", 8)
+    again = edit(seen=shown.seen)
+    assert all(said in text_of(again.effect) for said in ("changed since version 7", ">newer<", "since version 8"))
+    assert len(log.written) == 1
+    assert isinstance(edit(seen=again.seen), Done), "what it has now was shown"
+
+
+def test_a_key_is_deleted_only_as_the_form_showed_it() -> None:
+    log = OneKey()
+
+    def delete(**fields: str) -> Any:
+        query = {"key": "aw"}
+        call = SimpleNamespace(
+            service=SimpleNamespace(log=log), form=fields, required=query.__getitem__, text=query.__getitem__
+        )
+        return asyncio.run(cast(Any, DELETE_KEY.act(cast(Any, call))))
+
+    shown = delete()
+    assert "since version 7" in text_of(shown.effect)
+    log.found = Found(b"k", b"newer", 8)
+    again = delete(seen=shown.seen)
+    assert "since version 8" in text_of(again.effect)
+    assert not log.written
+    assert isinstance(delete(seen=again.seen), Done)
+    assert log.written == [[Delete(b"k")]]
 
 
 def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
@@ -338,13 +361,16 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
         written.append((*given, if_revision))
         return 5
 
+    async def read(_: str) -> Document:
+        return {"locks": [{"key": "", "owner": "desk two", "fence": 4, "until_ms": 32_503_680_000_000}]}
+
     stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(get=get, set=put))
     query = {"store": "a", "map": "m", "key": "eu"}
 
     def put_value(**fields: str) -> Any:
         form = {"key": "eu", "value": "new", "form": "text", "revision": "4", **fields}
         call = SimpleNamespace(
-            service=SimpleNamespace(stores=stores), form=form, query=query, text=query.__getitem__,
+            service=SimpleNamespace(stores=stores, read=read), form=form, query=query, text=query.__getitem__,
             required=query.__getitem__,
         )  # fmt: skip
         return asyncio.run(cast(Any, SET_KEY.act(cast(Any, call))))
@@ -352,11 +378,12 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
     shown = put_value()
     assert isinstance(shown, Form)
     assert all(said in text_of(shown.effect) for said in (">old<", ">new<", "only at revision 4"))
-    with pytest.raises(Conflict, match="another revision"):
-        put_value(revision="3")
+    assert "desk two" in text_of(shown.effect), "who holds the lock of the map is named"
+    assert "changed since revision 3" in text_of(put_value(revision="3").effect)
     assert not written
     assert isinstance(put_value(seen=shown.seen), Done)
-    anyhow = put_value(revision="")
     entry = Entry("eu", b"newer", 5)
-    assert isinstance(put_value(revision="", seen=anyhow.seen), Form), "at any revision, but not over an unseen value"
-    assert written == [("eu", b"new", 4)]
+    again = put_value(seen=shown.seen)
+    assert all(said in text_of(again.effect) for said in ("changed since revision 4", ">newer<", "only at revision 5"))
+    assert isinstance(put_value(seen=again.seen), Done)
+    assert written == [("eu", b"new", 4), ("eu", b"new", 5)]

@@ -44,7 +44,7 @@ from holdfast.console.values import (
     value_given,
     value_of,
 )
-from holdfast.errors import Conflict, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.wire.log import ConflictingPlace, Conflicts, Found, VersionAnswer
 
 ROWS: Final = 50
@@ -309,8 +309,7 @@ async def _edit_form(call: Call) -> Form:
                 raise
             shown, form = found.value.hex(" "), "hex"
     expected = str(found.version) if found is not None else "0"
-    effect = "Commits one transaction that writes the key, after another look at the old and the new value. "
-    effect += "It is refused if the key changed since the version below."
+    effect = "Commits one transaction that writes the key, after a look at the old and the new value."
     return Form(
         effect=element("p", effect),
         button="Compare",
@@ -319,20 +318,14 @@ async def _edit_form(call: Call) -> Form:
             Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True),
             Input("value", "Value", shown, "area"),
             Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
-            Input(
-                "version",
-                "Only if the key is unchanged since version",
-                expected,
-                "number",
-                note="0: only if it was never written",
-            ),
+            Input("version", "", expected, "hidden"),
         ),
     )
 
 
 async def _edit(call: Call) -> Done | Form:
     key, value = bytes_of(call.form.get("key", "")), value_given(call.form)
-    newest, found = await _unchanged(call, key)
+    newest, found = await _newest(call, key)
     confirm = _compared(call, key, found, value)
     if not confirm.is_seen_in(call.form):
         return confirm
@@ -346,8 +339,14 @@ def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form
     """What an edit would change: the old value, the new one, and the version on which it depends."""
     version = 0 if found is None else found.version
     only = f"the key is unchanged since version {version}" if version else "the key still does not exist"
+    expected = whole("the version", call.form.get("version", "0"))
+    changed = None
+    if expected != version:
+        since = f"The key has changed since version {expected}" if expected else "The key exists by now"
+        changed = notice("warn", f"{since}. This is what it has now, and what you give it.")
     return Form(
         effect=[
+            changed,
             element("p", "Commits one transaction that writes ", name_shown(units.key_text(key)), f", only if {only}."),
             compared(None if found is None else found.value, value, "version"),
         ],
@@ -360,15 +359,10 @@ def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form
     )
 
 
-async def _unchanged(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
-    """The newest version, and the key at it. Raises: Conflict where the key is not as the form showed it."""
-    expected = whole("the version", call.form.get("version", "0"))
+async def _newest(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
+    """The newest version, and the key at it."""
     newest = await call.service.log.version()
-    found = await call.service.log.get(key, newest.version)
-    actual = 0 if found is None else found.version
-    if actual != expected:
-        raise Conflict("the key has changed since the form was made", version=actual, expected=expected)
-    return newest, found
+    return newest, await call.service.log.get(key, newest.version)
 
 
 async def _commit(call: Call, operations: list[Operation], key: bytes, newest: VersionAnswer) -> int:
@@ -388,7 +382,11 @@ async def _commit(call: Call, operations: list[Operation], key: bytes, newest: V
 
 async def _delete_form(call: Call) -> Form:
     key = unpacked(call.required("key"))
-    found = await call.service.log.get(key)
+    return _deleting(key, await call.service.log.get(key))
+
+
+def _deleting(key: bytes, found: Found | None) -> Form:
+    """What a deletion removes. Raises: InvalidRequest."""
     if found is None:
         raise InvalidRequest("the key does not exist")
     name = units.key_text(key)
@@ -402,21 +400,22 @@ async def _delete_form(call: Call) -> Form:
             ),
             element(
                 "p",
-                "It is refused (conflict) if the key has changed since the version below. The log keeps its history.",
+                f"It is refused if the key has changed since version {found.version}. The log keeps its history.",
             ),
         ],
         button="Delete",
         back=link("/key", key=packed(key)),
-        inputs=(
-            Input("version", "Only if the key is unchanged since version", str(found.version), "number", required=True),
-        ),
         typed=name if units.in_heading(name) == name else "delete this key",
+        seen=str(found.version),
     )
 
 
-async def _delete(call: Call) -> Done:
+async def _delete(call: Call) -> Done | Form:
     key = unpacked(call.required("key"))
-    newest, _ = await _unchanged(call, key)
+    newest, found = await _newest(call, key)
+    confirm = _deleting(key, found)
+    if not confirm.is_seen_in(call.form):
+        return confirm
     version = await _commit(call, [Delete(key)], key, newest)
     return Done(
         f"{units.shortened(units.key_text(key))} is deleted at version {version}.", link("/key", key=packed(key))

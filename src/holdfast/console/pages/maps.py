@@ -32,7 +32,7 @@ from holdfast.console.parts import (
 from holdfast.console.reading.documents import count_of, name_of
 from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
-from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry
 
 ROWS: Final = 100
@@ -265,8 +265,7 @@ async def _set_form(call: Call) -> Form:
     return Form(
         effect=element(
             "p",
-            f"Sets a key of {store}/{name}, after a look at the old and the new value. "
-            "It is refused at another revision than below.",
+            f"Sets a key of {store}/{name}, after a look at the old and the new value.",
         ),
         button="Compare",
         back=_to_entry(call, key) if key else _to_map(call),
@@ -274,29 +273,34 @@ async def _set_form(call: Call) -> Form:
             Input("key", "Key", key, required=True),
             Input("value", "Value", text, "area"),
             Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
-            Input("revision", "Only at revision", revision, "number", note="0: only a new key; empty: at any revision"),
+            Input("revision", "", revision, "hidden"),
         ),
     )
 
 
 async def _set(call: Call) -> Done | Form:
-    key, value, expected = call.form.get("key", ""), value_given(call.form), call.form.get("revision", "").strip()
+    key, value = call.form.get("key", ""), value_given(call.form)
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    confirm = _compared(call, key, await changed.get(key), value)
+    entry = await changed.get(key)
+    confirm = await _compared(call, key, entry, value)
     if not confirm.is_seen_in(call.form):
         return confirm
-    revision = await changed.set(key, value, if_revision=whole("the revision", expected) if expected else None)
+    revision = await changed.set(key, value, if_revision=0 if entry is None else entry.revision)
     return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
 
 
-def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> Form:
-    """What setting a key would change. Raises: Conflict where it has another revision than the form says."""
-    now, expected = 0 if entry is None else entry.revision, call.form.get("revision", "").strip()
-    if expected and whole("the revision", expected) != now:
-        raise Conflict("the key has another revision", code=Code.REVISION_MISMATCH, revision=now, expected=expected)
-    only = f", only at revision {now}" if expected and now else ", only if it does not exist" if expected else ""
+async def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> Form:
+    """What setting a key would change."""
+    now, expected = 0 if entry is None else entry.revision, whole("the revision", call.form.get("revision", "0"))
+    changed = None
+    if expected != now:
+        since = f"The key has changed since revision {expected}" if expected else "The key exists by now"
+        changed = notice("warn", f"{since}. This is what it has now, and what you give it.")
+    only = f", only at revision {now}" if now else ", only if it does not exist"
     return Form(
         effect=[
+            changed,
+            await _lock_notice(call, key),
             element("p", "Sets ", name_shown(key), f"{only}. Watchers see it at once."),
             compared(None if entry is None else entry.value, value, "revision"),
         ],
@@ -315,25 +319,30 @@ async def _remove_form(call: Call) -> Form:
     if entry is None:
         raise InvalidRequest("the key is not in the map")
     return Form(
-        effect=element(
-            "p",
-            "Removes ",
-            element("code", key),
-            f" ({units.size(len(entry.value))}) from ",
-            element("strong", f"{store}/{name}"),
-            ". This cannot be undone.",
-        ),
+        effect=[
+            await _lock_notice(call, key),
+            element(
+                "p",
+                "Removes ",
+                element("code", key),
+                f" ({units.size(len(entry.value))}, revision {entry.revision}) from ",
+                element("strong", f"{store}/{name}"),
+                ". This cannot be undone.",
+            ),
+        ],
         button="Remove",
         back=_to_entry(call, key),
-        inputs=(Input("revision", "Only at revision", str(entry.revision), "number", note="empty: at any revision"),),
+        seen=str(entry.revision),
         typed=key if units.in_heading(key) == key else "remove this key",
     )
 
 
-async def _remove(call: Call) -> Done:
-    key, expected = call.required("key"), call.form.get("revision", "").strip()
+async def _remove(call: Call) -> Done | Form:
+    key, confirm = call.required("key"), await _remove_form(call)
+    if not confirm.is_seen_in(call.form):
+        return confirm
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    there = await changed.remove(key, if_revision=whole("the revision", expected) if expected else None)
+    there = await changed.remove(key, if_revision=whole("the revision", confirm.seen))
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
@@ -363,6 +372,14 @@ async def lock_of(call: Call, key: str) -> Content:
     """Who holds the lock of a key, or of the whole map without one, and until when; None where nobody does."""
     held = await _held(call, key)
     return None if held is None else holder(held)
+
+
+async def _lock_notice(call: Call, key: str) -> Content:
+    """That a key is locked, or the whole map: a change without the lock's fence does not wait for its owner."""
+    held = await _held(call, key) or await _held(call, "")
+    if held is None:
+        return None
+    return notice("warn", "The lock is ", holder(held), ". This change does not wait for it.")
 
 
 async def _lock_form(call: Call) -> Form:
