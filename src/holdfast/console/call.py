@@ -82,7 +82,7 @@ def whole(name: str, text: str) -> int:
     """A whole number that a person wrote. Raises: InvalidRequest."""
     plain = text.strip().replace(",", "").replace("_", "")
     if not (plain.isascii() and plain.isdigit() and len(plain) <= 16):
-        raise InvalidRequest(f"{name} is a whole number, not {text[:40]!r}")
+        raise InvalidRequest(f"{name} is a whole number from 0, not {text[:40]!r}")
     return int(plain)
 
 

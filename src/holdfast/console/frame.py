@@ -84,7 +84,7 @@ def bare_page(theme: str, title: str, *content: Content) -> str:
 
 
 def _brand(call: Call) -> Html:
-    mode = badge("can act", "warn") if call.options.acts else badge("read only")
+    mode = badge("actions on", "warn") if call.options.acts else badge("read only")
     switch = element("button", "Theme", type="button", id="theme", aria_label="Theme: follow the system")
     leave = None
     if call.options.needs_login:

@@ -298,7 +298,7 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
         (stores_limits.of_store, {"message_limit": 6}, {"counts": {"messages": 5}}, ""),
         (stores_limits.of_store, {"message_limit": 0}, {"counts": {"messages": 5}}, ""),
         (stores_limits.of_store, {"message_limit": "many"}, {"counts": {"messages": 5}}, ""),
-        (stores_limits.of_store, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB of messages, 1.0 KiB more"),
+        (stores_limits.of_store, {"bytelimit": "1k"}, {"counts": {"bytes": 2048}}, "2.0 KiB, 1.0 KiB more"),
         (stores_limits.of_durable, {"message_limit": 2}, {"counts": {"messages": 5}}, "get no error"),
         (stores_limits.of_durable, {"message_limit": 2}, {"discard": "old", "counts": {"messages": 5}}, ""),
     ],

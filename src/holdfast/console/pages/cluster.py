@@ -163,7 +163,7 @@ async def _members(call: Call) -> Html:
             Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
             Column(
                 "Memory",
-                lambda seen: units.size(seen.value("process_resident_memory_bytes")),
+                lambda seen: "–" if seen.scrape is None else units.size(seen.value("process_resident_memory_bytes")),
                 is_number=True,
                 href=lambda seen: "/#room" if seen.member.leads else "",
             ),

@@ -39,6 +39,20 @@ from holdfast.console.reading.watcher import Watcher
 from holdfast.errors import HoldfastError
 
 TONES_OF_STORES: Final[Mapping[str, Tone]] = {"open": "good", "held": "warn", "suspended": "bad"}
+PLACES: Final[Mapping[str, str]] = {
+    "HoldfastBacklogGrows": "/#h-what-is-stuck",
+    "HoldfastConflicts": "/keys",
+    "HoldfastDeadLetters": "/stores",
+    "HoldfastLogDamaged": "/log",
+    "HoldfastMessageStoresDiskFull": "/stores",
+    "HoldfastNoLeader": "/cluster",
+    "HoldfastRetentionWaits": "/retention",
+    "HoldfastStoresClosed": "/stores",
+    "HoldfastStoresFull": "/stores",
+    "HoldfastTwoLeaders": "/cluster",
+    "HoldfastViewBehind": "/cluster",
+}
+"""The page that shows what an alert is about."""
 STUCK_MAX: Final = 20
 OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
@@ -75,7 +89,13 @@ def _health(watcher: Watcher) -> Content:
             " The service leads, and none of the conditions of its alerts is met.",
         )
     lines = [
-        element("li", anchor(alert.name, f"/runbooks#{alert.name.lower()}"), f": {text}.") for alert, text in found
+        element(
+            "li",
+            anchor(alert.name, f"/runbooks#{alert.name.lower()}"),
+            f": {text}. ",
+            anchor("See where", PLACES[alert.name]) if alert.name in PLACES else None,
+        )
+        for alert, text in found
     ]
     tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
     said = "Not healthy." if tone == "bad" else "It works, and needs attention."

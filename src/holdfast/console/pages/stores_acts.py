@@ -210,7 +210,8 @@ def changed_by(part: Document, given: Document, shown: Document) -> Document:
         raise InvalidRequest("nothing differs from what is in force")
     meanwhile = sorted(key for key in changed if base.get(key) != part.get(key))
     if meanwhile:
-        raise Conflict("changed by another since the form was made; load it again", parameters=",".join(meanwhile))
+        now = ", ".join(f"{key} is {part.get(key)} now" for key in meanwhile)
+        raise Conflict(f"changed by another since the form was made: {now}; your text is below, load the form again")
     return changed
 
 
@@ -346,14 +347,11 @@ async def _rewind(call: Call) -> Done:
 async def _redeliver_form(call: Call) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    parked, messages = units.count(count_of(part, "parked")), units.count(count_of(part, "messages"))
+    parked = units.counted(int(count_of(part, "parked")), "parked message")
     return Form(
         effect=[
-            element("p", f"Delivers the {parked} parked messages of {store}/{name} again."),
-            element(
-                "p",
-                f"In a dead-letter store, each of the {messages} letters goes back to the durable that it came from.",
-            ),
+            element("p", f"Delivers {parked} of {store}/{name} again."),
+            element("p", "Dead letters that are here go back to the durable that they came from. Other messages stay."),
         ],
         button="Deliver again",
         back=_to_durable(call),

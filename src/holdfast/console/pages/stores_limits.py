@@ -10,10 +10,8 @@ from holdfast.console.reading.documents import count_of
 from holdfast.console.reading.service import Document, document, number
 from holdfast.stores.definitions.reader import byte_size
 
-REFUSED: Final = "publishes are refused, and publishers wait, until it is reached again"
-NOT_KEPT: Final = (
-    "new messages are not kept in this durable until it is reached again, and their publishers get no error"
-)
+REFUSED: Final = "publishes are refused, and publishers wait, until there are fewer"
+NOT_KEPT: Final = "new messages are not kept in this durable until there are fewer, and their publishers get no error"
 
 
 def _limit(changed: Document, name: str) -> int | None:
@@ -27,10 +25,10 @@ def _limit(changed: Document, name: str) -> int | None:
 def _passed(changed: Document, messages: float, size: float, effect: str) -> list[str]:
     found: list[str] = []
     rows: Sequence[tuple[str, float, Callable[[float], str], str]] = (
-        ("message_limit", messages, units.count, "messages"),
-        ("bytelimit", size, units.size, "of messages"),
+        ("message_limit", messages, units.count, units.counted(int(messages), "message")),
+        ("bytelimit", size, units.size, units.size(size)),
     )
-    for name, used, text, noun in rows:
+    for name, used, text, held in rows:
         limit = _limit(changed, name)
         if limit is not None and used >= limit:
             over = (
@@ -38,7 +36,7 @@ def _passed(changed: Document, messages: float, size: float, effect: str) -> lis
                 if used > limit
                 else f", as many as {name} allows"
             )
-            found.append(f"There are {text(used)} {noun}{over}: {effect}.")
+            found.append(f"It holds {held}{over}: {effect}.")
     return found
 
 

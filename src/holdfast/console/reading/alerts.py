@@ -5,7 +5,7 @@ Each says what is wrong now in a few words; its runbook says what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -124,11 +124,22 @@ def _full(_: Scrape, now: Scrape) -> str | None:
     return f"{which} at {part:.0%} of a limit; publishes are refused at 100%{more}"
 
 
+def _durable(labels: Mapping[str, str]) -> str:
+    return f"{labels['store']}/{labels['durable']}"
+
+
 def _dead_letters(before: Scrape, now: Scrape) -> str | None:
     if not before.has("holdfast_durable_dead_letters_total"):
         return None  # the stores were not open yet: the count is that of all time
-    moved = _rise(before, now, "holdfast_durable_dead_letters_total")
-    return f"{units.count(moved)} messages became dead letters in the last minute" if moved else None
+    name = "holdfast_durable_dead_letters_total"
+    moved = _rise(before, now, name)
+    if not moved:
+        return None
+    earlier = {_durable(labels): value for labels, value in before.labelled(name)}
+    rises = [(value - earlier.get(_durable(labels), 0.0), _durable(labels)) for labels, value in now.labelled(name)]
+    most = max(rises, default=(0.0, ""))[1]
+    of = f", most of them of {most}" if most else ""
+    return f"{units.counted(int(moved), 'message')} became dead letters in the last minute{of}"
 
 
 def _backlog(_: Scrape, now: Scrape) -> str | None:

@@ -349,11 +349,14 @@ def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Ite
     if not problems:
         return
     codes = [code for code, _ in problems]
+    only_persistence = all(path == ("cluster",) for path in paths)
     order = (Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.BAD_CONFIGURATION)
     raise InvalidRequest(
         "the definition changes what cannot change: " + "; ".join(text for _, text in problems),
         code=next(code for code in order if code in codes),
-        hint="remove it in one definition and add the new one in the next; its messages are deleted with it",
+        hint="begin with new stores in another directory: the stores that are there keep to the way they were made"
+        if only_persistence
+        else "remove it in one definition and add the new one in the next; its messages are deleted with it",
         facts={"problems": len(problems)},
     )
 
