@@ -23,6 +23,7 @@ from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import store_metrics
+from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
 
@@ -644,6 +645,17 @@ def test_a_cluster_of_one_has_its_quorum_until_it_is_suspended(tmp_path: Path) -
             assert (await stores.ask("POST", "/v1/cluster/resume")).json == quorum
             await stores.publish("orders", "b")
             assert (await stores.ask("GET", "/v1/cluster")).json["messages"] == 2
+
+    run(scenario)
+
+
+def test_a_suspension_ends_with_its_leadership(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.ask("POST", "/v1/cluster/suspend")
+            await stores.host.close()
+            stores.host.open(await StoreService.open(str(tmp_path), page_bytes=1 << 20))
+            assert stores.host.condition == "open", "another leader may have served since"
 
     run(scenario)
 

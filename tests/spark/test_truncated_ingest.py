@@ -84,7 +84,7 @@ def test_a_truncated_log_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     first.close()
     retention(root, snapshot=False)
     second = an_ingest(root, Verdicts(), Source())
-    with pytest.raises(NotFound, match="no snapshot has what ingests recorded") as refused:
+    with pytest.raises(NotFound, match="no snapshot has what was recorded") as refused:
         second.micro_batch(offered(1, 2), 0)
     assert refused.value.code is Code.LOG_TRUNCATED
     second.close()

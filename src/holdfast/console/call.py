@@ -33,7 +33,7 @@ ANY_NUMBER: Final = "any number"
 """What a person types where the number of what would go is not known."""
 
 
-def link(path: str, **query: str | int | None) -> str:
+def link(path: str, /, **query: str | int | None) -> str:
     """A path with a query; None is left out.
 
     >>> link("/durable", store="a b", durable=None)
@@ -73,7 +73,7 @@ class Call:
         """A parameter that is a whole number of at most 16 digits. Raises: InvalidRequest."""
         return whole(name, self.text(name)) if self.text(name) else default
 
-    def here(self, **changes: str | int | None) -> str:
+    def here(self, /, **changes: str | int | None) -> str:
         """This view with other parameters; None removes one."""
         return link(self.path, **{**self.query, **changes})
 
@@ -195,6 +195,6 @@ class Action:
     needs: Role = "admin"
     """The role that a token of the service needs for it; one of the stores' definition may allow it, too."""
 
-    def link(self, **query: str | int | None) -> str:
+    def link(self, /, **query: str | int | None) -> str:
         """Where its form is."""
         return link(self.path, **query)

@@ -83,9 +83,9 @@ async def sweep(
     pause = at_once / per_second
     for begin in reversed(begins):
         rows = await store.list(PREFIX, after=begin, limit=PAGE)
-        freed = [row for row in reversed(rows) if _may_go(row, newest_freed, watermark())]
-        for start in range(0, len(freed), at_once):
-            some = freed[start : start + at_once]
+        going = [row for row in reversed(rows) if _may_go(row, newest_freed, watermark())]
+        for start in range(0, len(going), at_once):
+            some = going[start : start + at_once]
             began = asyncio.get_running_loop().time()
             await store.delete(*(row.key for row in some))
             swept.objects += len(some)

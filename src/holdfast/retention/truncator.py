@@ -106,7 +106,9 @@ def _held_snapshots(content: Content, now_ms: float) -> list[int]:
 
 
 def _warning(content: Content, needs: Needs) -> str | None:
-    """What keeps the whole log."""
+    """What keeps the whole log, although there are policies."""
+    if not content.policies:
+        return None
     if any(policy.keep is not None for policy in content.policies.values()):
         return KEEPS_EVERYTHING
     if needs.snapshot is None:

@@ -21,6 +21,7 @@ from holdfast.console.pages.maps import SET as SET_KEY
 from holdfast.console.pages.maps import UNLOCK
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
+    DEFINE_STORE,
     DELETE_DURABLE,
     EDIT_DURABLE,
     EDIT_STORE,
@@ -189,9 +190,9 @@ def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None
     assert isinstance(asked, Form)
     assert "max_delivery: 2" in text_of(asked.effect)
     assert "exists" in text_of(asked.effect)
-    assert isinstance(define(confirm="other"), Form)
+    assert isinstance(define(confirm="other", seen=asked.seen), Form)
     assert not service.puts
-    assert isinstance(define(confirm="work"), Done)
+    assert isinstance(define(confirm="work", seen=asked.seen), Done)
     assert service.puts
     with pytest.raises(InvalidRequest, match="the name of a durable"):
         define(name="bad name/é")
@@ -387,3 +388,56 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
     assert all(said in text_of(again.effect) for said in ("changed since revision 4", ">newer<", "only at revision 5"))
     assert isinstance(put_value(seen=again.seen), Done)
     assert written == [("eu", b"new", 4), ("eu", b"new", 5)]
+
+
+def defining_of(part: Document, fields: dict[str, str]) -> tuple[Any, list[object]]:
+    """A call that defines a store or a durable that exists, and what is sent."""
+    sent: list[object] = []
+
+    async def read(_: str) -> Document:
+        return part
+
+    async def change(*given: object) -> None:
+        sent.append(given)
+
+    query = {"store": "orders"}
+    call = SimpleNamespace(
+        service=SimpleNamespace(read=read, change=change), form=fields, query=query, path="/stores/define",
+        text=lambda name, default="": query.get(name, default), required=query.__getitem__,
+    )  # fmt: skip
+    return cast(Any, call), sent
+
+
+def test_only_what_was_shown_replaces_a_store() -> None:
+    part: Document = {"name": "orders", "message_limit": 7, "publisher_mode": "store_confirm_send", "counts": {}}
+    fields = {"name": "orders", "parameters": "{message_limit: 7, publisher_mode: store_confirm_send}"}
+    call, sent = defining_of(part, fields)
+    shown: Any = asyncio.run(cast(Any, DEFINE_STORE.act(call)))
+    assert "reset to their defaults" not in text_of(shown.effect)
+    fields |= {"confirm": "orders", "seen": shown.seen, "parameters": "{}"}
+    again: Any = asyncio.run(cast(Any, DEFINE_STORE.act(call)))
+    assert "reset to their defaults" in text_of(again.effect)
+    assert not sent
+    fields["seen"] = again.seen
+    assert isinstance(asyncio.run(cast(Any, DEFINE_STORE.act(call))), Done)
+    assert sent
+
+
+def test_a_limit_that_is_passed_since_the_look_is_looked_at_again() -> None:
+    part: Document = {"name": "orders", "counts": {"messages": 50, "bytes": 9}}
+    fields = {"name": "orders", "parameters": "message_limit: 100"}
+    call, sent = defining_of(part, fields)
+    shown: Any = asyncio.run(cast(Any, DEFINE_STORE.act(call)))
+    assert "more than" not in text_of(shown.effect)
+    part["counts"] = {"messages": 5_000, "bytes": 9}
+    fields |= {"confirm": "orders", "seen": shown.seen}
+    again: Any = asyncio.run(cast(Any, DEFINE_STORE.act(call)))
+    assert "4,900 more than message_limit 100" in text_of(again.effect)
+    assert not sent
+
+
+def test_a_durable_whose_discard_gets_its_default_keeps_no_new_messages() -> None:
+    part: Document = {"name": "work", "type": "shared", "discard": "old", "counts": {"messages": 50, "bytes": 9}}
+    call, _ = defining_of(part, {"name": "work", "parameters": "{type: shared, message_limit: 10}"})
+    shown: Any = asyncio.run(cast(Any, DEFINE_DURABLE.act(call)))
+    assert "not kept in this durable" in text_of(shown.effect)

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from holdfast.console.application import own_address
 from holdfast.console.call import Limit
 from holdfast.console.frame import _limit
 from holdfast.console.html import text_of
@@ -252,3 +253,28 @@ def test_what_an_action_says_names_what_came_of_it() -> None:
     call.service.stores = SimpleNamespace(cluster_command=AsyncMock(return_value={"path": "/data/monday"}))
     done = asyncio.run(cast(Any, BACKUP.act(call)))
     assert "5 messages are in /data/monday" in done.text
+
+
+def test_only_the_leader_that_the_form_named_steps_down() -> None:
+    first = Member("http://127.0.0.1:1", ALIVE, None, 0.0)
+    second = Member("http://127.0.0.1:2", Liveness("another", True, "127.0.0.1:2"), None, 0.0)
+    shown = asyncio.run(STEP_DOWN.form(call_of((first,))))
+    call = call_of((second,), form={"confirm": "step down", "seen": shown.seen})
+    call.service.change = AsyncMock()
+    form: Any = asyncio.run(cast(Any, STEP_DOWN.act(call)))
+    assert "another" in text_of(form.effect)
+    assert not call.service.change.called
+
+
+def test_what_was_done_is_said_where_its_numbers_cannot_be_read() -> None:
+    call = call_of(form={"name": "monday"})
+    call.service.forget = lambda: None
+    call.service.stores = SimpleNamespace(cluster_command=AsyncMock(return_value={"path": "/data/monday"}))
+    call.service.read = AsyncMock(side_effect=Unavailable("the service does not answer"))
+    done: Any = asyncio.run(cast(Any, BACKUP.act(call)))
+    assert done.text.startswith("Backed up: the messages are in /data/monday")
+
+
+@pytest.mark.parametrize("address", ["/keys?path=a&self=b", "/keys?self=b"])
+def test_a_parameter_may_have_any_name(address: str) -> None:
+    assert own_address(address) == address

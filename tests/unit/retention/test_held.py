@@ -11,7 +11,10 @@ from tests.unit.snapshots.logs import RandomLog
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, slot_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.retention import held as module
+from holdfast.retention.cut import Needs
 from holdfast.retention.held import HeldBytes
+from holdfast.retention.policies import Content
+from holdfast.retention.truncator import _warning
 from holdfast.values import Slot
 
 
@@ -79,3 +82,7 @@ def test_what_stays_is_not_listed_again_after_a_sweep(monkeypatch: pytest.Monkey
         assert lists <= 2
 
     asyncio.run(scenario())
+
+
+def test_a_log_without_policies_has_no_warning() -> None:
+    assert _warning(Content({}, {}, 0), Needs(snapshot=None, min_age_ms=0.0)) is None

@@ -217,10 +217,14 @@ async def _step_down_form(call: Call) -> Form:
         back="/cluster",
         inputs=(_STAND_BY,),
         typed="step down",
+        seen=alive.leader_id,
     )
 
 
-async def _step_down(call: Call) -> Done:
+async def _step_down(call: Call) -> Done | Form:
+    confirm = await _step_down_form(call)
+    if not confirm.is_seen_in(call.form):
+        return confirm
     leading = call.watcher.leading
     name = leading.alive.address if leading is not None and leading.alive is not None else ""
     stands_by = call.form.get("then") == "1"

@@ -120,8 +120,8 @@ async def _leader(call: Call) -> Html:
     said = "no standby at the given addresses"
     if answering > 1:
         lag = await lag_of_others(call)
-        behind = "" if lag is None else f", at most {units.counted(lag, 'transaction')} late"
-        said = f"one leads, {answering - 1} stand by or follow{behind}"
+        late = "" if lag is None else f", at most {units.counted(lag, 'transaction')} late"
+        said = f"one leads, {answering - 1} stand by or follow{late}"
     if silent:
         said = f"{silent} of {len(watcher.members)} do not answer"
     return tiles(

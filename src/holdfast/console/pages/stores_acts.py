@@ -21,7 +21,8 @@ from holdfast.console.parts import anchor, notice
 from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.units import counted
-from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.console.values import mark_of
+from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
@@ -62,11 +63,16 @@ def _defining(
         given = document_of(call.form.get("parameters", ""), "the parameters")
         known = await _existing(call, what, target(call, name), name)
         if known is not None:
-            passed = _passed_limits(what, given, known)
+            passed = _passed_limits(what, given, known, is_whole=True)
+            in_force = {key: value for key, value in known.items() if key not in NOT_PARAMETERS}
             confirm = replace(
-                await form(call), effect=[replacing(what, name, known, given), passed], typed=name, button="Replace"
+                await form(call),
+                effect=[replacing(what, name, known, given), passed],
+                typed=name,
+                button="Replace",
+                seen=mark_of(msgspec.json.encode([given, in_force, passed is not None])),
             )
-            if "confirm" not in call.form or confirm.problems_with(call.form):
+            if "confirm" not in call.form or confirm.problems_with(call.form) or not confirm.is_seen_in(call.form):
                 return confirm
         await call.service.change("PUT", target(call, name), given)
         how = "is defined" if known is None else "is defined again"
@@ -87,10 +93,10 @@ async def _existing(call: Call, what: str, target: str, name: str) -> Document |
         return None
 
 
-def _passed_limits(what: str, changed: Document, part: Document) -> Content:
-    """What the limits of a change do at once, None where they do nothing."""
+def _passed_limits(what: str, changed: Document, part: Document, *, is_whole: bool = False) -> Content:
+    """What the limits of a change do at once, None where they do nothing. ``is_whole``: the rest gets its defaults."""
     of = {"store": stores_limits.of_store, "durable": stores_limits.of_durable}.get(what)
-    lines = [] if of is None else of(changed, part)
+    lines = [] if of is None else of(changed, {COUNTS: part.get(COUNTS)} if is_whole else part)
     return notice("warn", " ".join(lines)) if lines else None
 
 
@@ -470,8 +476,17 @@ async def _rollback(call: Call) -> Done | Form:
     if confirm is not None:
         return confirm
     call.service.forget()
-    number_now = (await call.service.read("/v1/cluster")).get("revision")
-    return Done(f"The definition of revision {revision} is in force again, as revision {number_now}.", "/stores")
+    revision_now = (await _cluster_afterwards(call)).get("revision")
+    named = f", as revision {revision_now}" if revision_now is not None else ""
+    return Done(f"The definition of revision {revision} is in force again{named}.", "/stores")
+
+
+async def _cluster_afterwards(call: Call) -> Document:
+    """The cluster after something was done to it. Empty where it cannot be read: what was done is done."""
+    try:
+        return await call.service.read("/v1/cluster")
+    except HoldfastError:
+        return {}
 
 
 CLUSTER_PARAMETERS: Final = (
@@ -550,7 +565,11 @@ UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so
 
 
 def _messages_of(cluster: Document) -> str:
-    return counted(int(number(cluster.get("messages"))), "message")
+    return counted(int(number(cluster.get("messages"))), "message") if cluster else "the messages"
+
+
+def _stores_of(cluster: Document) -> str:
+    return counted(int(number(cluster.get("stores"))), "store") if cluster else "the stores"
 
 
 def figures_of(cluster: Document) -> str:
@@ -580,7 +599,7 @@ def _cluster_command(
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
         answer = await call.service.stores.cluster_command(name, given or None)
         call.service.forget()
-        return Done(came_of_it(answer, await call.service.read("/v1/cluster")), "/stores")
+        return Done(came_of_it(answer, await _cluster_afterwards(call)), "/stores")
 
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 
@@ -682,16 +701,14 @@ SUSPEND: Final = _cluster_command(
     "Suspend",
     "Stops every store: publishing and delivering are refused with no_quorum, and connected subscribers are "
     f"disconnected. {UNTIL_RESUMED} Until then clients wait, and nothing is lost.",
-    lambda _, cluster: (
-        f"Suspended: {counted(int(number(cluster.get('stores'))), 'store')} serve nothing. {UNTIL_RESUMED}"
-    ),
+    lambda _, cluster: f"Suspended: {_stores_of(cluster)} serve nothing. {UNTIL_RESUMED}",
     typed="suspend",
 )
 RESUME: Final = _cluster_command(
     "resume",
     "Resume",
     "Serves every store again: publishers go on, and subscribers connect again by themselves.",
-    lambda _, cluster: f"Resumed: {counted(int(number(cluster.get('stores'))), 'store')} with {_messages_of(cluster)}.",
+    lambda _, cluster: f"Resumed: {_stores_of(cluster)} with {_messages_of(cluster)}.",
 )
 CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND, RESUME)
 ACTIONS: Final = (

@@ -1,8 +1,8 @@
 """The object store in a local directory, with worker processes: the embedded default.
 
 Writers take creates, readers everything else, so a long listing never delays the log. A worker carries out one request
-at a time. While requests wait for longer than ``QUEUE_SECONDS``, workers are started in the background, up to the
-lane's size; a failed start is repeated after ``START_AGAIN_SECONDS``.
+at a time. If requests wait ``QUEUE_SECONDS`` after one found no idle worker, workers are started in the background, up
+to the lane's size; a failed start is repeated after ``START_AGAIN_SECONDS``.
 
 A writer that reports a failed sync, or dies during a create, poisons the store: every later create is ``Unknown`` and
 final, because what is durable is no longer known. A restart repairs it, because names are synced again before they are
@@ -65,7 +65,7 @@ WRITERS: Final = 4
 READERS: Final = 2
 STOP_SECONDS: Final = 10.0
 QUEUE_SECONDS: Final = 0.02
-"""A queue that is shorter needs no further worker: a start takes as long."""
+"""A queue that is gone by then needs no further worker: a start takes as long."""
 START_AGAIN_SECONDS: Final = 5.0
 """The pause after a failed start, so that a machine short of memory is not asked at every commit."""
 

@@ -91,8 +91,8 @@ async def _get(host: RetentionHost, call: Call) -> Response:
     return json_response(answer.policies[name])
 
 
-def _changeable(call: Call) -> str:
-    name = require_id(call.path_text("policy_id"))
+def _changeable(policy_id: str) -> str:
+    name = require_id(policy_id)
     if name == CONFIGURATION:
         raise InvalidRequest(
             "the policy `configuration` comes from the configuration of the service",
@@ -102,7 +102,7 @@ def _changeable(call: Call) -> str:
 
 
 async def _put(host: RetentionHost, call: Call) -> Response:
-    name = _changeable(call)
+    name = _changeable(call.path_text("policy_id"))
     policy = decode_policy(await call.body(POLICY_BYTES_MAX))
     truncator = host.leading()
     head = host.gateway.leading().local_version()
@@ -112,7 +112,7 @@ async def _put(host: RetentionHost, call: Call) -> Response:
 
 
 async def _delete(host: RetentionHost, call: Call) -> Response:
-    name = _changeable(call)
+    name = _changeable(call.path_text("policy_id"))
     await host.leading().change(remove_policy(name), "request")
     log.info("audit", act="remove_retention", author=call.who, policy=name)
     return json_response(host.answer())
@@ -123,7 +123,7 @@ async def _plan(host: RetentionHost, call: Call) -> Response:
         asked = msgspec.json.decode(await call.body(POLICY_BYTES_MAX), type=RetentionPlanRequest)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the plan is not valid: {error}") from error
-    name, truncator = require_id(asked.policy_id), host.leading()
+    name, truncator = _changeable(asked.policy_id), host.leading()
     if asked.policy is None:
         return json_response(await truncator.plan(remove_policy(name)))
     require_valid(asked.policy)

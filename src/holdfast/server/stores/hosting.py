@@ -127,7 +127,8 @@ class StoreHost:
         return self._opened
 
     def open(self, service: StoreService) -> OpenStores:
-        """Serve the stores of this service from now on."""
+        """Serve the stores of this service from now on. A suspension was one of the leadership before."""
+        self.suspended = False
         opened = self._opened = OpenStores(self.gateway, service)
         service.on_ready(opened.deliveries.ready)
         service.on_lapse(opened.deliveries.before_lapse)

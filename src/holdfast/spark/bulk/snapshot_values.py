@@ -34,7 +34,7 @@ async def values_in_snapshot(store: ObjectStore, claim: Header, begin: bytes, en
     manifest = await newest_snapshot(store, await lineage_of(store, claim), claim.last_version)
     if manifest is None or manifest.version < claim.truncated_through:
         raise NotFound(
-            "the log was truncated, and no snapshot has what ingests recorded in the part that was removed",
+            "the log was truncated, and no snapshot has what was recorded in the part that was removed",
             code=Code.LOG_TRUNCATED,
             hint="restore the log's newest snapshot from a backup: without it, requests could be committed twice",
             truncated_through=claim.truncated_through,

@@ -117,10 +117,12 @@ class Ingest:
         stages = self._stages or self._begin(frame.sparkSession)
         written = self._output.begin(stages.log_id, self._name)
         numbered = self._numbered
-        protocol = numbered if numbered is not None and numbered.decides(number) else self._checkpointed
+        protocol = numbered if numbered is not None and numbered.takes(number) else self._checkpointed
         try:
             protocol.decide(self._requests(frame), number, written)
         except BaseException:
+            if self._source is not None:  # what it has acknowledged is unknown now
+                self._source.close()
             if self._batches.in_flight:
                 self._abandon(stages)
             raise
@@ -129,8 +131,6 @@ class Ingest:
         """The requests in flight are unknown now; the next leader finds them in the log."""
         stages.leadership.stop()
         self._stages = None
-        if self._source is not None:
-            self._source.close()
 
     @property
     def failure(self) -> BaseException | None:

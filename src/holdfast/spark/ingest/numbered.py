@@ -23,8 +23,8 @@ class Numbered:
         self._source = source
         self._batches = batches
 
-    def decides(self, number: int) -> bool:
-        """Whether this protocol decides micro-batch ``number`` of Spark's checkpoint.
+    def takes(self, number: int) -> bool:
+        """Whether micro-batch ``number`` of Spark's checkpoint is one for this protocol.
 
         An earlier version recorded no numbers: the checkpoint decides up to the micro-batch that it wrote last.
         """

@@ -46,7 +46,7 @@ def another_source(name: str, first: str, given: str) -> InvalidRequest:
 
 
 def another_name(first: str, source: str) -> InvalidRequest:
-    """For a source that records of another name name."""
+    """For a source that belongs to another name, by the records of that name."""
     return InvalidRequest(
         f"the ingest {first!r} has taken requests from this source, so another name would commit them twice",
         code=Code.BAD_CONFIGURATION,
