@@ -26,9 +26,13 @@ def page_of(*rows: str) -> str:
     return (
         '<!doctype html><html data-theme="system"><head><link rel="stylesheet" href="/static/console.css">'
         '<script src="/static/console.js" type="module"></script></head><body><button id="theme">Theme</button>'
-        f'<div id="t" data-live><table><tbody>{body}</tbody></table></div>'
+        f'<main id="main"><div id="t" data-live><table><tbody>{body}</tbody></table></div></main>'
         f"{_foot()}</body></html>"
     )
+
+
+GONE = f'<!doctype html><html><body><main id="main"><p data-gone>Not found</p></main>{_foot()}</body></html>'
+FAILED = f'<!doctype html><html><body><main id="main"><p>Not shown</p></main>{_foot()}</body></html>'
 
 
 class Answers:
@@ -38,6 +42,7 @@ class Answers:
         self.asked = 0
         self.rows: tuple[str, ...] = ("1",)
         self.hangs = False
+        self.instead = ""
         self.waiting: list[Route] = []
 
     def __call__(self, route: Route) -> None:
@@ -57,7 +62,7 @@ class Answers:
         """Send the page."""
         if route in self.waiting:
             self.waiting.remove(route)
-        route.fulfill(body=page_of(*self.rows), content_type="text/html")
+        route.fulfill(body=self.instead or page_of(*self.rows), content_type="text/html")
 
 
 COUNT_FETCHES = """
@@ -171,6 +176,22 @@ def test_the_focus_stays_on_the_row_that_had_it_when_rows_come_and_is_nowhere_el
         assert page.evaluate(focused) == [of_row_1, 2 + column]
     refresh(page, answers, "5", "4", "3", "2", "6")
     assert page.evaluate("document.activeElement.id") == "t", "Enter opens no other row"
+
+
+def test_what_is_not_there_any_more_is_not_shown_and_comes_back(page: Page, answers: Answers) -> None:
+    answers.instead = FAILED
+    seconds_pass(page, answers, 3)
+    expect(page.locator("tbody tr")).to_have_count(1)
+    answers.instead = GONE
+    seconds_pass(page, answers, 3)
+    expect(page.locator("#main")).to_have_text("Not found")
+    expect(page.locator("#live")).to_have_text("")
+    answers.instead = FAILED
+    seconds_pass(page, answers, 3)
+    expect(page.locator("#main")).to_have_text("Not found")
+    answers.instead = ""
+    refresh(page, answers, "1", "2")
+    expect(page.locator("#live")).to_have_text("live")
 
 
 def test_without_a_script_a_page_does_not_say_that_it_is_live_and_has_no_button_that_does_nothing(

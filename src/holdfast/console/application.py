@@ -32,7 +32,7 @@ from holdfast.console.parts import notice, refusal, why
 from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
-from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied
+from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 
 _logger = logging.getLogger("holdfast.console")
 
@@ -147,7 +147,8 @@ class Console:
             title = shown.title if isinstance(shown.title, str) else shown.title(call)
             content = await shown.render(call)
         except HoldfastError as error:
-            title, content, status = "Not shown", refusal(error), 400 if isinstance(error, InvalidRequest) else 200
+            title, status = "Not shown", 400 if isinstance(error, InvalidRequest) else 200
+            content = element("div", refusal(error), data_gone=_is_answer(error))
         response = HTMLResponse(page(call, theme_of(request), title, shown.section, content), status)
         return response if cookie is None else self.with_cookie(response, cookie)
 
@@ -250,6 +251,11 @@ class Console:
         """Why a request is not served."""
         content = [element("p", refused.reason), element("p", element("a", "To the overview", href="/"))]
         return HTMLResponse(bare_page(theme_of(request), "Refused", content), refused.status)
+
+
+def _is_answer(error: HoldfastError) -> bool:
+    """Whether the service said that it does not show this, and did not just fail to answer."""
+    return not isinstance(error, Unavailable) or error.code is Code.NO_QUORUM
 
 
 async def _form(shown: Action, call: Call) -> Html:

@@ -6,7 +6,7 @@ const SLOW_REFRESH_MS = 10000;
 const ANSWER_MS = 10000;
 const OLD_MS = 5000;
 const live = document.getElementById("live");
-const isLive = document.querySelector("[data-live]:not(#state)") !== null;
+const main = document.getElementById("main");
 let failures = 0;
 let answeredAt = Date.now();
 let isLoggedOut = false;
@@ -25,6 +25,10 @@ function writeTimes(within) {
   }
 }
 
+function hasLiveParts(page) {
+  return page.querySelector("[data-live]:not(#state)") !== null;
+}
+
 function writeState(text, isGood) {
   if (live && live.textContent !== text) live.textContent = text;
   if (live) live.classList.toggle("bad", !isGood);
@@ -37,7 +41,7 @@ function showState() {
   const age = `last answer ${seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`} ago`;
   if (isLoggedOut) writeState("logged out: load this page again to log in", false);
   else if (failures > 0) writeState(`the console does not answer; asking again; ${age}`, false);
-  else if (!isLive) writeState("", true);
+  else if (!hasLiveParts(document)) writeState("", true);
   else if (old < OLD_MS) writeState("live", true);
   else writeState(age, old < SLOW_REFRESH_MS + OLD_MS);
 }
@@ -79,6 +83,14 @@ function replaceParts(fresh) {
   }
 }
 
+// What a page shows may be deleted, or not be served for a time: then the page says why, until it is there again.
+function replaceMain(fresh) {
+  const [wasGone, isGone] = [document, fresh].map((page) => page.querySelector("[data-gone]") !== null);
+  if (wasGone === isGone || !(isGone || hasLiveParts(fresh))) return;
+  main.innerHTML = fresh.getElementById("main").innerHTML;
+  writeTimes(main);
+}
+
 async function refresh() {
   const began = performance.now();
   const limit = new AbortController();
@@ -87,7 +99,11 @@ async function refresh() {
     const response = await fetch(location.href, { headers: { Accept: "text/html", "Holdfast-Refresh": "1" }, redirect: "error", cache: "no-store", signal: limit.signal });
     isLoggedOut = response.status === 401;
     if (response.status >= 500) throw new Error(response.statusText);
-    if (!isLoggedOut) replaceParts(new DOMParser().parseFromString(await response.text(), "text/html"));
+    if (!isLoggedOut) {
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      replaceMain(fresh);
+      replaceParts(fresh);
+    }
     failures = 0;
     answeredAt = Date.now();
   } catch {
