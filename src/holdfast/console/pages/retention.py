@@ -254,7 +254,8 @@ def _holds(call: Call, answer: RetentionAnswer) -> Html:
 
 def amounts(found: LogStorage) -> str:
     """How much of the log is how old, as far as the objects were counted."""
-    rest, said = sum(band.bytes for band in found.ages), [f"The log has {units.size(sum(b.bytes for b in found.ages))}"]
+    rest = sum(band.bytes for band in found.ages)
+    said = [f"The {'log has' if found.is_whole else 'newest objects have'} {units.size(rest)}"]
     for band in found.ages:
         rest -= band.bytes
         if band.seconds_max is not None:
@@ -298,7 +299,8 @@ async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tup
         return notice("warn", said), (Limit("object", 0, is_exact=False),)
     why = element("p", said_of(plan.warning)) if plan.warning else None
     if not plan.remove_through:
-        return [element("p", element("strong", "Now it would remove nothing.")), why], ()
+        later = "Once that no longer holds, it removes at once what no policy keeps." if plan.warning else None
+        return [element("p", element("strong", "Now it would remove nothing.")), why, later], ()
     going = Limit("object", plan.objects, plan.is_whole)
     size = f"{'' if plan.is_whole else 'at least '}{units.size(plan.bytes)} ({plan.bytes:,} bytes)"
     through = ["every version up to ", log_at(plan.remove_through)]

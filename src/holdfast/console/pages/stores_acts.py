@@ -25,6 +25,7 @@ from holdfast.console.values import mark_of
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
+FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
 NAMED_MAX: Final = 20
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
@@ -597,6 +598,8 @@ def _cluster_command(
 
     async def act(call: Call) -> Done:
         given: dict[str, Any] = {each.name: call.form.get(each.name, "").strip() for each in inputs}
+        if not all(FOLDER.fullmatch(name) for name in given.values()):
+            raise InvalidRequest("a folder's name begins with a letter or digit and has only these and . _ -")
         answer = await call.service.stores.cluster_command(name, given or None)
         call.service.forget()
         return Done(came_of_it(answer, await _cluster_afterwards(call)), "/stores")
