@@ -125,7 +125,8 @@ def facts(items: Mapping[str, Content]) -> Html:
 
 def commands(call: Call, target: str, command: str) -> Html:
     """The same from a shell."""
-    url = call.service.urls[0]
+    leading = call.watcher.leading
+    url = call.service.urls[0] if leading is None else leading.url
     token = ' -H "Authorization: Bearer $HOLDFAST_TOKEN"' if call.service.has_token else ""
     curl = f"curl -s{token} '{url}{target}'"
     holdfast = f"{command} --url {url}" if command else ""

@@ -278,3 +278,12 @@ def test_what_was_done_is_said_where_its_numbers_cannot_be_read() -> None:
 @pytest.mark.parametrize("address", ["/keys?path=a&self=b", "/keys?self=b"])
 def test_a_parameter_may_have_any_name(address: str) -> None:
     assert own_address(address) == address
+
+
+def test_several_durables_are_rewound_only_if_all_are_there() -> None:
+    call = call_of(form={"also": "nope"}, store="orders", durable="work")
+    call.service.read = AsyncMock(side_effect=[{}, NotFound("there is no such durable")])
+    call.service.stores = SimpleNamespace(rewind=AsyncMock())
+    with pytest.raises(NotFound):
+        asyncio.run(cast(Any, REWIND.act(call)))
+    assert not call.service.stores.rewind.called

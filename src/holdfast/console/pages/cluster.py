@@ -31,7 +31,10 @@ from holdfast.console.reading.service import Member
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, Unavailable
 
-STEPPING_DOWN: Final = " makes all accepted commits durable, answers them and stops leading. A snapshot or a verification that runs there ends."
+STEPPING_DOWN: Final = (
+    " makes all accepted commits durable, answers them and stops leading. A snapshot or a verification that runs there "
+    "ends."
+)
 AFTERWARDS: Final = "A standby takes over within seconds. Clients wait and repeat; no commit is lost."
 NO_STANDBY: Final = (
     "No standby answers at the addresses of this console. Unless one runs elsewhere, nothing leads the log afterwards: "

@@ -341,10 +341,17 @@ async def _rewind(call: Call) -> Done:
         if time_ms > time.time() * 1000:
             raise InvalidRequest("the time to rewind to is in the future")
     names = [call.required("durable"), *(each.strip() for each in call.form.get("also", "").split(",") if each.strip())]
-    for name in names:
-        await call.service.stores.rewind(
-            store, name, seq=whole("the number", seq_text) if seq_text else None, time_ms=time_ms
-        )
+    for name in names:  # one that is not there refuses all of them
+        await call.service.read(durable_path(store, name))
+    for at_name, name in enumerate(names):
+        try:
+            await call.service.stores.rewind(
+                store, name, seq=whole("the number", seq_text) if seq_text else None, time_ms=time_ms
+            )
+        except HoldfastError as error:
+            if at_name == 0:
+                raise
+            return Done(f"Rewound: {', '.join(names[:at_name])}. Not {name}: {error.statement()}.", _to_durable(call))
     call.service.forget()
     part = await call.service.read(durable_path(store, names[0]))
     said = f"Rewound: {', '.join(names)}. {_backlog(part)} now wait in {names[0]}; a long rewind goes on."
