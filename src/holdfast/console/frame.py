@@ -112,7 +112,7 @@ def _sections(current: Section) -> list[Html]:
 def _foot() -> Html:
     return element(
         "footer",
-        join([f"Holdfast {__version__}", anchor("Runbooks", "/runbooks"), ""], " · "),
+        join([f"Holdfast {__version__}", anchor("Runbooks", "/runbooks")], " · "),
         element("span", id="live", class_="live-mark"),
     )
 

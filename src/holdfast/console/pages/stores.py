@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -60,6 +60,14 @@ from holdfast.console.reading.service import Document, document, documents, numb
 from holdfast.console.reading.watcher import DURABLES_MAX
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 
+CAUSES: Final[Mapping[str, str]] = {
+    "limit_new": "above a limit",
+    "limit_old": "above a limit, the oldest",
+    "max_delivery": "delivered too often",
+    "own_ttl": "too old by their own time",
+    "ttl": "too old",
+}
+"""Why messages left a durable without an acknowledgement, where the name of the count does not say it."""
 QUEUES: Final = ("shared", "standard")
 
 
@@ -542,10 +550,10 @@ def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
             note=f"{units.count(count_of(part, 'ack_wait_lapsed'))} not acknowledged in time",
         ),
         tile(
-            "Expired",
+            "Gone unacknowledged",
             units.count(sum(number(value) for value in expired.values())),
             href="#h-parameters",
-            note=join([f"{key} {units.count(number(value))}" for key, value in expired.items()], ", "),
+            note=join([f"{CAUSES.get(key, key)} {units.count(number(value))}" for key, value in expired.items()], ", "),
         ),
     )
 

@@ -41,6 +41,7 @@ function showState() {
   const age = `last answer ${seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`} ago`;
   if (isLoggedOut) writeState("logged out: load this page again to log in", false);
   else if (failures > 0) writeState(`the console does not answer; asking again; ${age}`, false);
+  else if (document.querySelector("#state .notice.bad")) writeState("the service does not answer", false);
   else if (!hasLiveParts(document)) writeState("", true);
   else if (old < OLD_MS) writeState("live", true);
   else writeState(age, old < SLOW_REFRESH_MS + OLD_MS);
