@@ -30,8 +30,12 @@ MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 WITHOUT_SESSION = {
     "log": re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)"),
     "computing": re.compile(r"test_(live_ingest|live_options|stream_reader|plan|buckets|joined_bodies)"),
+    "messages": re.compile(
+        r"test_(command_signals|example|increments|ingest_sources|lost_acknowledgement|refused_checkpoint|numbered_source"
+        r"|pipeline_cli|placement|sink_values|truncated_ingest|typed_columns)"
+    ),
 }
-"""The longest test files of Spark that need no Spark session in their own process, and the group that they run in."""
+"""Test files of Spark that need no Spark session in their own process, and the group that they run in."""
 SPARK_FLAGS = ("--timeout=420",)
 WITHOUT_PLUGIN = ("-p", "no:schemathesis")
 """It imports for half a second what one test file needs, which imports it by itself."""

@@ -57,7 +57,7 @@ def test_a_service_says_what_its_stages_refused_held_waited_and_computed(tmp_pat
         assert found['holdfast_stage_seconds_count{stage="resolve"}'] >= 2
         assert found['holdfast_stage_bytes{stage="resolve"}'] > 0, "the window remembers the writes"
         assert found['holdfast_stage_bytes{stage="release"}'] == 0, "nothing waits for a proof"
-        assert found["holdfast_window_seconds"] > 0
+        until(lambda: scraped(port)["holdfast_window_seconds"] > 0)
         assert found['holdfast_processor_seconds_total{process="view"}'] > 0
         assert found['holdfast_processor_seconds_total{process="server"}'] > 0
         assert (found["holdfast_stalls_total"], found["holdfast_stalled_seconds_total"]) == (0, 0)

@@ -141,6 +141,7 @@ def test_an_id_is_known_within_a_micro_batch_across_them_and_after_a_restart(
     assert values_of(tmp_path).count(b"again") == 1
 
 
+@pytest.mark.matrix  # test_refused_checkpoint plays it without Spark
 def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     ingest = an_ingest(tmp_path)
     ingest.micro_batch(batch(spark, 0, 5), 0)
