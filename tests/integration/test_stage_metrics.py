@@ -41,7 +41,11 @@ def test_a_service_says_what_its_stages_refused_held_waited_and_computed(tmp_pat
                 client.commit([Write(b"key", b"")], [PointRead(b"key", first.version)])
             client.version()
             # The window's reach is noted every 20 ms, at a commit: all of those before may have come earlier.
-            until(lambda: bool(client.commit([Write(b"key", b"z")]).version) and scraped(port)["holdfast_window_seconds"] > 0)
+            until(
+                lambda: (
+                    bool(client.commit([Write(b"key", b"z")]).version) and scraped(port)["holdfast_window_seconds"] > 0
+                )
+            )
             until(lambda: client.get(b"key") is not None)
             client.set_retention("mine", RetentionPolicy(keep_from_version=first.version))
         name = 'holdfast_retention_held_bytes{policy="mine"}'
