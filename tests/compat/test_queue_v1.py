@@ -14,10 +14,9 @@ import pytest
 from tests.compat.write_queue_v1 import HERE, PAGE_BYTES, messages
 
 from holdfast.queue import Queue
-from holdfast.queue.files.meta_files import read_identity
-from holdfast.queue.log.reader import read_write_position
+from holdfast.queue.files.meta_files import read_identity, read_write_position
 
-DIGEST = "0bf42b2a826f8fa8020fe316b19e2534376e869b34cb8c0fe19411b9fb180a13"
+DIGEST = "51472ee79ea8c923a5e08a3b2c4d9e1f61d5dfbf977a75801647d491266deda5"
 
 
 def digest(folder: Path) -> str:

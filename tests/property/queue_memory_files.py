@@ -6,10 +6,12 @@ possibly torn between two of them at 512 bytes; each change of the directory sin
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Sequence
 
 from holdfast.errors import AlreadyOpen
+from holdfast.queue.files.port import RemovedFile
 
 BLOCK = 4096
 SECTOR = 512
@@ -180,7 +182,10 @@ class MemoryFiles:
 
     def sync_data(self, file: int) -> None:
         self.step()
-        self.open_files[file].sync()
+        inode = self.open_files[file]
+        inode.sync()
+        if not any(inode is named for named in self.names_now.values()):
+            raise RemovedFile(errno.ENOENT, "another program removed this file")
 
     def sync_directory(self, directory: int) -> None:
         self.step()

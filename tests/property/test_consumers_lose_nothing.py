@@ -14,9 +14,8 @@ import pytest
 from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import CorruptData
-from holdfast.queue import Queue
+from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.cursor import Cursor
 
 PAGE_BYTES = 4096
 SEEDS = 1000 if os.environ.get("HOLDFAST_PROVE") == "1" else 15
@@ -54,7 +53,7 @@ class Life:
         random = self.random
         queue = self.open()
         self.append(queue, random.choice((0, 0, 10, 100)))  # before anybody has looked at what the crash left
-        consumer, work = queue.consumer("c"), queue.work_queue("w", ack_wait=0.001, max_deliveries=10**6)
+        consumer, work = queue.consumer("c", damage="skip"), queue.work_queue("w", ack_wait=0.001, max_deliveries=10**6)
         for _ in range(random.randrange(1, 40)):
             what = random.random()
             if what < 0.4:
@@ -83,10 +82,14 @@ class Life:
             self.judge(queue)
 
     def judge(self, queue: Queue) -> None:
-        with queue.consumer("c") as consumer, queue.work_queue("w", max_deliveries=10**6) as work:
-            payloads = {message.payload for message in queue.read()}
+        with queue.consumer("c", damage="skip") as consumer, queue.work_queue("w", max_deliveries=10**6) as work:
+            reports: list[Gap | Trimmed] = []
+            payloads = {message.payload for message in queue.read(damage=reports.append)}
+            assert all(isinstance(gap, Gap) and gap.reason == "crash" for gap in reports)
+            first = consumer.committed_seq + 1
+            lost = {seq for gap in reports if isinstance(gap, Gap) for seq in range(gap.first, gap.last + 1)}
             found = list(consumer)
-            assert [message.seq for message in found] == list(range(consumer.committed_seq + 1, queue.last_seq + 1))
+            assert [message.seq for message in found] == sorted({*range(first, queue.last_seq + 1)} - lost)
             missed = payloads - self.seen - {message.payload for message in found}
             assert not missed, "the consumer never saw a message"
             missed = payloads - self.done - {job.payload for job in work.get_many(10**6)}
@@ -110,12 +113,12 @@ def test_no_message_is_skipped_when_power_is_lost() -> None:
     lose_power_often(range(SEEDS))
 
 
-def trusting(_pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
-    """A place that is believed although the log has changed under it."""
-    return min(cursor.committed_seq, last_seq)
+def asks_nobody(_pages: PageDirectory, _name: str) -> int:
+    """The numbers that workers have taken are given to other messages."""
+    return 1
 
 
-def test_a_place_that_is_trusted_is_caught() -> None:
-    # The consumer's own is caught by hand-made crashes: tests/unit/queue/test_consumer.py.
-    with patch("holdfast.queue.work.log.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
+def test_an_opening_that_does_not_ask_the_work_queues_is_caught() -> None:
+    # That it asks the consumers is checked by hand-made crashes: tests/unit/queue/test_consumer.py.
+    with patch("holdfast.queue.evidence._taken_seq", asks_nobody), pytest.raises((AssertionError, CorruptData)):
         lose_power_often(range(60))

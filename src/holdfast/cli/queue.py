@@ -39,11 +39,11 @@ from holdfast.cli.output import (
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.files.meta_files import read_identity
+from holdfast.queue.evidence import FileEvidence
+from holdfast.queue.files.meta_files import read_identity, read_write_position
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.page import HEADER_BYTES
-from holdfast.queue.log.opening import LogEnd, find_end
-from holdfast.queue.log.reader import read_write_position
+from holdfast.queue.log.opening import LogEnd, find_end, first_seq
 from holdfast.queue.repair import LostMessages, QueueCheck, QueueRepair, repair_queue, trim_queue, verify_queue
 from holdfast.queue.repair.files import open_files, queues_in, writer_pid
 
@@ -183,7 +183,7 @@ def info(
 ) -> None:
     """Show the pages of a queue, its cursors, what is durable, and the writer. Reads headers only."""
     with open_files(path) as pages:
-        facts = _Facts(path, pages, find_end(pages, read_write_position(pages), pages.port.boot_id()))
+        facts = _Facts(path, pages, find_end(pages, FileEvidence(pages)))
     print_json(facts.fields()) if as_json else facts.print(every_page=every_page)
 
 
@@ -201,7 +201,7 @@ class _Facts:
         self.last_time_ns = end.last_time_ns
         self.durable_seq = min(mark.durable.next_seq - 1, self.last_seq) if mark is not None else 0
         self.writer = writer_pid(pages)
-        self.cursors = committed_seqs(pages, self.last_seq)
+        self.cursors = committed_seqs(pages)
         names = pages.port.names(pages.directory)
         prefix = f"{pages.names.prefix}-"
         self.set_aside = sorted(
@@ -215,8 +215,9 @@ class _Facts:
         self.pages: list[dict[str, object]] = []
         self.drawn: list[DrawnPage] = []
         self.bytes = 0
-        self.first_seq = self.last_seq + 1
+        self.first_seq = first_seq(pages, FileEvidence(pages))
         self.first_time_ns = 0
+        self.damage: list[str] = []
         self._add_pages(pages, end)
 
     def _add_pages(self, pages: PageDirectory, end: LogEnd) -> None:
@@ -231,7 +232,15 @@ class _Facts:
             self.bytes += size
             if header is None:
                 self._add(number, size, "damaged header", 0, -1, 0.0, "its header is damaged")
+                self.damage.append(f"page {number}: its header is damaged")
                 continue
+            if header.restored:
+                self.damage.append(f"page {number}: its header is damaged and follows from the rest")
+            if header.skipped:
+                self.damage.append(
+                    f"messages {header.after_seq}..{header.base_seq - 1} were lost in a power failure"
+                    " before they were durable"
+                )
             if header.prepared and number != end.page:
                 self._add(number, size, "made ahead", 0, -1, 0.0, "made ahead, empty")
                 continue
@@ -239,8 +248,7 @@ class _Facts:
             begun += not header.prepared
             last_seq = bases[begun] - 1 if begun < len(bases) else self.last_seq
             written = end.position if number == end.page else size
-            if base_seq < self.first_seq:
-                self.first_seq, self.first_time_ns = base_seq, header.base_time_ns
+            self.first_time_ns = self.first_time_ns or header.base_time_ns
             state = "written to" if number == end.page and not end.sealed else "full"
             words = f"{base_seq}..{last_seq}" if last_seq >= base_seq else "empty"
             self._add(
@@ -293,6 +301,7 @@ class _Facts:
                 {"name": name, "committed_seq": seq, "lag": self._lag(seq)} for name, seq in self.cursors.items()
             ],
             "set_aside": self.set_aside,
+            "damage": self.damage,
         }
 
     def print(self, *, every_page: bool) -> None:
@@ -308,6 +317,8 @@ class _Facts:
         }
         if self.set_aside:
             fields["set aside"] = ", ".join(self.set_aside)
+        for number, line in enumerate(self.damage):
+            fields["damage" if number == 0 else " " * number] = line
         print_fields(fields)
         print_line("")
         for line in draw(self.drawn, every_page=every_page):
@@ -569,7 +580,9 @@ def _check_fields(check: QueueCheck) -> dict[str, object]:
         "pages": check.pages,
         "gaps": [{**asdict(gap), "messages": gap.messages, "known": gap.known} for gap in check.gaps],
         "indexes": [{"page": page, "state": state} for page, state in check.indexes],
+        "never_durable": [{"first": first, "last": last} for first, last in check.never_durable],
         "unreadable_pages": check.unreadable_pages,
+        "restorable_pages": check.restorable_pages,
         "pages_outside": check.pages_outside,
         "tail_bytes": check.tail_bytes,
     }
@@ -588,6 +601,10 @@ def _print_check(check: QueueCheck) -> None:
         print_line(_gap_line(gap))
     for page, state in check.indexes:
         print_line(f"page {page}: its index is {state}; no message is lost, a repair builds it again")
+    for page in check.restorable_pages:
+        print_line(f"page {page}: its header is damaged and follows from the rest; the next start writes it again")
+    for first, last in check.never_durable:
+        print_line(f"messages {first}..{last} were lost in a power failure before they were durable; this is no damage")
     for page in check.pages_outside:
         print_line(f"page {page}: after the end of the log; never durable, the next start sets it aside")
     if check.tail_bytes:

@@ -1,5 +1,8 @@
 """``queue.Queue`` in files: the methods of the standard library's class over a work queue.
 
+The next item is the oldest one, by its number in the queue, that no thread has: also after a restart, a failed load or
+an interrupt. An item that another program returned through the work queue counts when its delay has ended.
+
 An item is removed when its ``task_done`` has returned. An item that was got and is not done when the process ends comes
 again at the next opening, before newer items. Pages of finished items are removed (``keep="consumed"``). The work queue
 counts the items, so an interrupt (Ctrl-C) ends the call that it hits and the queue stays usable:
@@ -81,9 +84,11 @@ class FileQueue(WithBlock):
         poison_in_children(self)
 
     def _open_work(self) -> WorkQueue:
-        return self._queue.work_queue(
+        work = self._queue.work_queue(
             NAME, ack_wait=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
         )
+        work.order_by_seq()
+        return work
 
     def _make_locks(self) -> None:
         # An interrupt in the wait of a condition over a plain lock can release a lock that another thread holds.

@@ -15,6 +15,7 @@ Every refusal, also of a wrong type, is ``InvalidRequest`` with the argument, it
 from __future__ import annotations
 
 import warnings
+from operator import index
 
 from holdfast.errors import InvalidRequest
 
@@ -73,6 +74,25 @@ def each_of(payloads: Iterable[object]) -> Iterator[object]:
         return iter(payloads)
     except TypeError:
         raise InvalidRequest(f"a batch is messages one after the other, not {type(payloads).__name__}") from None
+
+
+TIME_NS_MIN, TIME_NS_MAX = -1 << 63, (1 << 63) - 1
+
+
+def clock_ns(time_ns: object) -> int:
+    """What a clock has returned, as nanoseconds since 1970 that fit into a frame.
+
+    >>> clock_ns(1_767_225_600_000_000_000)
+    1767225600000000000
+    """
+    try:
+        ns = index(time_ns)  # type: ignore[arg-type]  # refused if it is something else
+    except TypeError:
+        ns = TIME_NS_MAX + 1
+    if not TIME_NS_MIN <= ns <= TIME_NS_MAX:
+        facts = {"clock": repr(time_ns), "min": TIME_NS_MIN, "max": TIME_NS_MAX}
+        raise InvalidRequest("the clock returns whole nanoseconds since 1970", facts=facts, hint="time.time_ns")
+    return ns
 
 
 def lifetime_ns(lifetime: object) -> int:

@@ -315,7 +315,7 @@ class PersistRun:
         queue = self.queue
         if self._keeps_consumed:
             return
-        unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+        unconsumed = first_unconsumed_seq(queue.pages)
         if unconsumed is not None and unconsumed > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed, every=True)
             queue.trim(before_seq=min(unconsumed, queue.last_seq))

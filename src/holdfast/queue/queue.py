@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from functools import update_wrapper
 from itertools import chain
 from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
+from holdfast.queue.evidence import FileEvidence, is_new
 from holdfast.queue.files.disk_errors import opening, refusals
 from holdfast.queue.files.local import LocalFiles, lock_taken_at
-from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
+from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity, read_write_position
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
+from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import (
     Background,
     WithBlock,
@@ -26,18 +30,20 @@ from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PAGE_BYTES_MAX, PageHeader
 from holdfast.queue.log.messages import Block, Message, class_with_value
-from holdfast.queue.log.opening import find_end, repair_tail
+from holdfast.queue.log.opening import LogEnd, find_end, first_seq, repair_tail
 from holdfast.queue.log.reader import (
     DamagePolicy,
     LogReader,
     Waiter,
+    WriterEvidence,
     check_damage_policy,
-    read_write_position,
 )
+from holdfast.queue.log.restoration import restored_header
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
 from holdfast.queue.options import (
     SyncLevel,
+    clock_ns,
     each_of,
     lifetime_ns,
     moment_ns,
@@ -60,6 +66,8 @@ if TYPE_CHECKING:
     from holdfast.queue.work.work_queue import WorkQueue
 
     Result = TypeVar("Result")
+
+_log = logging.getLogger("holdfast.queue")
 
 SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
@@ -144,9 +152,11 @@ class Queue(WithBlock):
         self._dependents: dict[str, MutableMapping[int, Consumer | WorkQueue]] = {}
         self._keep: Callable[[], object] = _nothing
         with opening(path):
-            directory = self._open_directory(folder, make=not read_only)
-            self._pages = PageDirectory(self._port, directory, self._names)
-            self._resources = _Resources(self._pages)
+            self._directory = self._open_directory(folder, make=not read_only)
+            directory = self._directory.number
+            self._pages = PageDirectory(self._port, directory, self._names, restored_header)
+            self._evidence = FileEvidence(self._pages, self._headers)
+            self._resources = _Resources(self._pages, self._directory)
             try:
                 if read_only:
                     self._open_for_reading(path, serializer)
@@ -188,11 +198,11 @@ class Queue(WithBlock):
         self._serializer = serializer
         self._message = class_with_value(Message, serializer)
 
-    def _open_directory(self, folder: str, *, make: bool) -> int:
+    def _open_directory(self, folder: str, *, make: bool) -> _Directory:
         if make:
             self._port.make_directory(folder)
         try:
-            return self._port.open_directory(folder)
+            return _Directory(self._port.open_directory(folder))
         except FileNotFoundError as error:
             raise NotFound("no such directory", path=folder) from error
 
@@ -203,12 +213,13 @@ class Queue(WithBlock):
             lifetime_ns=kept_ns,
             max_bytes=max_bytes,
             full=self._full,
-            clock=self._clock,
+            clock=_checked(self._clock),
             current=lambda: writer.page_number,
             safe_below=lambda: writer.progress.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
-            first_held=lambda: _first_held(pages, writer),
-            first_unconsumed=None if self._keeps_all else lambda: _first_unconsumed(pages, writer),
+            first_held=lambda: _first_held(pages),
+            first_unconsumed=None if self._keeps_all else lambda: _first_unconsumed(pages),
+            note_removal=writer.progress.note_removal,
             sync_holds=lambda failed: _sync_holds(pages, failed, every=not keeps_all),
             sync_failed=writer.durability.fail,
         )
@@ -235,15 +246,16 @@ class Queue(WithBlock):
         pages = self._pages
         if not self._is_of_work_queue:
             check_new_queue(pages)
-        identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
-        if serializer and identity.serializer != serializer:
-            raise other_serializer(serializer, identity.serializer)
-        self.identity = identity
-        position_file = WritePositionFile(pages)
+        position_file = WritePositionFile(pages, new=is_new(pages))
         try:
-            end = find_end(pages, position_file.newest, position_file.boot_id)
+            identity = open_identity(pages, self._entropy, page_size, checksum, serializer)
+            if serializer and identity.serializer != serializer:
+                raise other_serializer(serializer, identity.serializer)
+            self.identity = identity
+            end = find_end(pages, self._evidence)
             repair_tail(pages, end)
-            self.recovered_gaps: list[tuple[int, int]] = end.gaps
+            self.recovered = end.losses
+            _log_recovery(self._path, end)
             return Writer(
                 pages,
                 end,
@@ -342,7 +354,7 @@ class Queue(WithBlock):
         if writer is not None:
             return writer.next_seq - 1
         with self.asking():
-            return find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id()).next_seq - 1
+            return find_end(self._pages, self._evidence).next_seq - 1
 
     @property
     def durable_seq(self) -> int:
@@ -356,14 +368,10 @@ class Queue(WithBlock):
 
     @property
     def first_seq(self) -> int:
-        """The oldest message that was not removed; ``last_seq + 1`` if there is none."""
-        with self.asking():
-            for number in self._pages.numbers():
-                header = self._pages.header_of(number)
-                if header is not None and not header.prepared:
-                    return header.base_seq
+        """The oldest message that retention has not removed, lost or not; ``last_seq + 1`` if there is none."""
         writer = self._writer
-        return writer.next_seq if writer is not None else self.last_seq + 1
+        with self.asking():
+            return first_seq(self._pages, self._evidence if writer is None else WriterEvidence(writer))
 
     @contextmanager
     def asking(self) -> Generator[None]:
@@ -397,6 +405,7 @@ class Queue(WithBlock):
             raise InvalidRequest("since and seq exclude each other")
         reader = LogReader(
             self._pages,
+            self._evidence,
             damage=damage if damage is not None else self._damage,
             writer=self._writer,
             headers=self._headers,
@@ -581,7 +590,7 @@ class Queue(WithBlock):
                 self,
                 self._pages,
                 name,
-                clock=self._clock,
+                clock=_checked(self._clock),
                 ack_wait=ack_wait,
                 max_deliveries=max_deliveries,
                 retry_delay=retry_delay,
@@ -624,11 +633,12 @@ class Queue(WithBlock):
         clock: Callable[[], int] | None = None,
         read_only: bool = False,
     ) -> Queue:
-        """The queue ``<path>-<name>`` over the same files. ``sync`` defaults to this queue's level; at "always" the
-        caller uses ``wait_durable``.
+        """The queue ``<path>-<name>`` in the same directory, also after that was renamed. ``sync`` defaults to this
+        queue's level; at "always" the caller uses ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(
+            self._directory,
             f"{self._path}-{name}",
             page_size=page_size,
             sync=level,
@@ -715,13 +725,40 @@ class Queue(WithBlock):
             self._resources.lock_file = -1
 
 
+for _append in Writer.APPENDS:
+    # ``Queue._append_by`` may put it in the place of ``Queue.append``: errors, ``repr`` and ``help`` name that one.
+    update_wrapper(_append, Queue.append, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+
+
+class _Directory:
+    """An open directory. The queues of work queues share it, because a path means another one after a rename. The last
+    user closes it. Takes no lock: a list grows and shrinks in one step, and the last user gets its first element.
+    """
+
+    __slots__ = ("_users", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._users = [True]
+
+    def share(self) -> bool:
+        """Add a user. False if the last user has closed it."""
+        self._users.append(False)
+        return self._users[0] or self._users.pop()
+
+    def leave(self) -> bool:
+        """Remove a user. True if that was the last one, who closes the directory."""
+        return self._users.pop()
+
+
 class _Resources:
     """The files and threads of an open queue, and how to close them without the queue."""
 
-    __slots__ = ("background", "lock_file", "pages", "space", "writer")
+    __slots__ = ("background", "directory", "lock_file", "pages", "space", "writer")
 
-    def __init__(self, pages: PageDirectory) -> None:
+    def __init__(self, pages: PageDirectory, directory: _Directory) -> None:
         self.pages = pages
+        self.directory = directory
         self.lock_file = -1
         self.writer: Writer | None = None
         self.space: Space | None = None
@@ -774,26 +811,46 @@ class _Resources:
             port.unlock(self.lock_file)
             self.lock_file = -1
         directory, self.pages.directory = self.pages.directory, -1  # its number may soon be another directory's
-        if directory >= 0:  # a fork's parent may have come so far
+        if directory >= 0 and self.directory.leave():  # below 0: a fork's parent may have come so far
             port.close(directory)
 
 
-def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
+def _first_held(pages: PageDirectory) -> int | None:
     from holdfast.queue.consumers.cursor_file import first_held_seq
 
-    return first_held_seq(pages, lambda: writer.next_seq - 1)
+    return first_held_seq(pages)
 
 
-def _first_unconsumed(pages: PageDirectory, writer: Writer) -> int | None:
+def _first_unconsumed(pages: PageDirectory) -> int | None:
     from holdfast.queue.consumers.cursor_file import first_unconsumed_seq
 
-    return first_unconsumed_seq(pages, lambda: writer.next_seq - 1)
+    return first_unconsumed_seq(pages)
 
 
 def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool) -> None:
     from holdfast.queue.consumers.cursor_file import sync_holds
 
-    sync_holds(pages, failed, every=every)
+    def not_synced(error: OSError) -> None:
+        if not isinstance(error, RemovedFile):  # a cursor without a name holds nothing
+            failed(error)
+
+    sync_holds(pages, not_synced, every=every)
+
+
+def _log_recovery(path: str, end: LogEnd) -> None:
+    """Say what this opening has found; the files show it from now on."""
+    for header in end.restored:
+        _log.warning("restored the header of a damaged page queue=%s page=%d", path, header.number)
+    for loss in end.losses:
+        if loss.reason == "damage":
+            _log.error("messages are lost queue=%s first=%d last=%d page=%d", path, loss.first, loss.last, loss.page)
+        else:
+            _log.warning("numbers were used and never durable queue=%s first=%d last=%d", path, loss.first, loss.last)
+
+
+def _checked(clock: Callable[[], int]) -> Callable[[], int]:
+    """A clock of the program, whose wrong results are refused. Appends look at what they get themselves."""
+    return clock if clock is time.time_ns else lambda: clock_ns(clock())
 
 
 def _nothing() -> None:
@@ -817,6 +874,36 @@ def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - replaces the append
 
 
 class _QueueOfWork(Queue):
-    """A queue that a work queue makes for itself, under a reserved name."""
+    """A queue that a work queue makes for itself, under a reserved name, in the open directory of its queue."""
 
     _is_of_work_queue = True
+
+    def __init__(
+        self,
+        directory: _Directory,
+        path: str,
+        *,
+        page_size: int,
+        sync: SyncLevel | str,
+        max_message: int,
+        read_only: bool,
+        files: FilePort,
+        clock: Callable[[], int],
+        entropy: Callable[[int], bytes],
+        background: bool,
+    ) -> None:
+        self._shared = directory
+        super().__init__(
+            path,
+            page_size=page_size,
+            sync=sync,
+            max_message=max_message,
+            read_only=read_only,
+            files=files,
+            clock=clock,
+            entropy=entropy,
+            background=background,
+        )
+
+    def _open_directory(self, folder: str, *, make: bool) -> _Directory:
+        return self._shared if self._shared.share() else super()._open_directory(folder, make=make)

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast import aio
 from holdfast.errors import InvalidRequest, LimitExceeded
-from holdfast.queue import Queue, every
+from holdfast.queue import Message, Queue, SyncLevel, every
+from holdfast.queue.consumers.consumer import Owner
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.serializers import Serializer
 
@@ -196,3 +197,179 @@ def test_the_removed_level_is_refused_and_the_error_names_what_replaces_it(tmp_p
         Queue(tmp_path / "q", sync="buffered")
     assert "os is faster" in refused.value.hint
     assert not list(tmp_path.iterdir())
+
+
+# ---- what a consumer commits ----------------------------------------------------------------------------------------
+
+NO_MESSAGES: list[object] = [
+    "x",
+    b"x",
+    1.5,
+    True,
+    -1,
+    (1, 0, b"a plain tuple"),
+    (Message((1, 0, b"one")), Message((2, 0, b"two"))),
+    [None],
+    [Message((1, 0, b"one")), None],
+    [Message((1, 0, b"one")), (2, 0, b"a plain tuple")],
+    [1, True],
+    [1, -1],
+    ["x", "y"],
+    [1.5],
+    {1, 2},
+]
+
+
+@pytest.mark.parametrize("takers", [1, 2])
+@pytest.mark.parametrize("wrong", NO_MESSAGES, ids=repr)
+def test_a_commit_of_what_is_no_message_is_refused_and_changes_nothing(
+    tmp_path: Path, wrong: object, takers: int
+) -> None:
+    with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+        queue.append_many([b"one", b"two", b"three"])
+        owners = [Owner() for _ in range(takers)]
+        for owner in owners:
+            consumer.take(owner, 1) or (consumer.fill() and consumer.take(owner, 1))
+        for durable in (False, True):
+            with pytest.raises(InvalidRequest, match=r"^this is not a message given=") as caught:
+                consumer.commit_by(owners[0], wrong, durable)  # type: ignore[arg-type]
+            assert caught.value.hint == "commit a message, its number, or a list of either"
+        assert consumer.committed_seq == 0
+        consumer.commit_by(owners[0])
+        assert consumer.committed_seq == 1
+
+
+def test_a_task_s_commit_of_what_is_no_message_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with aio.Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+            await queue.append(b"one")
+            (message,) = await consumer.poll()
+            for wrong in NO_MESSAGES:
+                with pytest.raises(InvalidRequest):
+                    await consumer.commit(wrong)  # type: ignore[arg-type]
+            await consumer.commit(message)
+            assert consumer.committed_seq == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_message_of_another_queue_that_was_not_handed_out_here_is_refused(tmp_path: Path) -> None:
+    with Queue(tmp_path / "one") as one, Queue(tmp_path / "other") as other, one.consumer("c") as consumer:
+        one.append(b"x")
+        other.append_many([b"x", b"y"])
+        assert len(consumer.poll()) == 1
+        elsewhere = [*other.read()]
+        with pytest.raises(InvalidRequest, match="this message was not handed out seq=2 next_seq=2"):
+            consumer.commit(elsewhere)
+        assert consumer.committed_seq == 0
+
+
+@pytest.mark.parametrize("takers", [1, 2])
+@pytest.mark.parametrize("serializer", [None, "json"])
+def test_messages_are_committed_by_themselves_or_by_their_numbers(
+    tmp_path: Path, serializer: str | None, takers: int
+) -> None:
+    with Queue(tmp_path / "q", serializer=serializer) as queue, queue.consumer("c") as consumer:
+        queue.append_many([b"x"] * 6 if serializer is None else [{}] * 6)
+        owners = [Owner() for _ in range(takers)]
+        assert consumer.fill()
+        for owner in owners:
+            consumer.take(owner, 1)
+        messages = consumer.take(owners[0], 9)
+        consumer.commit_by(owners[0], 1)
+        consumer.commit_by(owners[0], 0)
+        assert consumer.committed_seq == 1
+        consumer.commit_by(owners[0], [2, 3])
+        assert consumer.committed_seq == 3
+        consumer.commit_by(owners[0], [messages[-2], messages[-3]])
+        assert consumer.committed_seq == 5
+        consumer.commit_by(owners[0], messages[-1])
+        assert consumer.committed_seq == 6
+
+
+# ---- what a clock returns -------------------------------------------------------------------------------------------
+
+WRONG_TIMES: list[object] = [1 << 63, 1 << 70, -(1 << 63) - 1, 1.5, -1.5, 1e30, None, "now"]
+
+
+@pytest.mark.parametrize("level", ["os", "always", every(messages=3), every(ms=5)], ids=str)
+@pytest.mark.parametrize("wrong", WRONG_TIMES, ids=repr)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_time_that_no_message_can_have_is_refused_and_loses_nothing(
+    tmp_path: Path, level: SyncLevel | str, wrong: object, first: bool
+) -> None:
+    times: list[object] = []
+
+    def clock() -> int:
+        return times[0] if times else 1_000  # type: ignore[return-value]
+
+    with Queue(tmp_path / "q", sync=level, clock=clock, background=False) as queue:
+        seqs = [] if first else [queue.append(b"x"), queue.append(b"x")]
+        times.append(wrong)
+        for append in (queue.append, lambda payload: queue.append_many([payload, payload])):
+            for _ in range(2):
+                with pytest.raises(InvalidRequest) as caught:
+                    append(b"x")
+                assert str(caught.value).startswith(f"the clock returns whole nanoseconds since 1970 clock={wrong!r} ")
+        assert queue.last_seq == len(seqs)
+        times.clear()
+        seqs += [queue.append(b"x") for _ in range(3)]
+        assert seqs == list(range(1, len(seqs) + 1))
+    with Queue(tmp_path / "q") as queue:
+        assert [message.seq for message in queue.read()] == seqs
+
+
+@pytest.mark.parametrize("level", ["os", "always"])
+def test_a_clock_may_return_the_first_and_the_last_time_that_a_frame_holds(tmp_path: Path, level: str) -> None:
+    times = iter([-(1 << 63), -(1 << 63), (1 << 63) - 1, (1 << 63) - 1, 5])
+    with Queue(tmp_path / "q", sync=level, clock=lambda: next(times), background=False) as queue:
+        for _ in range(5):
+            queue.append(b"x")
+        assert [message.time_ns for message in queue.read()] == [0, 0, *[(1 << 63) - 1] * 3]
+
+
+def test_an_error_of_the_clock_itself_is_the_program_s_and_the_queue_goes_on(tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    broken: list[Exception] = []
+
+    def clock() -> int:
+        if broken:
+            raise broken[0]
+        return 1_000
+
+    with Queue(tmp_path / "q", clock=clock, background=False) as queue:
+        queue.append(b"x")
+        for error in (Broken(), TypeError("mine"), InvalidRequest("mine")):
+            broken.append(error)
+            with pytest.raises(type(error)) as caught:
+                queue.append(b"x")
+            assert caught.value is error
+            broken.clear()
+            queue.append(b"x")
+        assert queue.last_seq == 4
+
+
+@pytest.mark.parametrize("wrong", WRONG_TIMES, ids=repr)
+def test_a_work_queue_and_retention_refuse_a_wrong_time_and_go_on(tmp_path: Path, wrong: object) -> None:
+    times: list[object] = []
+
+    def clock() -> int:
+        return times[0] if times else 1_000  # type: ignore[return-value]
+
+    settings = {"lifetime": timedelta(days=1), "clock": clock, "background": False}
+    with Queue(tmp_path / "q", **settings) as queue, queue.work_queue("w") as work:  # type: ignore[arg-type]
+        queue.append_many([b"one", b"two"])
+        job = work.get(0)
+        assert job is not None
+        times.append(wrong)
+        for call in (lambda: work.get(0), lambda: work.nack(job), lambda: work.extend(job), queue.run_background_work):
+            with pytest.raises(InvalidRequest, match="the clock returns whole nanoseconds since 1970"):
+                call()
+        times.clear()
+        queue.run_background_work()
+        work.ack(job)
+        job = work.get(0)
+        assert job is not None
+        assert job.payload == b"two"

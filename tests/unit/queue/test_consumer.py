@@ -25,9 +25,9 @@ from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.consumers import cursor_file as cursor_file_module
 from holdfast.queue.consumers.cursor_file import committed_seqs, read_cursor
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, cursor_pages, decode_cursor, encode_cursor, kept_seq
+from holdfast.queue.format.cursor import COMMITTED_MAX, decode_cursor, encode_cursor
 from holdfast.queue.format.meta import SLOT_BYTES
-from holdfast.queue.format.page import PageHeader
+from holdfast.queue.repair import verify_queue
 
 SMALL = 4096
 MESSAGE = b"x" * 100  # about thirty to a page of 4 KiB
@@ -133,7 +133,7 @@ def test_commits_survive_a_killed_process(tmp_path: Path) -> None:
     for round_number in range(3):
         done = subprocess.run([sys.executable, "-c", script, tmp_path / "q"], capture_output=True, check=False)
         with Queue(tmp_path / "q", read_only=True) as queue:
-            assert committed_seqs(queue.pages, queue.last_seq) == {"c": int(done.stdout)}
+            assert committed_seqs(queue.pages) == {"c": int(done.stdout)}
             assert int(done.stdout) == 200 * round_number + 123
 
 
@@ -165,7 +165,7 @@ def test_a_hundred_consumers_are_independent(tmp_path: Path) -> None:
             assert len(consumer.poll(max_messages=number)) <= number
             consumer.commit()
         expected = {consumer.name: consumer.committed_seq for consumer in consumers}
-        assert committed_seqs(queue.pages, queue.last_seq) == expected
+        assert committed_seqs(queue.pages) == expected
         assert sum(expected.values()) > 100
 
 
@@ -190,7 +190,7 @@ def test_a_reader_process_consumes_what_another_writes(tmp_path: Path) -> None:
             consumer.commit(77, durable=True)
             assert consumer.lag() == 23
             assert consumer.poll(timeout=0.001) == []
-        assert committed_seqs(writer.pages, writer.last_seq) == {"c": 77}
+        assert committed_seqs(writer.pages) == {"c": 77}
 
 
 # ---- starting elsewhere ---------------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ def test_the_files_of_another_queue_are_not_taken_for_a_consumer(tmp_path: Path)
             consumer.commit()
         with pytest.raises(InvalidRequest, match="another queue here name=eu-billing queue=orders-eu"):
             queue.consumer("eu-billing")
-        assert committed_seqs(queue.pages, 0) == {}
-        assert committed_seqs(other.pages, 1) == {"billing": 1}
+        assert committed_seqs(queue.pages) == {}
+        assert committed_seqs(other.pages) == {"billing": 1}
 
 
 def test_closing_the_queue_closes_its_consumers(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_forked_child_cannot_commit(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "q"], check=True)
     with Queue(tmp_path / "q", read_only=True) as queue:
-        assert committed_seqs(queue.pages, queue.last_seq) == {"c": 2}
+        assert committed_seqs(queue.pages) == {"c": 2}
 
 
 # ---- retention ------------------------------------------------------------------------------------------------------
@@ -449,8 +449,7 @@ def a_crash_takes_messages_that_were_committed(folder: Path, lost: int, appended
     with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
         fill(queue, 50)
         queue.flush()
-    shutil.copytree(folder, folder.parent / "disk")
-    with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
+        shutil.copytree(folder, folder.parent / "disk")
         fill(queue, lost)
         with queue.consumer("c") as consumer:
             assert seqs(consumer) == list(range(1, 51 + lost))
@@ -459,56 +458,40 @@ def a_crash_takes_messages_that_were_committed(folder: Path, lost: int, appended
     shutil.rmtree(folder)
     shutil.copytree(folder.parent / "disk", folder)
     (folder / "q-c.cursor").write_bytes(cursor)
+    with Queue(path, read_only=True, files=OtherBoot()) as queue:
+        assert queue.last_seq == 50 + lost, "a number was free again that a consumer has seen"
     with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
-        # As after a crash: the page with the torn tail is closed, and the log goes on in another.
-        (folder / "q-writeMeta").unlink()
-    with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
-        assert queue.last_seq == 50
+        assert queue.last_seq == 50 + lost, "a number was free again that a consumer has seen"
         fill(queue, appended)
         with queue.consumer("c") as consumer:
-            assert seqs(consumer) == list(range(51, 51 + appended)), "a message that nobody has seen was skipped"
+            assert seqs(consumer) == list(range(51 + lost, 51 + lost + appended)), "a message was skipped"
+    reports: list[Gap | Trimmed] = []
+    with Queue(path, read_only=True, files=OtherBoot()) as queue:
+        found = [message.seq for message in queue.read(damage=reports.append)]
+    assert found == [*range(1, 51), *range(51 + lost, 51 + lost + appended)]
+    assert [(gap.first, gap.last, gap.reason) for gap in reports if isinstance(gap, Gap)] == [(51, 50 + lost, "crash")]
+    check = verify_queue(str(path))
+    assert check.ok
+    assert check.never_durable == ((51, 50 + lost),)
 
 
 @pytest.mark.parametrize("lost", [1, 10, 100, 250])
 @pytest.mark.parametrize("appended", [5, 60, 300])
-def test_messages_appended_in_the_place_of_lost_ones_are_not_skipped(tmp_path: Path, lost: int, appended: int) -> None:
+def test_numbers_that_a_consumer_has_seen_are_never_given_to_other_messages(
+    tmp_path: Path, lost: int, appended: int
+) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     a_crash_takes_messages_that_were_committed(folder, lost, appended)
 
 
-def header(number: int, salt: int, base_seq: int = 0) -> PageHeader:
-    return PageHeader(
-        number=number, page_bytes=SMALL, salt=salt, checksum_id=1, base_seq=base_seq, prepared=not base_seq
-    )
-
-
-@pytest.mark.parametrize(
-    ("log", "last_seq", "expected"),
-    [
-        ([header(5, 55, 1), header(6, 66, 31), header(7, 77, 51)], 70, 60),  # as it was
-        ([header(5, 55, 1), header(6, 66, 31), header(7, 77, 51)], 55, 55),  # the tail is gone, nothing follows
-        ([header(5, 55, 1), header(6, 66, 31), header(7, 77, 51), header(8, 1, 56)], 90, 55),  # the tail is gone
-        ([header(5, 55, 1), header(6, 66, 31), header(7, 1, 45)], 90, 44),  # a page is gone, its number used again
-        ([header(5, 55, 1), header(6, 1, 21), header(7, 2, 80)], 90, 20),  # two pages are gone and used again
-        ([header(5, 55, 1), header(6, 66, 31), header(7, 1)], 44, 44),  # used again, not begun
-        ([header(5, 55, 1), header(6, 1, 21)], 90, 20),  # two are gone, one number used again
-        ([header(8, 88, 71), header(9, 99, 91)], 95, 60),  # retention has removed them
-        ([header(1, 11, 1)], 20, 0),  # another queue
-        ([], 0, 0),
-    ],
-)
-def test_the_table_of_what_is_left_of_a_cursor(log: list[PageHeader], last_seq: int, expected: int) -> None:
-    pages = {found.number: found for found in log}
-    assert kept_seq(60, [(5, 55), (6, 66), (7, 77)], sorted(pages), pages.get, last_seq) == expected
-
-
-def test_a_cursor_remembers_as_many_pages_as_it_says() -> None:
-    history = [(number, number * 7) for number in range(1, HISTORY_PAGES_MAX + 1)]
-    found = decode_cursor(encode_cursor(9, cursor_pages(history), of_work_queue=True, holds=False))
+def test_a_cursor_that_this_version_does_not_know_is_not_believed() -> None:
+    value = encode_cursor(9, of_work_queue=True, holds=False)
+    found = decode_cursor(value)
     assert found is not None
-    assert (found.committed_seq, list(found.pages), found.of_work_queue) == (9, history, True)
-    for wrong in (b"", b"\x02\x00" + bytes(14), encode_cursor(9, b"", of_work_queue=False, holds=False) + b"x"):
+    assert (found.committed_seq, found.of_work_queue, found.holds) == (9, True, False)
+    huge = encode_cursor(COMMITTED_MAX, of_work_queue=False, holds=False)
+    for wrong in (b"", b"\x02\x00" + value[2:], value + b"x", huge):
         assert decode_cursor(wrong) is None
 
 
@@ -586,30 +569,12 @@ def test_a_reset_in_another_process_syncs_every_page_before_its_place_and_then_t
 # ---- mutants: each broken rule is caught by the check above it ------------------------------------------------------
 
 
-def test_a_cursor_that_trusts_its_number_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "holdfast.queue.consumers.consumer.kept_in", lambda _pages, cursor, last: min(cursor.committed_seq, last)
-    )
+def test_an_opening_that_does_not_ask_the_consumers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.queue.evidence.committed_seqs", lambda _pages: {})
     folder = tmp_path / "files"
     folder.mkdir()
-    with pytest.raises(AssertionError, match="nobody has seen"):
+    with pytest.raises(AssertionError, match="was free again"):
         a_crash_takes_messages_that_were_committed(folder, 10, 60)
-
-
-def test_a_cursor_that_remembers_one_page_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(pages: object, cursor: object, last_seq: int) -> int:
-        newest = cursor.pages[-1:]  # type: ignore[attr-defined]
-        header_of = pages.header_of  # type: ignore[attr-defined]
-        here = header_of(newest[0][0])
-        if here is not None and here.salt != newest[0][1]:
-            return min(cursor.committed_seq, here.base_seq - 1)  # type: ignore[attr-defined]
-        return min(cursor.committed_seq, last_seq)  # type: ignore[attr-defined]
-
-    monkeypatch.setattr("holdfast.queue.consumers.consumer.kept_in", trusting)
-    folder = tmp_path / "files"
-    folder.mkdir()
-    with pytest.raises(AssertionError, match="nobody has seen"):
-        a_crash_takes_messages_that_were_committed(folder, 100, 300)
 
 
 def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -623,7 +588,7 @@ def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cursor_synced_before_the_log_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.queue.consumers.consumer import Consumer
 
-    monkeypatch.setattr(Consumer, "_sync_log", lambda _self, _seq, _history: None)
+    monkeypatch.setattr(Consumer, "_sync_log", lambda _self, _seq: None)
     with pytest.raises(AssertionError):
         a_durable_commit_syncs_the_log_first(tmp_path)
 

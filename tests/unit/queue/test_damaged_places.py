@@ -17,7 +17,7 @@ DAMAGED = {
     "other bytes": b"\xff" * 1024,
     "one bit": b"\1" + bytes(1023),
     "cut": b"HFQS",
-    "a later version": encode_slot(2, b"\2" + encode_cursor(3, b"", of_work_queue=False, holds=False)[1:]) + bytes(512),
+    "a later version": encode_slot(2, b"\2" + encode_cursor(3, of_work_queue=False, holds=False)[1:]) + bytes(512),
 }
 UNWRITTEN = {"empty": b"", "zeros": bytes(1024)}
 

@@ -34,7 +34,7 @@ def test_a_dropped_queue_can_be_opened_again_and_its_messages_are_durable(
         with pytest.warns(ResourceWarning, match=r"q was not closed; it was opened at .*test_dropped\.py:\d+"):
             del queue
         with Queue(tmp_path / "q") as again:
-            assert (again.last_seq, again.durable_seq, again.recovered_gaps) == (100, 100, [])
+            assert (again.last_seq, again.durable_seq, again.recovered) == (100, 100, [])
     finally:
         gc.enable()
 

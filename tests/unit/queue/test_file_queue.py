@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-import os
 import queue as standard
 import subprocess
 import sys
@@ -11,12 +9,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.queue.line_interrupts import interrupted
 
 from holdfast.errors import Closed, Code, HoldfastError, Unavailable
 from holdfast.queue import FileQueue, Queue, Serializer
@@ -24,7 +21,6 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.work_queue import WorkQueue
 
-INTERRUPTED_FILES = ("file_queue.py", "work_queue.py", "work_log.py")
 CALLS: dict[str, Callable[[FileQueue], object]] = {
     "put": lambda tasks: tasks.put(b"d"),
     "get": lambda tasks: tasks.get_nowait(),
@@ -47,35 +43,6 @@ def in_a_thread(call: Callable[[], object]) -> list[object]:
     thread.join(60)
     assert not thread.is_alive()
     return found
-
-
-def interrupted(call: Callable[[], object], line: int) -> bool:
-    """Call, and raise KeyboardInterrupt before the line of this number that runs. False where it does not get there."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        code = frame.f_code
-        if os.path.basename(code.co_filename) not in INTERRUPTED_FILES:
-            return None
-        # Lines at which Python handles no signal: between the end of a block and its ``__exit__``, and before a block.
-        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not text.startswith(("with ", "try:")):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def drained(tasks: FileQueue) -> list[object]:
@@ -150,6 +117,54 @@ def test_what_was_not_done_comes_again_after_a_kill_and_what_was_done_does_not(t
         tasks.join()
     with FileQueue(tmp_path / "q") as tasks:
         assert tasks.empty()
+
+
+def got(tasks: FileQueue, count: int) -> list[object]:
+    return [tasks.get_nowait() for _ in range(count)]
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_items_that_are_not_done_come_in_order_at_each_opening(tmp_path: Path, first: int) -> None:
+    with FileQueue(tmp_path / "q", serializer="json") as tasks:
+        for number in range(1, 5):
+            tasks.put(number)
+        assert got(tasks, 3) == [1, 2, 3]
+    for _ in range(2):
+        with FileQueue(tmp_path / "q") as tasks:
+            assert got(tasks, first) == [1, 2, 3][:first]
+    with FileQueue(tmp_path / "q") as tasks:
+        assert drained(tasks) == [1, 2, 3, 4]
+
+
+def test_items_come_in_order_after_kills_that_follow_each_other(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from holdfast.queue import FileQueue\n"
+        "tasks = FileQueue(sys.argv[1], serializer='json')\n"
+        "if tasks.empty():\n"
+        "    for number in range(1, 5): tasks.put(number)\n"
+        "print([tasks.get() for _ in range(int(sys.argv[2]))], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    found = []
+    for count in (3, 1, 4):
+        run = [sys.executable, "-c", script, str(tmp_path / "q"), str(count)]
+        found.append(subprocess.run(run, capture_output=True, check=False, text=True).stdout.strip())
+    assert found == ["[1, 2, 3]", "[1]", "[1, 2, 3, 4]"]
+
+
+def test_an_item_that_another_program_returns_keeps_its_delay_and_its_place(tmp_path: Path) -> None:
+    with FileQueue(tmp_path / "q", serializer="json") as tasks:
+        for number in range(1, 5):
+            tasks.put(number)
+    with Queue(tmp_path / "q") as queue, queue.work_queue("tasks") as work:
+        for job, delay in zip(work.get_many(3), (3_600, 0, 0), strict=True):
+            work.nack(job, delay=delay)
+    with FileQueue(tmp_path / "q") as tasks:
+        assert got(tasks, 1) == [2]
+        clock = tasks._work._clock
+        clock.not_before(clock() + 3_600 * 10**9)
+        assert drained(tasks) == [1, 3, 4]
 
 
 def test_threads_put_get_and_join(tmp_path: Path) -> None:
@@ -326,6 +341,27 @@ def test_an_item_that_cannot_be_loaded_is_not_got_and_stays_the_oldest(tmp_path:
         assert job is not None
         work.dead_letter(job, "cannot be loaded")
         assert [letter.payload for letter in work.dead_letters()] == [b"bad"]
+    with FileQueue(tmp_path / "q", serializer=number) as tasks:
+        assert drained(tasks) == [2, 3]
+
+
+def test_an_item_that_cannot_be_loaded_is_the_next_job_after_restarts(tmp_path: Path) -> None:
+    """So what the reference says to do about it hits this item, not one that waited for longer."""
+    number = Serializer(lambda value: str(value).encode(), int, "number")
+    failing = Serializer(number.dump, lambda payload: int(payload.replace(b"1", b"bad")), "number")
+    with FileQueue(tmp_path / "q", serializer=number) as tasks:
+        for item in (1, 2, 3):
+            tasks.put(item)
+        assert got(tasks, 3) == [1, 2, 3]
+    with FileQueue(tmp_path / "q", serializer=failing) as tasks:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="invalid literal"):
+                tasks.get()
+    with Queue(tmp_path / "q", serializer=number) as queue, queue.work_queue("tasks") as work:
+        job = work.get(timeout=0)
+        assert job is not None
+        assert job.seq == 1
+        work.dead_letter(job, "cannot be loaded")
     with FileQueue(tmp_path / "q", serializer=number) as tasks:
         assert drained(tasks) == [2, 3]
 

@@ -101,6 +101,7 @@ def test_a_write_position_is_decoded_as_it_was_encoded() -> None:
     fields: dict[str, Any] = dict(  # noqa: C408
         page=3, salt=1 << 63, position=100, next_seq=1 << 40, last_time_ns=-5, frames=7, index_records=2, index_check=9,
         index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
+        first_page=2, first_seq=17,
     )  # fmt: skip
     value = write_position_value(**fields)
     back = decode_write_position(value)

@@ -123,16 +123,19 @@ def test_a_writer_lists_its_pages_again_only_after_one_came_or_went(tmp_path: Pa
         assert listings() == 0
 
 
-def test_a_page_that_was_removed_by_hand_under_a_writer_is_not_told_to_be_damaged(tmp_path: Path) -> None:
+def test_a_page_that_was_removed_by_hand_under_a_writer_is_reported_as_lost(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
         for _ in range(20):
             queue.append(bytes(1000))
         numbers = [message.seq for message in queue.read()]
         assert numbers == list(range(1, 21))
+        queue.flush()
         (tmp_path / "q-1.page").unlink()
-        left = [message.seq for message in queue.read()]
+        reports: list[Gap | Trimmed] = []
+        left = [message.seq for message in queue.read(damage=reports.append)]
         assert left[0] > 1
         assert left == list(range(left[0], 21))
+        assert [(gap.first, gap.last) for gap in reports if isinstance(gap, Gap)] == [(1, left[0] - 1)]
 
 
 def test_behind_the_last_message_nothing_is_read_but_one_head(tmp_path: Path) -> None:

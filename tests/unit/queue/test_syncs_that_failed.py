@@ -187,7 +187,7 @@ def test_a_queue_whose_first_opening_met_a_failed_sync_keeps_its_identity_and_ma
     assert newest_slot(files.contents("d")["q-writeMeta"]) is not None
     with opened(files, seed + 3) as again:
         assert again.identity.queue_id == queue.identity.queue_id
-        assert again.recovered_gaps == []
+        assert again.recovered == []
         assert len(list(again.read())) >= 12
 
 

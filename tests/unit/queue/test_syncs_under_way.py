@@ -143,7 +143,7 @@ def test_a_mark_is_not_written_into_a_file_that_was_closed() -> None:
     marks.write(
         write_position_value(
             page=1, salt=0, position=64, next_seq=1, last_time_ns=0, frames=0, index_records=0, index_check=0,
-            index_due=0, clean=False, durable=place, boot_id=bytes(16),
+            index_due=0, clean=False, durable=place, boot_id=bytes(16), first_page=1, first_seq=1,
         )
     )  # fmt: skip
     marks.close()

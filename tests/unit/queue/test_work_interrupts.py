@@ -203,7 +203,7 @@ def test_a_log_that_gives_back_what_is_finished_opens(tmp_path: Path) -> None:
 
 
 def test_a_return_of_what_nobody_had_breaks_the_law_still() -> None:
-    machine = WorkMachine(WorkState(5, 0, [], {}))
+    machine = WorkMachine(WorkState(5, 0, {}))
     machine.apply(Kind.RETURN, 0, [4])
     machine.check()
     for kind, seq in ((Kind.RETURN, 5), (Kind.EXTEND, 4), (Kind.DONE, 4), (Kind.BURY, 4), (Kind.TAKE, 4)):

@@ -20,6 +20,7 @@ from tests.worlds.harness import SeededWorld
 from tests.worlds.queue.page_cache import BLOCK_BYTES, SECTOR_BYTES, CachedFile, CrashStyle
 
 from holdfast.errors import AlreadyOpen, InternalError
+from holdfast.queue.files.port import RemovedFile
 
 if TYPE_CHECKING:
     from holdfast.queue.files.port import WritableMap
@@ -319,6 +320,8 @@ class CrashFiles:
         if self.during_sync is not None:
             self.during_sync()
         end_sync()
+        if one not in self._handles[file][0].entries.values():
+            raise RemovedFile(errno.ENOENT, "another program removed this file", one.name)
 
     def boot_id(self) -> bytes:
         """See ``FilePort``."""

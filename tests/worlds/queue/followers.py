@@ -274,7 +274,7 @@ class FollowersWorld(QueueWorld):
         durable. Before, a log whose last page was just closed when its writer was killed knows no later page."""
         headers = [header for number in queue.pages.numbers() if (header := queue.pages.header_of(number)) is not None]
         bases = [header.base_seq for header in headers if not header.prepared]
-        found = committed_seqs(queue.pages, queue.last_seq)
+        found = committed_seqs(queue.pages)
         cursors = [name for name in queue.pages.port.names(queue.pages.directory) if name.endswith(".cursor")]
         # The cursor that a crash has left without a value has committed nothing.
         committed = min(found.values(), default=0) if len(found) == len(cursors) else 0

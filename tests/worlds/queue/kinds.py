@@ -26,7 +26,7 @@ LOG_EVENTS: Final = (
     *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process", "append during a sync"),
     "page grown",
     *(f"{kind}: page" for kind in DAMAGE_KINDS),
-    *(f"{kind}: hint" for kind in DAMAGE_KINDS if kind != "block misplaced"),
+    *(f"{kind}: hint" for kind in DAMAGE_KINDS if kind not in ("block misplaced", "older copy")),
 )
 """What a large run has to meet. A hint seldom has two blocks, so that one in another's place is not asked for."""
 

@@ -18,7 +18,7 @@ from tests.worlds.queue.shape import LIFETIME_NS
 from tests.worlds.queue.world import run_world
 
 from holdfast.errors import AlreadyOpen, CorruptData
-from holdfast.queue import every, queue
+from holdfast.queue import every, evidence, queue
 from holdfast.queue.consumers import cursor_file
 from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import (
@@ -28,18 +28,22 @@ from holdfast.queue.consumers.cursor_file import (
     first_unconsumed_seq,
     sync_holds,
 )
+from holdfast.queue.evidence import FileEvidence
+from holdfast.queue.files import pages as pages_file
+from holdfast.queue.files.meta_files import WritePositionFile, read_write_position
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import PageHeader, encode_header
-from holdfast.queue.log import opening, page_scan, reader, space, tail
+from holdfast.queue.log import opening, page_scan, reader, space, tail, walk
 from holdfast.queue.log.durability import Durability, SyncProgress, SyncTarget
+from holdfast.queue.log.judgement import Following, Here, LostPage, Owed, Proof, Step, decide, end_of
 from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import LogReader
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.log.space import Space
 from holdfast.queue.log.tail import LogTail, OpenPage
+from holdfast.queue.log.walk import Evidence
 from holdfast.queue.log.writer import PageSupply, Writer
 from holdfast.queue.persist import PersistRun, Stored
 from holdfast.queue.persist_flow import Flow, Work
@@ -54,7 +58,6 @@ if TYPE_CHECKING:
 
     from holdfast.queue import Message
     from holdfast.queue.format.checksum import Checksum, Octets
-    from holdfast.queue.format.cursor import PageId
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
     from holdfast.queue.persist import PersistSettings, _Since
@@ -188,11 +191,11 @@ def no_seal(self: Writer, page: OpenPage) -> None:
     self.progress.write_index()
 
 
-def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:
+def end_without_seal(here: Here, following: Following, owed: Owed, *, lost: bool) -> Step:
     """Where there is no SEAL, the log ends, whatever follows."""
     if here is Here.NOTHING and following is Following.CONTINUES:
         return Step.END
-    return decide(here, following, owed)
+    return decide(here, following, owed, lost=lost)
 
 
 @MUTANTS.breaks("reading since T begins in the last page strictly before T", "seek_time", LogReader, first_seed=7)
@@ -212,20 +215,20 @@ def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
 
 
 @MUTANTS.breaks("writing goes on at the verified end", "find_end", queue, reader)
-def resume_past_a_hole(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+def resume_past_a_hole(pages: PageDirectory, files: Evidence) -> LogEnd:
     """Writing goes on where the writer was, not where verified frames end."""
-    end = _find_end(pages, mark, boot_id)
+    end, mark = _find_end(pages, files), read_write_position(pages)
     if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
-        end.position, end.next_seq, end.last_time_ns = mark.position, mark.next_seq, mark.last_time_ns
+        end.position, end.last_time_ns = mark.position, mark.last_time_ns
+        end.next_seq = end.expected_seq = end.owed_end = mark.next_seq
     return end
 
 
-@MUTANTS.breaks("the written mark is true only while the page cache lives", "find_end", queue, reader)
-def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+@MUTANTS.breaks("the written mark is true only while the page cache lives", "is_true", WritePosition)
+def mark_of_any_boot(self: WritePosition, boot_id: bytes) -> bool:
     """The page cache is taken for whole, also after a loss of power."""
-    if mark is not None:
-        boot_id = mark.boot_id
-    return _find_end(pages, mark, boot_id)
+    del self, boot_id
+    return True
 
 
 @MUTANTS.breaks(
@@ -236,9 +239,9 @@ def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: 
     focus={**ALIGNED, "lives": 3, "steps": 15},
     first_seed=17,
 )
-def torn_page_written_on(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
+def torn_page_written_on(pages: PageDirectory, files: Evidence) -> LogEnd:
     """After a loss of power writing goes on in the same page, before what may follow the hole."""
-    end = _find_end(pages, mark, boot_id)
+    end = _find_end(pages, files)
     end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
     return end
 
@@ -352,15 +355,15 @@ def pages_removed_at_once(self: Space, numbers: list[int]) -> None:
     play=partial(run_followers, consumed=True),
     first_seed=1,
 )
-def consumed_forgets_closed_consumers(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+def consumed_forgets_closed_consumers(pages: PageDirectory) -> int | None:
     """While a consumer is open, only those that are open count."""
     floors: list[int] = []
-    for name, committed_seq in committed_seqs(pages, last_seq()).items():
+    for name, committed_seq in committed_seqs(pages).items():
         try:
             pages.port.unlock(pages.port.lock(pages.directory, pages.names.named_lock(name)))
         except AlreadyOpen:
             floors.append(committed_seq + 1)
-    return min(floors) if floors else _first_unconsumed_seq(pages, last_seq)
+    return min(floors) if floors else _first_unconsumed_seq(pages)
 
 
 @MUTANTS.breaks(
@@ -429,25 +432,37 @@ def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
 
 
 @MUTANTS.breaks(
-    "a cursor is never ahead of what was committed", "kept_seq", cursor_file, play=run_followers, first_seed=2
+    "a number that a consumer has seen is never given to another message",
+    "used_seq",
+    FileEvidence,
+    play=run_followers,
+    first_seed=2,
 )
-def cursor_trusts_its_number(
-    committed_seq: int,
-    history: Sequence[PageId],
-    numbers: Sequence[int],
-    header_of: Callable[[int], PageHeader | None],
-    last_seq: int,
-) -> int:
-    """A cursor is as good as its number, whatever became of the log."""
-    return min(committed_seq, last_seq)
+def numbers_are_given_again(self: FileEvidence) -> int:
+    """The log continues at its end, whatever consumers and workers have seen."""
+    del self
+    return 1
+
+
+@MUTANTS.breaks(
+    "a number that a worker has taken is never given to another message",
+    "_taken_seq",
+    evidence,
+    play=run_followers,
+    first_seed=2,
+)
+def workers_are_not_asked(pages: PageDirectory, name: str) -> int:
+    """Only cursors count, which work queues write now and then."""
+    del pages, name
+    return 1
 
 
 @MUTANTS.breaks(
     "what is committed durably is durable in the log", "_sync_log", Consumer, play=run_followers, first_seed=4
 )
-def durable_commit_without_the_log(self: Consumer, seq: int, history: list[PageId]) -> None:
+def durable_commit_without_the_log(self: Consumer, seq: int) -> None:
     """A durable commit syncs the cursor and leaves the log to itself."""
-    del self, seq, history
+    del self, seq
 
 
 @MUTANTS.breaks("a commit survives a kill", "write", CursorFile, play=run_followers)
@@ -481,6 +496,172 @@ def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int,
 def started_counts_as_done(self: WorkMachine) -> int:
     """The cursor of a work queue passes what is being worked on."""
     return self.next_seq - 1
+
+
+# -- the judgement: each row of its tables ----------------------------------------------------------------------------
+
+DAMAGED: Final = {"damage_rounds": 40, "lives": 3, "fault_rate": 0.0}
+_after = walk.LogWalk._after
+_note_removal = SyncProgress.note_removal
+
+
+def nothing_is_restored(data: bytes, number: int) -> None:
+    """A damaged header is lost, also where it follows from the rest."""
+    del data, number
+
+
+def prepared_is_lost(self: walk.LogWalk, number: int, expected: int, proof: Proof) -> walk.After:
+    """A page that was made ahead counts as lost."""
+    after = _after(self, number, expected, proof)
+    if after.prepared and after.header is None:
+        after.lost.append(LostPage(after.prepared, 4096, 4096))
+    return after
+
+
+def damaged_is_unused(self: LostPage, proof: Proof) -> bool:
+    """A damaged page after the last page in use held nothing, whatever is in it."""
+    return self.number > proof.page
+
+
+def emptied_is_unused(self: LostPage, proof: Proof) -> bool:
+    """A page without room was only prepared."""
+    return self.number > proof.page and self.content_end <= 64
+
+
+def damaged_is_ignored(self: walk.LogWalk, number: int, expected: int, proof: Proof) -> walk.After:
+    """A damaged page is not there."""
+    after = _after(self, number, expected, proof)
+    after.lost = []
+    return after
+
+
+def absent_is_ignored(self: walk.LogWalk, number: int, expected: int, proof: Proof) -> walk.After:
+    """A missing number is not there."""
+    after = _after(self, number, expected, proof)
+    after.absent, after.uncovered = False, 0
+    return after
+
+
+def everything_is_covered(self: LostPage, proof: Proof) -> bool:
+    """A record counts the messages of every page."""
+    del self, proof
+    return True
+
+
+def row(here: tuple[Here, ...], following: tuple[Following, ...], owed: tuple[Owed, ...], step: Step) -> object:
+    """The table of the walk with another step in one row."""
+
+    def decided(at: Here, follows: Following, is_owed: Owed, *, lost: bool) -> Step:
+        if at in here and follows in following and is_owed in owed:
+            return step
+        return decide(at, follows, is_owed, lost=lost)
+
+    return decided
+
+
+def lost_pages_do_not_matter(here: Here, following: Following, owed: Owed, *, lost: bool) -> Step:
+    """A lost page between does not show that what is missing was there."""
+    del lost
+    return decide(here, following, owed, lost=False)
+
+
+def nothing_is_owed_at_the_end(
+    expected_seq: int, proof: Proof, used_seq: int, lost: Sequence[LostPage] = (), uncovered: int = 0
+) -> tuple[int, int]:
+    """The log continues where it stops."""
+    return end_of(expected_seq, Proof(ordered=proof.ordered, page=proof.page), used_seq, lost, uncovered)
+
+
+def lost_pages_take_no_numbers(
+    expected_seq: int, proof: Proof, used_seq: int, lost: Sequence[LostPage] = (), uncovered: int = 0
+) -> tuple[int, int]:
+    """The numbers of a lost page that no record covers are given again."""
+    del lost, uncovered
+    return end_of(expected_seq, Proof(owed_seq=proof.owed_seq, ordered=proof.ordered), used_seq)
+
+
+def used_is_damaged(
+    expected_seq: int, proof: Proof, used_seq: int, lost: Sequence[LostPage] = (), uncovered: int = 0
+) -> tuple[int, int]:
+    """What was used and never durable counts as damaged."""
+    next_seq = end_of(expected_seq, proof, used_seq, lost, uncovered)[1]
+    return next_seq, next_seq
+
+
+def front_is_removed(header: PageHeader, proof: Proof, *, damaged: bool) -> int:
+    """What is missing before the first page was removed by retention."""
+    del proof, damaged
+    return header.base_seq
+
+
+def removal_is_not_recorded(self: SyncProgress, first_page: int, first_seq: int) -> None:
+    """Retention removes pages without a record of it."""
+    del self, first_page, first_seq
+
+
+def lost_pages_are_set_aside(pages: PageDirectory, files: Evidence) -> LogEnd:
+    """An opening puts the damaged pages after the end away, and continues there."""
+    end = _find_end(pages, files)
+    end.doubtful = [number for number in pages.known_numbers() if number > end.page]
+    end.last_page, end.next_seq, end.owed_end = end.page, end.expected_seq, end.expected_seq
+    return end
+
+
+def gap_is_not_written(self: Writer, end: LogEnd) -> None:
+    """The page after a gap is begun by the first append, and nothing shows the gap before."""
+    del self, end
+
+
+def new_queue_without_a_record(self: WritePositionFile, pages: PageDirectory, *, new: bool = False) -> None:
+    """The write position of a new queue is not recorded before its identity."""
+    del new
+    _open_write_position(self, pages)
+
+
+_open_write_position = WritePositionFile.__init__
+
+MUTANTS.add("nothing_is_restored", "one damaged byte of a header costs no message",
+            (pages_file, "nearest_header", nothing_is_restored), focus=DAMAGED)  # fmt: skip
+for name, rule, place, attribute, broken in (
+    ("prepared_is_lost", "a prepared page is unused", walk.LogWalk, "_after", prepared_is_lost),
+    ("damaged_is_unused", "a damaged page with content is lost", LostPage, "is_unused", damaged_is_unused),
+    ("emptied_is_unused", "a page without room is lost", LostPage, "is_unused", emptied_is_unused),
+    ("damaged_is_ignored", "a damaged page is lost", walk.LogWalk, "_after", damaged_is_ignored),
+    ("absent_is_ignored", "a page without a file is lost", walk.LogWalk, "_after", absent_is_ignored),
+    ("everything_is_covered", "a record covers what is before its position", LostPage, "is_covered",
+     everything_is_covered),
+    ("torn_is_damaged", "what was never durable is not damaged", walk, "decide",
+     row((Here.SEAL, Here.NOTHING, Here.INVALID), (Following.AHEAD,), (Owed.NO,), Step.NEXT_PAGE_AFTER_GAP)),
+    ("lost_pages_do_not_matter", "a lost page shows that what is missing was there", walk, "decide",
+     lost_pages_do_not_matter),
+    ("ahead_ends_the_log", "a later page proves what is missing before it", walk, "decide",
+     row(tuple(Here), (Following.AHEAD,), (Owed.YES, Owed.UNKNOWN), Step.END)),
+    ("no_search_before_a_page", "frames after damage in a page are found", walk, "decide",
+     row((Here.NOTHING, Here.INVALID), (Following.AHEAD,), tuple(Owed), Step.NEXT_PAGE_AFTER_GAP)),
+    ("no_search_at_the_end", "frames after damage in the last page are found", walk, "decide",
+     row((Here.INVALID,), (Following.NONE, Following.PREPARED), (Owed.YES, Owed.UNKNOWN), Step.END)),
+    ("nothing_is_owed_at_the_end", "what is owed is reported", walk, "end_of", nothing_is_owed_at_the_end),
+    ("lost_pages_take_no_numbers", "the numbers of a lost page are never given again", walk, "end_of",
+     lost_pages_take_no_numbers),
+    ("front_is_removed", "a missing first page is damage unless retention removed it", walk, "first_seq_of",
+     front_is_removed),
+    ("lost_pages_are_set_aside", "an opening never makes damage disappear", queue, "find_end",
+     lost_pages_are_set_aside),
+    ("gap_is_not_written", "a gap follows from the base of the next page", Writer, "_begin_after_gap",
+     gap_is_not_written),
+    ("new_queue_without_a_record", "a new queue is not taken for one whose pages are lost", WritePositionFile,
+     "__init__", new_queue_without_a_record),
+):  # fmt: skip
+    MUTANTS.add(name, rule, (place, attribute, broken), focus=DAMAGED)
+MUTANTS.add(
+    "used_is_damaged", "what was never durable is not damaged", (walk, "end_of", used_is_damaged), play=run_followers
+)
+MUTANTS.add(
+    "removal_is_not_recorded",
+    "what retention removed is not damaged",
+    (SyncProgress, "note_removal", removal_is_not_recorded),
+    focus={"page_bytes": 4096, "max_bytes": 12_288},
+)
 
 
 # -- persist --------------------------------------------------------------------------------------------------------
@@ -570,7 +751,7 @@ def persist_frees_for_one_consumer(self: PersistRun) -> None:
 def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
     """Space is freed although a consumer that does not hold has yet to consume it."""
     queue = self.queue
-    held = first_held_seq(queue.pages, lambda: queue.last_seq)
+    held = first_held_seq(queue.pages)
     if held is not None and not self._keeps_consumed:
         sync_holds(queue.pages, self._sync_failed, every=True)
         queue.trim(before_seq=held)
@@ -586,7 +767,7 @@ def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
 def persist_frees_before_the_cursors(self: PersistRun) -> None:
     """Space is freed while lost power may take the cursors back before it."""
     queue = self.queue
-    unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+    unconsumed = first_unconsumed_seq(queue.pages)
     if unconsumed is not None and not self._keeps_consumed:
         queue.trim(before_seq=unconsumed)
 
@@ -602,8 +783,7 @@ MUTANTS.add(
     "no_seal_and_no_end_of_page",
     "a page ends where nothing valid is and the next begins",
     (Writer, "_seal", no_seal),
-    (opening, "decide", end_without_seal),
-    (reader, "decide", end_without_seal),
+    (walk, "decide", end_without_seal),
 )
 MUTANTS.add(
     "consumed_asks_those_that_hold",

@@ -325,7 +325,7 @@ class PersistWorld(QueueWorld):
             raise PromiseBroken(f"a closed run holds {image.open_handles} handles")
 
     def _check_nothing_unconsumed_is_gone(self, queue: Queue) -> None:
-        for name, seq in committed_seqs(queue.pages, queue.last_seq).items():
+        for name, seq in committed_seqs(queue.pages).items():
             if seq < queue.first_seq - 1 and self.lifetime is None:
                 raise PromiseBroken(f"P7: {name} has consumed {seq}, the queue begins at {queue.first_seq}")
 

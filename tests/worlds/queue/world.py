@@ -67,6 +67,7 @@ class World(QueueWorld):
         self._unrepaired = False  # power was lost, and no start has come to its end since
         # A sync has failed, and the mark does not say so yet, or could not: what was not durable may be damaged.
         self._doubt = self._poison_refused = False
+        self._older: dict[str, bytes] = {}
         if self.shape.stale:
             self.files.graveyard = self._earlier_life()
 
@@ -220,14 +221,34 @@ class World(QueueWorld):
             self._unrepaired = True
         with suppress(HoldfastError, OSError):
             queue.close()  # of the old world, whose files are gone
+        self._damage(how)
 
     def _end_of_a_clean_close(self, files: CrashFiles) -> None:
-        """SEALs, where no crash has taken one; and media damage, on copies."""
+        """SEALs, where no crash has taken one."""
         with files.quiet():
             if self._lives_lived == 0:
                 check_seals(files, DIRECTORY, PREFIX)
-            if len(self.ledger.payloads) > self.ledger.trimmed_max:
-                self.states += check_damaged(files, self.random, self.shape.damage_rounds, self.seen)
+
+    def _damage(self, how: str) -> None:
+        """Media damage, on copies of what this life has left."""
+        rounds = self.shape.damage_rounds
+        if how != "clean close":
+            rounds = min(rounds, 5)
+        if not (self._doubt or (self._unrepaired and self.shape.stale)):
+            self.states += check_damaged(
+                self.files, self._older, self._open_without_retention, Random(self.random.random()), rounds, self.seen
+            )
+        self._older = self.files.contents(DIRECTORY)
+
+    def _open_without_retention(self, files: CrashFiles) -> Queue:
+        return GrowingLog(
+            PATH,
+            page_size=self.shape.page_bytes,
+            files=files,
+            clock=self.clock,
+            entropy=self.entropy,
+            background=False,
+        )
 
     # ---- acts -------------------------------------------------------------------------------------------------------
 
@@ -414,8 +435,8 @@ class World(QueueWorld):
     def _check(self, queue: Queue, ledger: Ledger, floor: int) -> int:
         messages = list(queue.read())
         last_seq = queue.last_seq
-        for first, last in queue.recovered_gaps:
-            raise Gap(first, last, 0)
+        for loss in queue.recovered:
+            raise Gap(loss.first, loss.last, loss.page, loss.reason)
         ledger.check(messages, messages[0].seq if messages else queue.first_seq, last_seq, floor=floor)
         self._check_pages(queue)
         if self.random.random() < 0.15:

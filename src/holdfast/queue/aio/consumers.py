@@ -14,12 +14,13 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.files.process import copies_refused
 from holdfast.queue.log.messages import Message
 from holdfast.queue.options import renamed_argument, whole_number
 from holdfast.queue.work.command import DeadLetter
@@ -101,12 +102,17 @@ class _AsyncWithBlock:
     ) -> None:
         await self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise copies_refused(type(self).__name__)
+
 
 AsyncWithBlock = _AsyncWithBlock
 
 
 class _Opened(AsyncWithBlock, Generic[Blocking]):
-    """What a consumer and a work queue share: a name, and the blocking object, once it is open."""
+    """What a consumer and a work queue share: a name, and the blocking object, once it is open. It has no public
+    methods, because errors of Python name the class of a method.
+    """
 
     _kind = ""
 
@@ -116,8 +122,7 @@ class _Opened(AsyncWithBlock, Generic[Blocking]):
         self._open = open_blocking
         self._inner: Blocking | None = None
 
-    async def open(self) -> Self:
-        """Take the name. *Raises*: as the method of ``holdfast.Queue``."""
+    async def _take_name(self) -> Self:
         if self._inner is not None:
             raise Closed(f"a {self._kind} can be opened only once", hint=f"make another {self._kind}")
         self._inner = await open_by(on_helper, self._open)
@@ -128,8 +133,7 @@ class _Opened(AsyncWithBlock, Generic[Blocking]):
             raise Closed(f"the {self._kind} is not open yet", hint="use async with")
         return self._inner
 
-    async def close(self) -> None:
-        """Release the files and the name. Commits nothing. Closing twice is harmless."""
+    async def _release_name(self) -> None:
         if self._inner is not None:
             await on_helper(self._inner.close)
 
@@ -147,6 +151,14 @@ class Consumer(_Opened[BlockingConsumer]):
     def __init__(self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], BlockingConsumer]) -> None:
         super().__init__(wait_until, name, open_blocking)
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as ``holdfast.Queue.consumer``; ``Closed`` if it was opened before."""
+        return await self._take_name()
+
+    async def close(self) -> None:
+        """Release the files and the name. Commits nothing. Closing twice is harmless."""
+        await self._release_name()
 
     def _owner(self) -> Owner:
         task = asyncio.current_task()
@@ -208,15 +220,20 @@ class Consumer(_Opened[BlockingConsumer]):
             await self._wait_until(look, timeout)
         return messages
 
-    async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
+    async def commit(
+        self, message: Message | int | list[Message] | list[int] | None = None, *, durable: bool | None = None
+    ) -> None:
         """This message and all earlier ones that this task was given are done; without an argument, all that it was
-        given. Each message of a list is done, whichever task was given it.
+        given. Each message of a list is done, whichever task was given it. ``durable`` by default when the queue's sync
+        level is "always". *Raises*: as ``holdfast.Queue``'s consumer.
         """
         inner, owner = self._opened(), self._owner()
+        if durable is None:
+            durable = inner.commits_durably
         if durable or inner.may_wait:
             await on_helper(partial(inner.commit_by, owner, message, durable=durable))
         else:
-            inner.commit_by(owner, message)
+            inner.commit_by(owner, message, durable=False)
 
     async def rewind(self) -> None:
         """Hand out again what was not committed."""
@@ -243,6 +260,14 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         super().__init__(wait_until, name, open_blocking)
         # Taken for tasks that were cancelled before they got them.
         self._kept: deque[Job] = deque()
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as ``holdfast.Queue.work_queue``; ``Closed`` if it was opened before."""
+        return await self._take_name()
+
+    async def close(self) -> None:
+        """Return the jobs of workers, make everything durable, release the name. Closing twice is harmless."""
+        await self._release_name()
 
     async def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks). A job whose delay or

@@ -6,9 +6,9 @@
             consumer.commit(message)
 
 Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
-survives a killed process; a durable commit also survives a power failure. If a crash lost committed messages, the
-position goes back with the end of the log (``cursor``). A raised ``Gap`` or ``Trimmed`` does not change the position. A
-failed sync closes the consumer.
+survives a killed process; a durable commit, which is the default at the level "always", also survives a power failure.
+If a crash lost committed messages, the log continues after the position (``cursor``). A raised ``Gap`` or ``Trimmed``
+does not change the position. A failed sync closes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
 not done (decision 0049):
@@ -32,27 +32,28 @@ from __future__ import annotations
 import threading
 import warnings
 from bisect import bisect_right
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import islice, pairwise
 from operator import itemgetter
+from reprlib import repr as shortened
 from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded
 from holdfast.queue.consumers.cursor_file import (
     ConsumerFiles,
     CursorFile,
-    history_at,
-    kept_in,
     lock_name,
-    log_history,
     seq_since,
 )
 from holdfast.queue.files.disk_errors import Refusal, refusals
 from holdfast.queue.files.pages import open_page
+from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
-from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
+from holdfast.queue.format.cursor import encode_cursor
+from holdfast.queue.log.messages import Message
 from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
+from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
 from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.log.messages import Message
     from holdfast.queue.log.port import QueuePort
 
 
@@ -251,6 +251,30 @@ def give_messages(outs: HandOuts, owner: Owner, messages: list[Message], taken_s
         outs.give(owner, last, moves, first=first)
 
 
+def seq_of(message: object) -> int:
+    """The number of a message, by it or by its number. Raises: ``InvalidRequest`` for anything else.
+
+    >>> seq_of(7), seq_of(Message((7, 0, b"hello")))
+    (7, 7)
+    """
+    seq = message[0] if isinstance(message, Message) else message
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
+        hint = "commit a message, its number, or a list of either"
+        raise InvalidRequest("this is not a message", given=shortened(message), hint=hint)
+    return seq
+
+
+def seqs_of(messages: list[Message] | list[int]) -> list[int]:
+    """The numbers of messages, rising. Raises: ``InvalidRequest`` for anything else.
+
+    >>> seqs_of([Message((8, 0, b"b")), Message((7, 0, b"a"))])
+    [7, 8]
+    """
+    if all(issubclass(kind, Message) for kind in set(map(type, messages))):  # quicker than to look at each of them
+        return sorted(map(itemgetter(0), messages))  # type: ignore[arg-type]
+    return sorted(map(seq_of, messages))
+
+
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
 GAPS_WARNED = 1000
@@ -277,6 +301,8 @@ class Consumer(WithBlock):
         self._pages = pages
         self._damage = damage
         self._hold = hold
+        self.commits_durably = queue.syncs_always
+        """Whether ``commit`` is durable by default."""
         self._parts: Iterator[tuple[int, list[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
@@ -300,10 +326,9 @@ class Consumer(WithBlock):
         self._reading = threading.RLock()
         self.read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
-        # Pages with uncommitted messages: the first message of each, the history up to it, and that packed.
+        # The first uncommitted message of each page that was read, and the last of these pages.
         self._page_starts: list[int] = []
-        self._page_values: list[bytes] = []
-        self._histories: list[list[PageId]] = [[]]
+        self._page_noted = 0
         held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not miss this cursor and then remove pages.
@@ -324,7 +349,7 @@ class Consumer(WithBlock):
         elif cursor.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
-            self._stand(kept_in(self._pages, cursor, self._queue.last_seq))
+            self._stand(cursor.committed_seq)
         # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
         if cursor is None and self._queue.first_seq > self.committed_seq + 1:
@@ -334,12 +359,10 @@ class Consumer(WithBlock):
 
     def _stand(self, committed_seq: int) -> None:
         """Move to a position, and write it to the cursor."""
-        history = history_at(self._pages, committed_seq)
-        packed = cursor_pages(history)
-        self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
+        self._cursor.write(encode_cursor(committed_seq, of_work_queue=False, holds=self._hold))
         with self._reading:
             self._move_to(committed_seq)
-            self._page_starts, self._page_values, self._histories = [0], [packed], [history]
+            self._page_starts, self._page_noted = [0], 0
             self.committed_seq = committed_seq
 
     def _move_to(self, seq: int) -> None:
@@ -576,17 +599,11 @@ class Consumer(WithBlock):
         if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
-            history = self._histories[-1]
-            if not history or history[-1] != (page.number, page.salt):
-                self._note_page(page.number)
+            if page.number != self._page_noted:
+                with self._lock:
+                    self._page_starts.append(self._read_seq + 1)
+                    self._page_noted = page.number
         return parts
-
-    def _note_page(self, number: int) -> None:
-        history = log_history(self._pages, number)
-        with self._lock:
-            self._histories.append(history)
-            self._page_starts.append(self._read_seq + 1)
-            self._page_values.append(cursor_pages(history))
 
     def _drop_reader(self) -> None:
         """Read again from the first message that was not handed out."""
@@ -607,14 +624,17 @@ class Consumer(WithBlock):
         """The next message to be handed out."""
         return self._chunk.taken_seq + 1
 
-    def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
+    def commit(
+        self, message: Message | int | list[Message] | list[int] | None = None, *, durable: bool | None = None
+    ) -> None:
         """This message and all earlier ones that this thread was given are done; without an argument, all that it was
-        given.
+        given. ``durable`` by default when the queue's sync level is "always".
 
         Each message of a list is done, whichever thread has it; an empty list commits nothing. A commit never goes back
-        (``reset`` does). *Raises*: ``InvalidRequest`` for a message that was not handed out, and without an argument
-        when only other threads have messages; ``Unavailable`` when the cursor cannot be written, and the old position
-        stays; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on.
+        (``reset`` does). Messages are known by their numbers. *Raises*: ``InvalidRequest`` for a message that was not
+        handed out, for what is not a message, and without an argument when only other threads have messages;
+        ``Unavailable`` when the cursor cannot be written, and the old position stays; ``Closed`` (sync_failed) when
+        ``durable`` and a sync has failed, and from then on.
         *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if needed, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """
@@ -625,30 +645,36 @@ class Consumer(WithBlock):
         self.commit_by(owner, message, durable)
 
     def commit_by(
-        self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
+        self,
+        owner: Owner,
+        message: Message | int | list[Message] | list[int] | None = None,
+        durable: bool | None = None,
     ) -> None:
         """As ``commit``, for any owner."""
-        taken_seq = 0
-        several: list[Message] = []
-        if isinstance(message, list):
+        taken_seq = asked_seq = 0
+        several: list[int] = []
+        if isinstance(message, Message):
+            asked_seq = message[0]
+        elif isinstance(message, list):
             if not message:
                 self._raise_if_closed()
                 return
-            several = sorted(message)
-            message = several[-1]
+            several = seqs_of(message)
+            asked_seq = several[-1]
+        elif message is not None:
+            asked_seq = message if type(message) is int and message >= 0 else seq_of(message)
+        if durable is None:
+            durable = self.commits_durably
         if durable:
             # Also messages that other threads have finished: the position may pass this message.
             self._raise_if_closed()
-            taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
+            taken_seq = seq = self._chunk.taken_seq
             if message is not None and self._sole is owner:
-                seq = message if isinstance(message, int) else message[0]
-            self._sync_log(seq, self._histories[-1])
+                seq = asked_seq
+            self._sync_log(seq)
         with self._file_lock:
             self._raise_if_closed()
-            if message is None:
-                seq = self._last_of(owner)
-            else:
-                seq = message if isinstance(message, int) else message[0]
+            seq = self._last_of(owner) if message is None else asked_seq
             if seq > self._chunk.taken_seq:
                 raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
             if self._sole is not owner and (message is not None or self._outs is not None):
@@ -658,9 +684,9 @@ class Consumer(WithBlock):
             if seq > self.committed_seq:
                 starts = self._page_starts
                 if len(starts) > 1 and seq >= starts[1]:
-                    self._forget_pages(seq)
+                    self._pages_passed(seq)
                 try:
-                    self._cursor.write(encode_cursor(seq, self._page_values[0], of_work_queue=False, holds=self._hold))
+                    self._cursor.write(encode_cursor(seq, of_work_queue=False, holds=self._hold))
                 except OSError as error:
                     raise Refusal(error) from error
                 self.committed_seq = seq
@@ -685,14 +711,14 @@ class Consumer(WithBlock):
             stacklevel=4,
         )
 
-    def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
+    def _finish(self, owner: Owner, seq: int, several: list[int]) -> int:
         """A commit among several owners. Returns the position to commit. Call with the file's lock held."""
         self._admit_now(owner)
         outs = self._outs
         assert outs is not None, "messages that are not committed have an owner"
         with self._lock:
             if several:
-                for first, last in runs_of(message[0] for message in several):
+                for first, last in runs_of(several):
                     outs.finish_run(first, last)
             outs.finish(owner, seq)
             return outs.committed_seq
@@ -715,38 +741,45 @@ class Consumer(WithBlock):
         """Whether a commit may have to wait for a durable one."""
         return self._file_lock.locked()
 
-    def _forget_pages(self, seq: int) -> None:
-        """Drop the pages that a commit has passed, and wake those that wait for their space."""
+    def _pages_passed(self, seq: int) -> None:
+        """A commit finishes pages: wake those that wait for their space."""
         with self._lock:
-            passed = bisect_right(self._page_starts, seq) - 1
-            del self._page_starts[:passed], self._page_values[:passed], self._histories[:passed]
+            del self._page_starts[: bisect_right(self._page_starts, seq) - 1]
         if self._queue.writable:
             self._queue.space.confirmed()
 
-    def _sync_log(self, seq: int, history: list[PageId]) -> None:
-        """Make the log durable up to ``seq``; ``history`` are the pages up to there."""
-        queue, port = self._queue, self._pages.port
+    def _sync_log(self, seq: int) -> None:
+        """Make the log durable up to ``seq``."""
+        queue = self._queue
         if queue.durable_seq >= seq:
             return
         if queue.writable:
             queue.flush()
             return
-        # Another process writes. A sync covers all writes to the file; at most nine pages wait for theirs.
+        # Another process writes. A sync covers all writes to the file; only the newest pages wait for theirs.
         with queue.asking():
-            for number, _ in history:
+            for number in self._pages.numbers()[-UNSYNCED_PAGES_MAX - 2 :]:
                 with open_page(self._pages, number) as file:
                     if file is not None:
-                        self._sync(partial(port.sync_data, file))
+                        self._sync(partial(self._sync_page, file))
+
+    def _sync_page(self, file: int) -> None:
+        with suppress(RemovedFile):  # meanwhile: the writer removes durable pages only
+            self._pages.port.sync_data(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
         """Sync, and never again after a failure: the system may report success although the disk lacks the data."""
         try:
             sync()
         except OSError as error:
+            if isinstance(error, RemovedFile):
+                hint = "open the consumer again; without the file it begins at the first message there is"
+            else:
+                hint = "open the consumer again; it continues from the position in its cursor file"
             self._closed = Closed(
                 "a sync failed: this consumer is finished",
                 code=Code.SYNC_FAILED,
-                hint="open the consumer again; it continues from the position in its cursor file",
+                hint=hint,
                 name=self.name,
                 cause=error,
             )
@@ -758,7 +791,8 @@ class Consumer(WithBlock):
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
             # They are read again.
-            del self._page_starts[1:], self._page_values[1:], self._histories[1:]
+            del self._page_starts[1:]
+            self._page_noted = 0
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Continue elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed immediately, durably.
@@ -774,8 +808,7 @@ class Consumer(WithBlock):
                 seq = seq_since(self._queue, since)
             else:
                 seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
-            history = history_at(self._pages, seq - 1)
-        self._sync_log(seq - 1, history)
+        self._sync_log(seq - 1)
         with self._reading, self._file_lock:
             self._raise_if_closed()
             with refusals:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from holdfast.errors import PermissionDenied
 from holdfast.queue.files.pages import PageDirectory, check_name, other_owner, read_file
 from holdfast.queue.files.process import locked_after_dropped
-from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, PageId, decode_cursor, kept_seq
+from holdfast.queue.format.cursor import Cursor, decode_cursor
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
@@ -121,12 +121,7 @@ def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
         return None
     slot = newest_slot(data)
     cursor = decode_cursor(slot[1]) if slot is not None else None
-    return Cursor(0, [], of_work_queue=False, holds=True) if cursor is None and any(data) else cursor
-
-
-def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
-    """How much of what a cursor has committed is still in the log; see ``kept_seq``. Cost: a listing, a few headers."""
-    return kept_seq(cursor.committed_seq, cursor.pages, pages.numbers(), pages.header_of, last_seq)
+    return Cursor(0, of_work_queue=False, holds=True) if cursor is None and any(data) else cursor
 
 
 def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[tuple[str, Cursor]]:
@@ -143,24 +138,20 @@ def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[
                 yield name, cursor
 
 
-def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
-    """The last message that each consumer and work queue has finished, by name. Cost: a few small reads for each."""
-    return {name: kept_in(pages, cursor, last_seq) for name, cursor in _cursors(pages)}
+def committed_seqs(pages: PageDirectory) -> dict[str, int]:
+    """The last message that each consumer and work queue has finished, by name. Cost: a small read for each."""
+    return {name: cursor.committed_seq for name, cursor in _cursors(pages)}
 
 
-def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+def first_held_seq(pages: PageDirectory) -> int | None:
     """The first message that a holding cursor has not committed, open or not; None without such a cursor."""
-    held = [kept_in(pages, cursor, last_seq()) + 1 for _, cursor in _cursors(pages) if cursor.holds]
-    return min(held, default=None)
+    return min((cursor.committed_seq + 1 for _, cursor in _cursors(pages) if cursor.holds), default=None)
 
 
-def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+def first_unconsumed_seq(pages: PageDirectory) -> int | None:
     """The first message that any cursor has not committed; None without cursors. A damaged one committed nothing."""
-    floors = [
-        kept_in(pages, cursor, last_seq()) + 1
-        for _, cursor in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
-    ]
-    return min(floors, default=None)
+    cursors = _cursors(pages, unwritten=Cursor(0, of_work_queue=False, holds=True))
+    return min((cursor.committed_seq + 1 for _, cursor in cursors), default=None)
 
 
 def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
@@ -176,22 +167,6 @@ def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every
                 failed(error)
             finally:
                 pages.port.close(file)
-
-
-def log_history(pages: PageDirectory, until: int) -> list[PageId]:
-    """The pages of the log up to ``until``, as a cursor remembers them. Cost: one listing and twelve headers."""
-    numbers = [number for number in pages.numbers() if number <= until][-HISTORY_PAGES_MAX:]
-    headers = [header for number in numbers if (header := pages.header_of(number)) is not None]
-    return [(header.number, header.salt) for header in headers]
-
-
-def history_at(pages: PageDirectory, seq: int) -> list[PageId]:
-    """The pages of the log up to the one that holds ``seq``, or to the last if that is a future message."""
-    for number in reversed(pages.numbers()):
-        header = pages.header_of(number)
-        if header is not None and not header.prepared and header.base_seq <= max(seq, 1):
-            return log_history(pages, number)
-    return []
 
 
 def seq_since(queue: QueuePort, since: datetime | str | None) -> int:

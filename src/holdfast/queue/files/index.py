@@ -98,9 +98,9 @@ class IndexReader:
         data = self._read(number * RECORD_BYTES, RECORD_BYTES) if number >= 0 else b""
         return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
 
-    def records(self) -> Iterator[tuple[int, int]]:
-        """Time and position of all, true or not."""
-        for first in range(0, self._count(), RECORDS_AT_ONCE):
+    def records(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Time and position of all from record ``start`` on, true or not."""
+        for first in range(start, self._count(), RECORDS_AT_ONCE):
             data = self._read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
             yield from RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])
 

@@ -18,6 +18,7 @@ from functools import cache
 from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
+from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import opened_at
 
 TYPE_CHECKING = False
@@ -39,6 +40,8 @@ HERE = (
 _locks: dict[int, str] = {}
 """Where this process took each lock, ``file:line``, by the lock's open file."""
 ZEROS = 1 << 20
+DELETED = " (deleted)"
+"""What Linux shows after the path of an open file that was removed."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -154,6 +157,8 @@ class LocalFiles:
             fcntl.fcntl(file, _FULL_SYNC)
         else:
             os.fdatasync(file)
+        if not os.fstat(file).st_nlink:  # after the sync: it includes a removal during the sync
+            _raise_if_removed(file)
 
     def sync_directory(self, directory: int) -> None:
         os.fsync(directory)
@@ -204,6 +209,16 @@ class LocalFiles:
     def boot_id(self) -> bytes:
         """Linux has one."""
         return _boot_id()
+
+
+def _raise_if_removed(file: int) -> None:
+    """Raise ``RemovedFile`` for a file without a link. Some file systems count no links; Linux shows what is true."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{file}")
+    except OSError:
+        path = DELETED  # there is no such place
+    if path.endswith(DELETED):
+        raise RemovedFile(errno.ENOENT, "another program removed this file", path.removesuffix(DELETED) or None)
 
 
 def lock_taken_at(file: int) -> str | None:

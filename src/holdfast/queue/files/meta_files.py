@@ -1,7 +1,8 @@
 """The small files ``<prefix>-allMeta`` (identity) and ``<prefix>-writeMeta`` (write position).
 
 A file whose name could not be synced is removed again: the next opening would take it for durable. An identity that is
-absent or does not verify is made again; no page depends on it.
+absent or does not verify is made again; no page depends on it. The write position is made before the identity, so an
+identity without a write position shows that a file is lost.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from holdfast.queue.files.pages import PageDirectory, read_file, replace_file
 from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
+    DurablePosition,
     Identity,
+    WritePosition,
     decode_identity,
     decode_write_position,
     encode_identity,
     encode_slot,
     newest_slot,
     slot_offset,
+    write_position_value,
 )
 
 
@@ -51,38 +55,57 @@ def open_identity(
     return identity
 
 
+def read_write_position(pages: PageDirectory) -> WritePosition | None:
+    """The write position that the writer recorded last, or None."""
+    data = read_file(pages, pages.names.write_meta, SLOTS_BYTES)
+    slot = None if data is None else newest_slot(data)
+    return None if slot is None else decode_write_position(slot[1])
+
+
 UNKNOWN_BOOT = bytes(16)
+
+
+def _first_slots(boot_id: bytes) -> bytes:
+    """Both slots of an empty log."""
+    nowhere = DurablePosition(0, 0, 0, 1, 0)
+    value = write_position_value(0, 0, 0, 1, 0, 0, 0, 0, 0, True, nowhere, boot_id, 1, 1)
+    return encode_slot(2, value) + encode_slot(1, value)
 
 
 class WritePositionFile:
     """The open file of two slots, written in turn; made if absent. ``newest`` is the record of an earlier writer.
     ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has failed: later records do not describe the page cache.
+
+    For a ``new`` queue both slots are durable when the constructor returns: the log is empty. Otherwise an absent file
+    is made without a record, so an opening that is stopped hides nothing.
     """
 
     __slots__ = ("_file", "_generation", "_port", "boot_id", "newest")
 
-    def __init__(self, pages: PageDirectory) -> None:
+    def __init__(self, pages: PageDirectory, *, new: bool = False) -> None:
         port = self._port = pages.port
         name = pages.names.write_meta
+        made = False
         try:
             self._file = port.open(pages.directory, name, write=True)
         except FileNotFoundError:
             self._file = port.create(pages.directory, name)
-            try:
-                port.write(self._file, 0, (bytes(SLOTS_BYTES),))
-                port.sync_directory(pages.directory)
-            except BaseException:
-                port.close(self._file)
-                with suppress(OSError):
-                    pages.remove(name)
-                raise
+            made = True
         try:
+            self.boot_id = port.boot_id()
+            if new or made:
+                # Also for a file that is there: its maker may have stopped before it was durable.
+                port.write(self._file, 0, (_first_slots(self.boot_id) if new else bytes(SLOTS_BYTES),))
+                port.sync_data(self._file)
+                port.sync_directory(pages.directory)
             slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
             self._generation = 0 if slot is None else slot[0]
             self.newest = None if slot is None else decode_write_position(slot[1])
-            self.boot_id = port.boot_id()
         except BaseException:
             port.close(self._file)
+            if made:
+                with suppress(OSError):
+                    pages.remove(name)
             raise
 
     def write(self, value: bytes) -> None:

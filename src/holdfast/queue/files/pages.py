@@ -18,20 +18,32 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, encode_header
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, encode_header, nearest_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
 
+    Restore = Callable[["PageDirectory", int, int, bytes], PageHeader | None]
+
+
+def _restore_nothing(pages: PageDirectory, file: int, number: int, raw: bytes) -> PageHeader | None:  # noqa: ARG001
+    return None
+
 
 class PageDirectory:
-    """The pages of one queue in an open directory."""
+    """The pages of one queue in an open directory. ``restore`` finds the header of a page that has more than one
+    damaged byte in it (``log.restoration``).
+    """
 
-    __slots__ = ("_changes", "_files", "_known", "_sole", "directory", "names", "port")
+    __slots__ = ("_changes", "_damaged", "_files", "_known", "_restore", "_sole", "directory", "names", "port")
 
-    def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
+    def __init__(self, port: FilePort, directory: int, names: FileNames, restore: Restore = _restore_nothing) -> None:
+        self._restore = restore
+        self._damaged: dict[int, tuple[bytes, PageHeader | None]] = {}  # by page: damaged bytes, and what they were
         self.port = port
         self.directory = directory
         self.names = names
@@ -69,6 +81,11 @@ class PageDirectory:
     def be_sole(self, *, sole: bool = True) -> None:
         """From now on only this object makes and removes pages, or no longer."""
         self._sole = sole
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether only this object makes and removes pages."""
+        return self._sole
 
     def create(self, header: PageHeader) -> int:
         """A durable prepared page of zeros. Returns the open file."""
@@ -108,11 +125,19 @@ class PageDirectory:
             return None
 
     def header(self, file: int, number: int) -> PageHeader | None:
-        """The header of an open page, or None where it is not readable."""
-        return decode_header(self.port.read(file, 0, HEADER_BYTES), number)
+        """The header of an open page, ``restored`` if it is damaged and follows by rule; else None."""
+        raw = self.port.read(file, 0, HEADER_BYTES)
+        header = decode_header(raw, number)
+        if header is not None:
+            return header
+        known = self._damaged.get(number)
+        if known is None or known[0] != raw:
+            header = nearest_header(raw, number) or self._restore(self, file, number, raw)
+            known = self._damaged[number] = raw, header
+        return known[1]
 
     def header_of(self, number: int) -> PageHeader | None:
-        """The header of a page by number, or None where it is absent or not readable."""
+        """As ``header``, of a page by number; also None if it is absent."""
         file = self.open(number)
         if file is None:
             return None

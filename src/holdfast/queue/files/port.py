@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     WritableMap: TypeAlias = mmap | bytearray
 
 
+class RemovedFile(OSError):
+    """Another program removed an open file: its bytes are lost when it is closed. ``filename``, where it is known."""
+
+
 class FilePort(Protocol):
     """File operations. Directories and files are small integers; names are relative to an open directory."""
 
@@ -80,7 +84,10 @@ class FilePort(Protocol):
         """Give a map back."""
 
     def sync_data(self, file: int) -> None:
-        """The bytes and size of the file are durable on return. Never repeated after an error."""
+        """The bytes and size of the file are durable on return. Never repeated after an error.
+
+        Raises: ``RemovedFile`` if the file has no name any more. A port that cannot find that out does not raise it.
+        """
 
     def sync_directory(self, directory: int) -> None:
         """The names in the directory are durable on return."""

@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
-    from typing import Protocol, Self, TypeVar
+    from typing import NoReturn, Protocol, Self, TypeVar
 
     class Poisonable(Protocol):
         """What can be open across a fork."""
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 def forked(what: str) -> Closed:
     """The error of a forked child."""
     return Closed(f"a forked child cannot {what}", code=Code.FORKED, hint="open it in one process")
+
+
+def copies_refused(kind: str) -> TypeError:
+    """The error of ``pickle`` and ``copy``, for an object with open files."""
+    return TypeError(f"a {kind} cannot be pickled or copied: in the other process, open the queue again by its path")
 
 
 _open: WeakSet[Poisonable] = WeakSet()
@@ -206,6 +211,9 @@ class _WithBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise copies_refused(type(self).__name__)
 
 
 WithBlock = _WithBlock

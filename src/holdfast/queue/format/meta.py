@@ -27,10 +27,10 @@ offset 512 x (g mod 2). A crash while writing one leaves the other; a slot that 
 | 16 | 492 | the value, then zeros |
 | 508 | 4 | CRC-32 of the 508 bytes before |
 
-The write position is a hint for the next opening and for readers; a lost, old or torn one costs time. *Written*: the
-position of the next frame. Everything before it is in the page cache: true after a killed process, false after a
-restart of the machine, which the boot id shows. *Durable*: everything before it was synced first, so it is true after
-every crash.
+The write position is a lower bound for the next opening and for readers; an old one costs time. Both slots are durable
+before a queue's identity is, so no crash leaves a queue without one. *Written*: the position of the next frame.
+Everything before it is in the page cache: true after a killed process, false after a restart of the machine, which the
+boot id shows. *Durable*: everything before it was synced first, so it is true after every crash.
 
 | offset | bytes | field |
 |---|---|---|
@@ -51,6 +51,8 @@ every crash.
 | 88 | 4 | durable: position |
 | 92 | 4 | zero |
 | 96 | 16 | boot id: of the machine's run in which the record was written; zeros where unknown |
+| 112 | 8 | first page: those before it were removed on purpose, or never existed |
+| 120 | 8 | first message: of the first page, or the first that was ever appended |
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
     return best
 
 
-WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16s")
+WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16sQQ")
 
 
 class DurablePosition:
@@ -171,8 +173,8 @@ class WritePosition:
     """One decoded write position, by the table above."""
 
     __slots__ = (
-        "boot_id", "clean", "durable", "frames", "index_check", "index_due", "index_records", "last_time_ns",
-        "next_seq", "page", "position", "salt",
+        "boot_id", "clean", "durable", "first_page", "first_seq", "frames", "index_check", "index_due",
+        "index_records", "last_time_ns", "next_seq", "page", "position", "salt",
     )  # fmt: skip
 
     page: int
@@ -187,6 +189,8 @@ class WritePosition:
     clean: bool
     durable: DurablePosition
     boot_id: bytes
+    first_page: int
+    first_seq: int
 
     def __init__(self, value: bytes) -> None:
         fields = WRITE_POSITION.unpack(value)
@@ -194,7 +198,7 @@ class WritePosition:
         self.frames, self.index_records, self.index_check, self.index_due = fields[5:9]
         self.clean = fields[9] == 1
         self.durable = DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13])
-        self.boot_id = fields[16]
+        self.boot_id, self.first_page, self.first_seq = fields[16:]
 
     def is_true(self, boot_id: bytes) -> bool:
         """Whether the written position is true in this run of the machine."""
@@ -214,11 +218,14 @@ def write_position_value(
     clean: bool,
     durable: DurablePosition,
     boot_id: bytes,
+    first_page: int,
+    first_seq: int,
 ) -> bytes:
     """The value of the slot, from fields: every sync writes one, and an object would cost more."""
     return WRITE_POSITION.pack(
         *(page, salt, next_seq, last_time_ns, position, frames, index_records, index_check, index_due, clean),
         *(durable.page, durable.salt, durable.next_seq, durable.last_time_ns, durable.position, 0, boot_id),
+        *(first_page, first_seq),
     )
 
 

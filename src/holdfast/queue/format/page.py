@@ -14,7 +14,7 @@ A header that does not verify is ``None``; one of a later format is ``CorruptDat
 | 32 | 8 | base sequence: of the first message in this page |
 | 40 | 8 | base time: arrival of the first frame, nanoseconds since 1970, signed |
 | 48 | 8 | salt: random for every life of a page |
-| 56 | 4 | zero |
+| 56 | 4 | skipped: this many numbers directly below the base were used and never durable (``judgement``); mostly 0 |
 | 60 | 4 | CRC-32 of the 60 bytes before |
 
 A page is prepared before its use, so its header is written twice: *prepared* when the file is made, and whole just
@@ -42,6 +42,7 @@ from zlib import crc32
 from holdfast.errors import Code, CorruptData
 
 HEADER = Struct("<8sHHIIIQQqQI")
+SKIPPED_MAX = (1 << 32) - 1
 HEADER_BYTES = 64
 MAGIC = b"HFQPAGE\0"
 VERSION = 1
@@ -52,9 +53,13 @@ _CHECK = Struct("<I")
 
 
 class PageHeader:
-    """One decoded header. ``base_seq`` and ``base_time_ns`` are 0 while ``prepared``."""
+    """One decoded header. ``base_seq`` and ``base_time_ns`` are 0 while ``prepared``. ``restored``: the bytes on disk
+    are damaged, and these fields follow by rule.
+    """
 
-    __slots__ = ("base_seq", "base_time_ns", "checksum_id", "number", "page_bytes", "prepared", "salt")
+    __slots__ = (
+        "base_seq", "base_time_ns", "checksum_id", "number", "page_bytes", "prepared", "restored", "salt", "skipped",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,7 +70,9 @@ class PageHeader:
         checksum_id: int,
         base_seq: int = 0,
         base_time_ns: int = 0,
+        skipped: int = 0,
         prepared: bool = False,
+        restored: bool = False,
     ) -> None:
         self.number = number
         self.page_bytes = page_bytes
@@ -73,9 +80,16 @@ class PageHeader:
         self.checksum_id = checksum_id
         self.base_seq = base_seq
         self.base_time_ns = base_time_ns
+        self.skipped = skipped
         self.prepared = prepared
+        self.restored = restored
 
-    def started(self, base_seq: int, base_time_ns: int) -> PageHeader:
+    @property
+    def after_seq(self) -> int:
+        """The number with which the page before ends: its last one and 1."""
+        return self.base_seq - self.skipped
+
+    def started(self, base_seq: int, base_time_ns: int, skipped: int = 0) -> PageHeader:
         """The same page, its first message known."""
         return PageHeader(
             number=self.number,
@@ -84,6 +98,8 @@ class PageHeader:
             checksum_id=self.checksum_id,
             base_seq=base_seq,
             base_time_ns=base_time_ns,
+            skipped=skipped,
+            restored=self.restored,
         )
 
 
@@ -91,7 +107,7 @@ def encode_header(header: PageHeader) -> bytes:
     """The 64 bytes."""
     fields = HEADER.pack(
         *(MAGIC, VERSION, PREPARED if header.prepared else 0, header.checksum_id, header.page_bytes, 0),
-        *(header.number, header.base_seq, header.base_time_ns, header.salt, 0),
+        *(header.number, header.base_seq, header.base_time_ns, header.salt, header.skipped),
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -107,10 +123,10 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
-    magic, version, flags, checksum_id, page_bytes, _, stored_number, base_seq, base_time_ns, salt, _ = (
+    magic, version, flags, checksum_id, page_bytes, _, stored_number, base_seq, base_time_ns, salt, skipped = (
         HEADER.unpack_from(data)
     )
-    if magic != MAGIC or stored_number != number:
+    if magic != MAGIC or stored_number != number or (skipped and skipped >= base_seq):
         return None
     if version != VERSION or flags & ~PREPARED:
         raise CorruptData(
@@ -127,8 +143,40 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
         checksum_id=checksum_id,
         base_seq=base_seq,
         base_time_ns=base_time_ns,
+        skipped=skipped,
         prepared=bool(flags & PREPARED),
     )
+
+
+def nearest_header(data: bytes, number: int) -> PageHeader | None:
+    """The header of which one byte is damaged: the only one that these bytes can have been. None for more damage.
+
+    One damaged byte changes the checksum in a way that no other byte does, and no two bytes of a header can hide it.
+    Cost: about 5 ms.
+
+    >>> damaged = bytearray(encode_header(PageHeader(number=3, page_bytes=4096, salt=7, checksum_id=1, base_seq=12)))
+    >>> damaged[50] ^= 0xFF
+    >>> decode_header(bytes(damaged), 3), nearest_header(bytes(damaged), 3).salt
+    (None, 7)
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    guess = bytearray(data[:HEADER_BYTES])
+    for offset in range(HEADER_BYTES):
+        kept = guess[offset]
+        for octet in range(256):
+            guess[offset] = octet
+            if _CHECK.unpack_from(guess, HEADER.size)[0] != crc32(guess[: HEADER.size]):
+                continue
+            try:
+                header = decode_header(bytes(guess), number)
+            except CorruptData:  # of a later version, as far as one byte can say
+                continue
+            if header is not None:
+                header.restored = True
+                return header
+        guess[offset] = kept
+    return None
 
 
 RECORD = Struct("<qI")

@@ -14,7 +14,7 @@ from holdfast.errors import Closed, Code
 from holdfast.queue.files.meta_files import UNKNOWN_BOOT, WritePositionFile
 from holdfast.queue.format.frame import SEQ_MASK
 from holdfast.queue.format.meta import DurablePosition, write_position_value
-from holdfast.queue.format.page import HEADER_BYTES
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.tail import LogTail
 
 TYPE_CHECKING = False
@@ -164,7 +164,7 @@ class SyncProgress:
 
     __slots__ = (
         "_start_position", "_position_is_owed", "_position_file", "_port", "_sync_names", "_tail", "closing", "durable",
-        "records_at_once", "silent", "synced_bytes",
+        "first", "records_at_once", "silent", "synced_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -189,6 +189,7 @@ class SyncProgress:
         self._sync_names = None if end.clean or not (end.resume and end.doubtful) else sync_names
         written = position_file.newest
         self.durable = written.durable if written is not None and end.resume and not written.clean else end_position
+        self.first = end.first
         self.closing: list[int] = []
         self.synced_bytes = 0
 
@@ -246,18 +247,32 @@ class SyncProgress:
         durable = self.durable
         return durable.page if durable.position > HEADER_BYTES else durable.page - 1
 
+    def begin_at(self, header: PageHeader) -> None:
+        """The log continues in this page, which is durable and empty."""
+        self.durable = DurablePosition(header.number, header.salt, HEADER_BYTES, header.base_seq, header.base_time_ns)
+
+    def note_removal(self, first_page: int, first_seq: int) -> None:
+        """Before retention removes pages: record durably, in both slots, which page is the first one then. Pages that
+        are missing after it are damage. ``first_seq``: 0 keeps the recorded one. Raises: ``OSError``.
+        """
+        if first_page > self.first[0]:
+            with self._tail.lock:
+                self.first = first_page, first_seq or self.first[1]
+                self.record_position()
+                self.record_position()
+            self._position_file.sync()
+
     def announce(self) -> None:
         """Before the first frame: both slots say durably that the queue is open, so no crash brings back a clean record
         together with later frames. Not done while opening: readers should not pay for syncs.
         """
-        if self.silent:
-            self._make_names_durable()
-            with self._tail.lock:
-                # Also after a failed sync: a sync covers only what is written again.
-                self.record_position()
-                self.record_position()
-            self._position_file.sync()
-            self.silent = False
+        self._make_names_durable()
+        with self._tail.lock:
+            # Also after a failed sync: a sync covers only what is written again.
+            self.record_position()
+            self.record_position()
+        self._position_file.sync()
+        self.silent = False
 
     def _make_names_durable(self) -> None:
         if self._sync_names is not None:
@@ -283,7 +298,7 @@ class SyncProgress:
         value = write_position_value(
             *(number, salt, position, next_seq, time_ns),
             *(tail.frames, index.records, index.check, min(index.due, SEQ_MASK), clean),
-            *(self.durable, self._position_file.boot_id),
+            *(self.durable, self._position_file.boot_id, *self.first),
         )
         self._position_file.write(value)
 

@@ -112,14 +112,25 @@ def messages_of(seq: int, time_ns: int, bodies: Sequence[bytes], message: type[M
     return list(map(message, zip(range(seq, seq + len(bodies)), repeat(time_ns), bodies)))
 
 
+_GAP_TEXTS = {
+    "damage": "messages are damaged",
+    "crash": "messages were lost in a power failure before they were durable",
+}
+
+
 class Gap(CorruptData):
-    """Messages ``first`` to ``last`` existed and their bytes are damaged."""
+    """Messages ``first`` to ``last`` are missing.
+
+    ``reason`` is "damage": they existed and their bytes are damaged or gone, or it is unknown how many there were and
+    these are at most all. Or "crash": a consumer or work queue has seen their numbers, and a power failure took them
+    before they were durable; this is no damage, and the numbers are never given to other messages.
+    """
 
     default_code = Code.CORRUPT_QUEUE
 
-    def __init__(self, first: int, last: int, page: int) -> None:
+    def __init__(self, first: int, last: int, page: int, reason: str = "damage") -> None:
         super().__init__(
-            "messages are damaged",
+            _GAP_TEXTS[reason],
             first=first,
             last=last,
             page=page,
@@ -127,9 +138,10 @@ class Gap(CorruptData):
         )
         self.first = first
         self.last = last
+        self.reason = reason
 
     def __reduce__(self) -> tuple[type[Gap], tuple[object, ...], dict[str, object]]:
-        return type(self), (self.first, self.last, self.fields["page"]), self.__dict__
+        return type(self), (self.first, self.last, self.fields["page"], self.reason), self.__dict__
 
 
 class Trimmed(NotFound):

@@ -7,39 +7,48 @@
 
 Writing continues in the same page after a clean close or a killed process. Else the page is sealed, and a page with
 another salt is begun: a new frame k+1 could join frames k+2, k+3 of the torn page to the log again.
+
+An opening never makes damage disappear. A page whose header is damaged gets it back if it follows by rule; otherwise
+it stays under its name, and the log continues in a page after it, at the number that ``judgement`` proves.
 """
 
 from __future__ import annotations
 
-from holdfast.queue.files.index import IndexReader, PageIndex
-from holdfast.queue.files.pages import DurableRename, PageDirectory, open_page
+from holdfast.queue.files.index import PageIndex
+from holdfast.queue.files.meta_files import read_write_position
+from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header, open_page
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
-from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
-from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
-from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide, following_of
+from holdfast.queue.log.judgement import Proof, first_seq_of
+from holdfast.queue.log.page_scan import WINDOW_BYTES
+from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, Evidence, LogWalk, Loss
 
-UNSYNCED_PAGES_MAX = 8
+HEADERS_CHECKED = 64
+"""The newest pages whose headers an opening reads. A reader checks the header of each page that it enters."""
 
 
 class LogEnd:
-    """Where a log ends: in ``page``, 0 if there is none. ``resume``: writing may continue at ``position``; ``sealed``:
-    a SEAL is there; ``doubtful``: pages after the end. ``expected_seq`` belongs to ``position``; it is below
-    ``next_seq`` where the log ends with damage.
+    """Where a log ends. The last frames are in ``page``, 0 if there is none, up to ``position``, before message
+    ``expected_seq``; the next message is ``next_seq``. Of the numbers in between, those from ``owed_end`` on were never
+    durable. ``last_page`` is the last page in use, or lost; ``first`` is what retention has not removed.
+
+    ``clean``: everything was durable; ``resume``: writing may continue at ``position``; ``sealed``: nothing is to be
+    written there; ``doubtful``: pages after the end that are not part of the log; ``restored``: headers to be written;
+    ``losses``: on the way.
     """
 
     __slots__ = (
-        "clean", "doubtful", "expected_seq", "frames", "gaps", "header", "index", "last_time_ns", "next_seq", "page",
-        "position", "resume", "rewrite", "sealed", "unsynced",
+        "clean", "doubtful", "expected_seq", "first", "frames", "header", "index", "last_page", "last_time_ns",
+        "losses", "next_seq", "owed_end", "page", "position", "restored", "resume", "rewrite", "sealed", "unsynced",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.page = 0
+        self.page = self.last_page = 0
         self.header: PageHeader | None = None
         self.position = HEADER_BYTES
-        self.next_seq = 1
-        self.expected_seq = 1
+        self.next_seq = self.expected_seq = self.owed_end = 1
+        self.first = 1, 1  # page and message
         self.last_time_ns = 0
         self.frames = 0
         self.index = PageIndex()
@@ -48,249 +57,135 @@ class LogEnd:
         self.rewrite = True
         self.sealed = False
         self.doubtful: list[int] = []
-        self.gaps: list[tuple[int, int]] = []
+        self.losses: list[Loss] = []
+        self.restored: list[PageHeader] = []
         self.unsynced: list[int] = []
 
 
-def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> LogEnd:
+def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
     """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame. Cost: at most about 1
-    MiB after a kill or a clean close; what was not synced after a restart of the machine; nine pages without a record.
+    MiB after a kill or a clean close; what was not synced after a restart of the machine; nine pages without a record;
+    the headers of the newest pages.
     """
-    return _Walk(pages, written, boot_id).run()
+    end = LogEnd()
+    headers: dict[int, PageHeader] = {}
+    proof = evidence.proof()
+    numbers = pages.known_numbers()
+    walk = LogWalk(pages, evidence, end.losses.append, headers=headers, is_sole=pages.is_sole)
+    try:
+        first_unsynced = _start(walk, end, pages, proof, headers)
+        _walk(walk, end)
+        end.next_seq, end.owed_end = walk.next_seq, walk.owed_end
+    finally:
+        walk.close()
+    end.clean = end.clean and end.expected_seq == proof.owed_seq
+    after = walk.after
+    has_lost = bool(after.lost) or after.absent
+    kept = {page.number for page in after.lost}
+    end.doubtful = [number for number in numbers if number > end.page and number not in kept]
+    end.last_page = max([end.page, *kept, *([after.last_page] if has_lost else [])])
+    end.first = _first(pages, proof, headers)
+    end.unsynced = [number for number in numbers if first_unsynced <= number < end.page]
+    end.resume = end.resume and end.next_seq == end.expected_seq and not has_lost
+    end.resume = end.resume and all(
+        (header := cached_header(pages, number, headers)) is not None and header.prepared for number in end.doubtful
+    )
+    # Damaged bytes at the end stay as they are: the base of the next page shows what is missing.
+    end.sealed = walk.is_sealed or end.owed_end > end.expected_seq
+    recent = [*headers.values(), *(pages.header_of(number) for number in numbers[-HEADERS_CHECKED:])]
+    end.restored = list({header.number: header for header in recent if header is not None and header.restored}.values())
+    return end
 
 
-class _Walk:
-    __slots__ = (
-        "_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_kept", "_written", "_numbers",
-        "_pages",
-    )  # fmt: skip
-
-    def __init__(self, pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> None:
-        self._pages = pages
-        self._written = written
-        self._boot_id = boot_id
-        self._end = LogEnd()
-        self._numbers = pages.known_numbers()
-        self._headers: dict[int, PageHeader] = {}
-        self._floor = 0  # sequence numbers below this are owed
-        self._blind = written is None  # later ones are unknown: see `recovery`
-        self._first_unsynced = 0
-        self._kept: tuple[int, int] | None = None
-        """Number and file of the page of the write position, open from its header to the walk, which begins there."""
-
-    def run(self) -> LogEnd:
-        try:
-            return self._run()
-        finally:
-            kept, self._kept = self._kept, None
-            if kept is not None:
-                self._pages.port.close(kept[1])
-
-    def _run(self) -> LogEnd:
-        end = self._end
-        if not self._begin():
-            if self._floor:
-                end.gaps, end.next_seq = [(1, self._floor - 1)], self._floor
-            end.doubtful = list(self._numbers)
-            return end
-        step = Step.NEXT_PAGE
-        while step in (Step.NEXT_PAGE, Step.NEXT_PAGE_AFTER_GAP):
-            step = self._walk_page()
-            if step in (Step.NEXT_PAGE, Step.NEXT_PAGE_AFTER_GAP) and not self._enter_next(
-                after_gap=step is not Step.NEXT_PAGE
-            ):
-                step = Step.END_AFTER_GAP if end.next_seq < self._floor else Step.END
-        end.expected_seq = end.next_seq
-        if step is Step.END_AFTER_GAP:
-            end.gaps.append((end.next_seq, self._floor - 1))
-            end.next_seq = self._floor
-            end.resume = False
-            end.sealed = True  # the damaged bytes are left as they are: the base of the next page shows what is missing
-        end.doubtful = [number for number in self._numbers if number > end.page]
-        end.unsynced = [number for number in self._numbers if self._first_unsynced <= number < end.page]
-        end.resume = end.resume and all(
-            (header := self._header(number)) is not None and header.prepared for number in end.doubtful
-        )
-        return end
-
-    def _header(self, number: int) -> PageHeader | None:
-        header = self._headers.get(number) or self._read_header(number)
-        if header is not None:
-            self._headers[number] = header
-        return header
-
-    def _read_header(self, number: int) -> PageHeader | None:
-        pages = self._pages
-        if self._kept is not None or self._written is None or number != self._written.page:
-            return pages.header_of(number)
-        file = pages.open(number)
-        if file is None:
-            return None
-        self._kept = number, file
-        return pages.header(file, number)
-
-    def _open(self, number: int) -> int | None:
-        kept = self._kept
-        if kept is None or kept[0] != number:
-            return self._pages.open(number)
-        self._kept = None
-        return kept[1]
-
-    def _begin(self) -> bool:
-        end, written = self._end, self._written
-        # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart
-        # of the machine empties it.
-        end.rewrite = written is None or not any(written.boot_id) or written.boot_id == self._boot_id
-        if written is not None:
-            end.clean = written.clean
-            durable = written.durable
-            if self._page_matches(durable.page, durable.salt):
-                self._floor, self._first_unsynced = durable.next_seq, durable.page
-            else:
-                # Retention may have removed that page; no crash does. Otherwise the record belongs to other files, or
-                # its page is damaged.
-                self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
-            is_true = written.is_true(self._boot_id)
-            if is_true and self._page_matches(written.page, written.salt):
-                end.page, end.position, end.next_seq = written.page, written.position, written.next_seq
-                end.last_time_ns, end.frames, end.resume = written.last_time_ns, written.frames, True
-                end.index = PageIndex(written.index_records, written.index_check, written.index_due)
-                self._floor = max(self._floor, written.next_seq)
-                if not self._first_unsynced:
-                    self._first_unsynced = max(1, written.page - UNSYNCED_PAGES_MAX)
-            elif self._floor:
-                end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
-                end.last_time_ns = durable.last_time_ns
-            if not end.page:
-                # The page of the record cannot be read: its messages are owed, and their numbers stay used.
-                self._floor = max(
-                    self._floor,
-                    durable.next_seq if self._is_unreadable(durable.page) else 0,
-                    written.next_seq if is_true and self._is_unreadable(written.page) else 0,
-                )
-        if end.page:
-            header = self._header(end.page)
-            if header is not None and header.prepared:
+def _start(walk: LogWalk, end: LogEnd, pages: PageDirectory, proof: Proof, headers: dict[int, PageHeader]) -> int:
+    """Enter the page where the walk begins. Returns the first page that may not be synced."""
+    record = read_write_position(pages)
+    # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart of
+    # the machine empties it.
+    end.rewrite = record is None or not any(record.boot_id) or record.boot_id == pages.port.boot_id()
+    if record is not None:
+        end.last_time_ns = max(record.durable.last_time_ns, record.last_time_ns)
+        end.clean = record.clean
+    if record is not None and proof.page:
+        durable, is_written = record.durable, proof.ordered and proof.page == record.page
+        unsynced = durable.page or max(1, record.page - UNSYNCED_PAGES_MAX)
+        place = record if is_written else durable
+        header = cached_header(pages, place.page, headers)
+        if header is not None and header.salt == place.salt:
+            if header.prepared:
                 # Nothing in it was durable, not even its second header.
-                header = header.started(end.next_seq, end.last_time_ns)
-            end.header = header
-            return True
-        return self._begin_without_mark()
+                header = header.started(place.next_seq, place.last_time_ns)
+            if walk.start(header, place.position, place.next_seq, place.last_time_ns):
+                end.resume = is_written
+                if is_written:
+                    end.frames = record.frames
+                    end.index = PageIndex(record.index_records, record.index_check, record.index_due)
+                return unsynced
+    return _start_without_record(walk, pages, headers)
 
-    def _is_unreadable(self, page: int) -> bool:
-        return page in self._numbers and self._header(page) is None
 
-    def _page_matches(self, page: int, salt: int) -> bool:
-        header = self._header(page) if page in self._numbers else None
-        return header is not None and header.salt == salt
+def _start_without_record(walk: LogWalk, pages: PageDirectory, headers: dict[int, PageHeader]) -> int:
+    numbers = pages.known_numbers()
+    found = ((number, cached_header(pages, number, headers)) for number in reversed(numbers))
+    begun = next((number for number, header in found if header is not None and not header.prepared), 0)
+    # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page, whose
+    # base is known.
+    early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
+    recent = [number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX]
+    if walk.start_at([*early[-1:], *recent], front=not early):
+        assert walk.scan is not None, "a page was entered"
+        return walk.scan.header.number
+    return 0
 
-    def _begin_without_mark(self) -> bool:
-        numbers, end = self._numbers, self._end
-        headers = ((number, self._header(number)) for number in reversed(numbers))
-        begun = next((number for number, header in headers if header is not None and not header.prepared), 0)
-        # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page,
-        # whose base is known.
-        early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
-        for number in [*early[-1:], *(number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX)]:
-            header = self._header(number)
-            if header is None or (header.prepared and number != 1):
-                continue
-            if header.prepared:
-                header = header.started(1, 0)
-            break
-        else:
-            return False
-        end.page, end.header, end.next_seq, end.last_time_ns = number, header, header.base_seq, header.base_time_ns
-        self._floor, self._first_unsynced = max(self._floor, header.base_seq), number
-        return True
 
-    def _walk_page(self) -> Step:
-        end, pages = self._end, self._pages
-        assert end.header is not None, "a walk is in a page with a header"
-        file = self._open(end.page)
-        if file is None:
-            return Step.END
-        index = IndexReader(pages, end.page, end.header.salt)
-        try:
-            scan = PageScan(
-                pages.port,
-                file,
-                end.header,
-                next_seq=end.next_seq,
-                position=end.position,
-                last_time_ns=end.last_time_ns,
-                index=index,
-            )
-            here = self._walk_frames(scan)
-            step = decide(here, self._following(), self._owed(scan))
-            while step is Step.RESYNC:
-                expected = scan.next_seq
-                following = self._next_header()
-                ends = (self._floor, following.base_seq if following is not None else 0)
-                if scan.resync(ends):
-                    end.gaps.append((expected, scan.next_seq - 1))
-                    here = self._walk_frames(scan)
-                else:
-                    here = Here.EXHAUSTED
-                step = decide(here, self._following(), self._owed(scan))
-        finally:
-            pages.port.close(file)
-            index.close()
-        end.sealed = here is Here.SEAL
-        return step
+def _first(pages: PageDirectory, proof: Proof, headers: dict[int, PageHeader]) -> tuple[int, int]:
+    """The first page and message. Without a record, those that are there."""
+    if proof.first_page:
+        return proof.first_page, proof.first_seq
+    first = _first_begun(pages, proof, headers)
+    return (1, 1) if first is None else (first[0].number, first[1])
 
-    def _owed(self, scan: PageScan) -> Owed:
-        if scan.next_seq < self._floor:
-            return Owed.YES
-        return Owed.UNKNOWN if self._blind else Owed.NO
 
-    def _walk_frames(self, scan: PageScan) -> Here:
-        end, index = self._end, self._end.index
-        while (window := scan.read()) is not None:
-            offset = window.offset - HEAD_BYTES
-            for _, time_ns, count, _, start, _ in window.frames:
-                if count > 1 or offset + start >= index.due:  # most have no record, and need no call
-                    index.note(time_ns, offset + start, count)
-            end.frames += len(window.frames)
-        end.position, end.next_seq, end.last_time_ns = scan.position, scan.next_seq, scan.last_time_ns
-        return scan.here()
+def _first_begun(pages: PageDirectory, proof: Proof, headers: dict[int, PageHeader]) -> tuple[PageHeader, int] | None:
+    """The first begun page, and the oldest message that was not removed on purpose."""
+    damaged = False
+    for number in pages.known_numbers():
+        header = cached_header(pages, number, headers)
+        if header is not None and not header.prepared:
+            return header, first_seq_of(header, proof, damaged=damaged)
+        damaged = damaged or header is None
+    return None
 
-    def _next_header(self) -> PageHeader | None:
-        number = self._next_number()
-        return None if number is None else self._header(number)
 
-    def _following(self) -> Following:
-        return Following.NONE if self._next_number() is None else following_of(self._next_header(), self._end.next_seq)
+def first_seq(pages: PageDirectory, evidence: Evidence) -> int:
+    """The oldest message that retention has not removed, lost or not, or the next one. Cost: a listing."""
+    proof = evidence.proof()
+    first = _first_begun(pages, proof, {})
+    return proof.first_seq if first is None else first[1]
 
-    def _next_number(self) -> int | None:
-        return next((number for number in self._numbers if number > self._end.page), None)
 
-    def _enter_next(self, *, after_gap: bool) -> bool:
-        """Move to the start of the next readable page. False if there is none."""
-        end = self._end
-        for number in [later for later in self._numbers if later > end.page]:
-            header = self._header(number)
-            if header is None:
-                continue
-            if header.prepared:
-                if not self._prepared_holds_frames(number, header):
-                    return False
-                header = header.started(end.next_seq, end.last_time_ns)
-            if after_gap:
-                end.gaps.append((end.next_seq, header.base_seq - 1))
-            end.page, end.header, end.position, end.next_seq = number, header, HEADER_BYTES, header.base_seq
-            end.last_time_ns = max(end.last_time_ns, header.base_time_ns)
-            end.frames, end.index, end.resume, end.sealed = 0, PageIndex(), end.resume, False
-            return True
-        return False
-
-    def _prepared_holds_frames(self, number: int, header: PageHeader) -> bool:
-        """Whether the second writing of this header was lost while frames were not."""
-        with open_page(self._pages, number) as file:
-            if file is None:
-                return False
-            scan = PageScan(self._pages.port, file, header, next_seq=self._end.next_seq)
-            return scan.read() is not None
+def _walk(walk: LogWalk, end: LogEnd) -> None:
+    """Walk along the frames to the end, and note the position there and the index of its page."""
+    scan = walk.scan
+    number = 0 if scan is None else scan.header.number
+    while (window := walk.read_window()) is not None:
+        scan = walk.scan
+        assert scan is not None, "a window is from a page"
+        if scan.header.number != number:
+            number, end.frames, end.index = scan.header.number, 0, PageIndex()
+        index, offset = end.index, window.offset - HEAD_BYTES
+        for _, time_ns, count, _, start, _ in window.frames:
+            if count > 1 or offset + start >= index.due:  # most have no record, and need no call
+                index.note(time_ns, offset + start, count)
+        end.frames += len(window.frames)
+    scan = walk.scan
+    if scan is None:
+        end.expected_seq = 1
+        return
+    if scan.header.number != number:
+        end.frames, end.index = 0, PageIndex()
+    end.page, end.header = scan.header.number, scan.header
+    end.position, end.expected_seq, end.last_time_ns = scan.state
 
 
 SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
@@ -300,11 +195,19 @@ SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
 def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
     """Make the files say what ``find_end`` found, durably. It may be stopped anywhere and run again.
 
-    1. A page that is not continued loses its index, durably, then gets its SEAL and a sync.
-    2. Prepared pages after the end are removed, begun pages are renamed, then the directory is synced. Of the pages set
-       aside earlier, the oldest are removed. If that sync fails, the names are back, so the next opening tries again.
+    1. Headers that follow by rule are written.
+    2. A page that is not continued loses its index, durably, then gets its SEAL and a sync.
+    3. The indexes of the pages after the end are removed, then these pages, the last one first: prepared pages are
+       removed, begun pages are renamed. The directory is synced after each, so that no crash leaves a later page or
+       index without the page before it, which would look like a lost page. Of the pages set aside earlier, the oldest
+       are removed. If a sync fails, the names are back, so the next opening tries again.
     """
     port = pages.port
+    for header in end.restored:
+        with open_page(pages, header.number, write=True) as file:
+            if file is not None:
+                port.write(file, 0, (encode_header(header),))
+                port.sync_data(file)
     if end.page and not end.resume:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
@@ -317,23 +220,26 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
     files = pages.known_files()
     living = {*pages.known_numbers()}
+    doubtful = [] if end.resume else end.doubtful
     for name in files:
         if pages.names.is_temporary(name):
             pages.remove(name)  # one that lost power brings back goes at the next start
-        elif (index := pages.names.index_number(name)) is not None and index not in living:
+        elif (index := pages.names.index_number(name)) is not None and (
+            index in doubtful or (index not in living and index <= end.page)
+        ):
+            # One without a page after the end shows that the page is lost.
             changed |= going.remove(name)
-    for number in [] if end.resume else end.doubtful:
+    # Also the changes of an opening that was killed: a later failed sync could drop them.
+    if changed or doubtful or (end.page and not end.resume):
+        going.sync()
+    for number in reversed(doubtful):
+        going = DurableRename(pages)
         name = pages.names.page(number)
-        header = pages.header_of(number)
-        if header is not None and header.prepared:
+        found = pages.header_of(number)
+        if found is None or found.prepared:
             going.remove(name)
         else:
-            # Also with a damaged header: the page was whole once, and repair may read it.
             going.move(name, pages.names.set_aside(name, port.names(pages.directory)))
-        going.remove(pages.names.index(number))
-        changed = True
-    # Also the changes of an opening that was killed: a later failed sync could drop them.
-    if changed or (end.page and not end.resume):
         going.sync()
 
 
@@ -376,9 +282,9 @@ def _close_page(pages: PageDirectory, end: LogEnd) -> None:
         if not end.sealed and end.position + SEAL_BYTES <= header.page_bytes:
             checksum = checksum_for_reading(header.checksum_id)
             seed = page_seed(checksum, header.salt, header.number)
-            seal = encode_seal(checksum, seed, end.next_seq, end.frames, end.last_time_ns, 0)
+            seal = encode_seal(checksum, seed, end.expected_seq, end.frames, end.last_time_ns, 0)
             port.write(file, end.position, (seal,))
         port.sync_data(file)
-        if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
+        if end.position + SEAL_BYTES < port.size(file) and not end.losses:
             # Unused room. Frames after a SEAL are not part of the log.
             port.truncate(file, end.position + SEAL_BYTES)

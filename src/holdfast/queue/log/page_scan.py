@@ -5,6 +5,8 @@ A frame that does not verify ends the walk; in a page that is being written it m
 
 from __future__ import annotations
 
+import re
+
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import (
     BATCH_BYTES_MAX,
@@ -21,11 +23,11 @@ from holdfast.queue.format.frame import (
     page_seed,
 )
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
-from holdfast.queue.log.recovery import Here
+from holdfast.queue.log.judgement import Here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator
 
     from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
@@ -42,6 +44,9 @@ FIRST_WINDOW_BYTES = 16 << 10
 NEAR_BYTES = 24 << 10
 """One read where a seek lands in a finished page: the frame and the one that confirms it."""
 ANCHORS_MAX = 1 << 14
+CHUNK_BYTES = 1 << 20
+_POSSIBLE_HEAD = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\0)")
+"""A message count above 0, no unknown flag, and the two bytes that are always zero."""
 
 
 class Window:
@@ -284,25 +289,65 @@ class PageScan:
         implied = implied_seq(self._checksum, self._seed, (length, check, stored_ns, tail), body)
         return (base + ((implied - base) & SEQ_MASK), stored_ns, tail, position + whole), data[whole:]
 
-    def resync(self, ends: Container[int | None]) -> bool:
+    def resync(self, ends: Container[int | None], *, search: bool) -> bool:
         """After damage, move to the next confirmed frame; False if there is none. ``ends`` are the numbers that may
-        follow the page's last message. Tries the damaged frame's own head, then the index. Cost: the index, and a head
-        for each record.
+        follow the page's last message. Tries the damaged frame's own head, then each position. Without ``search``
+        positions are tried only if the index names a later frame. Cost: 20 ms for each MiB; without ``search`` a head
+        for each later record of the index.
         """
-        damaged, floor = self.position, self.next_seq
-        head = self._port.read(self._file, damaged, HEAD_BYTES)
-        if len(head) == HEAD_BYTES:
-            length, check, time_ns, tail = HEAD.unpack(head)
-            position = damaged + HEAD_BYTES + length
-            frame, _ = self._frame_at(None, position)
-            if frame is not None and frame[0] > floor:
-                # A bridge of a repair (a length and zeros) leads to a frame. Otherwise the damaged head and the frame
-                # must agree on the number.
-                known = (length > 0 and not (check or time_ns or tail)) or frame[0] == floor + (tail & SEQ_MASK)
-                if self._land(position, None, None if known else ends) is not None:
-                    return True
-        for indexed_ns, position in () if self._index is None else self._index.records():
-            frame = self._frame_at(indexed_ns, position)[0] if position > damaged else None
-            if frame is not None and frame[0] > floor and self._land(position, indexed_ns, ends) is not None:
-                return True
-        return False
+        damaged, state = self.position, self.state
+        leads = self._follow_head(ends)
+        if leads is True:
+            return True
+        if not search and leads is None and not self._follow_index(ends):
+            return False
+        self.state = state
+        return any(self._land_later(position, None, ends) for position in self._possible_heads(damaged))
+
+    def _follow_head(self, ends: Container[int | None]) -> bool | None:
+        """Move to where the damaged frame's own length leads. True: that is the next frame; False: it is a later one,
+        and others may be before it; None: no frame is there.
+        """
+        head = self._port.read(self._file, self.position, HEAD_BYTES)
+        if len(head) < HEAD_BYTES:
+            return None
+        length, check, time_ns, tail = HEAD.unpack(head)
+        position = self.position + HEAD_BYTES + length
+        frame, _ = self._frame_at(None, position)
+        if frame is None or frame[0] <= self.next_seq:
+            return None
+        # A bridge of a repair (a length and zeros) leads to the next frame. So does a damaged head that agrees with the
+        # frame on the number.
+        known = (length > 0 and not (check or time_ns or tail)) or frame[0] == self.next_seq + (tail & SEQ_MASK)
+        return known if self._land(position, None, None if known else ends) is not None else None
+
+    def _follow_index(self, ends: Container[int | None]) -> bool:
+        """Move to a later frame that the index names."""
+        index, damaged = self._index, self.position
+        if index is None:
+            return False
+        first = index.last_before(lambda _, position: position <= damaged)[0]
+        return any(self._land_later(position, time_ns, ends) for time_ns, position in index.records(first))
+
+    def _land_later(self, position: int, time_ns: int | None, ends: Container[int | None]) -> bool:
+        frame = self._frame_at(time_ns, position)[0] if position > self.position else None
+        return frame is not None and frame[0] >= self.next_seq and self._land(position, time_ns, ends) is not None
+
+    def _possible_heads(self, damaged: int) -> Iterator[int]:
+        """The positions after the damage where the bytes can be a head."""
+        start, end = damaged + 1, min(self.header.page_bytes, self._port.size(self._file))
+        while start + HEAD_BYTES <= end:
+            data = self._port.read(self._file, start, min(CHUNK_BYTES + HEAD_BYTES - 1, end - start))
+            if data.count(0) < len(data):
+                yield from (start + at.start() for at in _POSSIBLE_HEAD.finditer(data) if at.start() < CHUNK_BYTES)
+            start += CHUNK_BYTES
+
+
+def content_end(port: FilePort, file: int, start: int = 0) -> int:
+    """The end of the bytes of a file that are not zero, from ``start`` on. Cost: reads the rest of the file."""
+    end, size = start, port.size(file)
+    for begin in range(start, size, CHUNK_BYTES):
+        kept = port.read(file, begin, min(CHUNK_BYTES, size - begin)).rstrip(b"\0")
+        if kept:
+            end = begin + len(kept)
+    return end

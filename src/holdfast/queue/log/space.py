@@ -20,6 +20,7 @@ most ``max_bytes``, one page and the small indexes.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,6 +28,9 @@ from contextlib import AbstractContextManager
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
 from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header
 from holdfast.queue.format.page import PageHeader
+from holdfast.queue.log.restoration import end_before
+
+_log = logging.getLogger("holdfast.queue")
 
 
 class ClosedPage:
@@ -106,13 +110,14 @@ class Space:
     """Retention of one queue. ``current`` returns the page being written; pages below ``safe_below()`` may be removed,
     and ``make_durable`` raises that number. ``first_held`` returns the first message that a holding consumer needs, or
     None, ``first_unconsumed`` the first that any consumer needs; ``sync_holds`` makes their cursors durable.
-    ``sync_failed`` gets the error of a failed sync and raises ``Closed``.
+    ``note_removal`` records durably that pages below this one are removed. ``sync_failed`` gets the error of a failed
+    sync and raises ``Closed``.
     """
 
     __slots__ = (
         "_clock", "_closed", "_current", "_freed", "_first_held", "_first_unconsumed", "_full", "_headers",
-        "_lifetime_ns", "_lock", "_max_bytes", "_make_durable", "_pages", "_safe_below", "_sync_failed", "_sync_holds",
-        "_waits", "on_consumed",
+        "_lifetime_ns", "_lock", "_max_bytes", "_make_durable", "_note_removal", "_pages", "_safe_below",
+        "_sync_failed", "_sync_holds", "_waits", "on_consumed",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +134,7 @@ class Space:
         first_held: Callable[[], int | None],
         first_unconsumed: Callable[[], int | None] | None,
         sync_holds: Callable[[Callable[[OSError], None]], None],
+        note_removal: Callable[[int, int], None],
         sync_failed: Callable[[OSError], None],
     ) -> None:
         self._pages = pages
@@ -143,6 +149,7 @@ class Space:
         self._first_unconsumed = first_unconsumed
         self.on_consumed: Callable[[], None] = _nothing
         self._sync_holds = sync_holds
+        self._note_removal = note_removal
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
         self._lock = threading.RLock()
@@ -250,18 +257,29 @@ class Space:
 
     def remove(self, numbers: list[int]) -> None:
         """Remove pages and their indexes, oldest first, with a sync of the directory after each: a crash must not bring
-        back an older page alone. Raises: ``Closed`` (sync_failed); the name of that page is then back.
+        back an older page alone. Before that it is recorded, durably, which page is the first one then, so that another
+        missing page is damage. Raises: ``Closed`` (sync_failed); the name of that page is then back.
         """
         pages = self._pages
         for number in numbers:
+            if pages.header_of(number) is None:
+                _log.warning("retention removes a damaged page page=%d", number)
             going = DurableRename(pages)
-            going.remove(pages.names.page(number))
-            pages.remove(pages.names.index(number))
-            self._headers.pop(number, None)
             try:
+                self._note_removal(number + 1, self._first_seq_after(number))
+                going.remove(pages.names.page(number))
+                pages.remove(pages.names.index(number))
+                self._headers.pop(number, None)
                 going.sync()
             except OSError as error:
                 self._sync_failed(error)
+
+    def _first_seq_after(self, number: int) -> int:
+        """The first message after a page; 0 if the next page does not say it and this one neither."""
+        header = cached_header(self._pages, number + 1, self._headers)
+        if header is not None and not header.prepared:
+            return header.base_seq
+        return end_before(self._pages, number + 1)[0]
 
     def poison_after_fork(self) -> None:
         """In a forked child: make new locks, because the parent's threads may have held them."""

@@ -10,22 +10,27 @@ frame is there or not; the next append finds out (``complete_interrupted``). Two
 
 from __future__ import annotations
 
+import struct
 import threading
 from time import sleep
 from zlib import crc32
 
 from holdfast.crc32 import Checksum, Octets
+from holdfast.errors import InvalidRequest
 from holdfast.queue.files.disk_errors import refusal
 from holdfast.queue.files.index import PageIndex
+from holdfast.queue.files.process import copies_refused
 from holdfast.queue.format.checksum import checksum_for_writing
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, SEQ_MASK, encode_head, page_seed, single_packers
 from holdfast.queue.format.meta import DurablePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
+from holdfast.queue.options import clock_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
     from holdfast.queue.files.port import FilePort, WritableMap
     from holdfast.queue.log.opening import LogEnd
@@ -73,7 +78,19 @@ SHORT_S = 0.00005
 """A pause while another thread finishes its store, which takes a microsecond."""
 
 
-class LogTail:
+class Appending:
+    """What ``queue.append`` is a method of while a queue is open. Python and ``pickle`` show it as the queue."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<holdfast.Queue>"
+
+    def __reduce__(self) -> NoReturn:
+        raise copies_refused("Queue")
+
+
+class LogTail(Appending):
     """``end`` is the position and the number of the next frame, and its earliest time.
 
     A writer has at most one fast path: it ``stores`` into the mapped page, or it ``writes``. It stops at ``limit``: the
@@ -142,7 +159,7 @@ class LogTail:
                 if frame_end <= self.limit and size <= self._small_max and type(payload) is bytes:
                     time_ns = self._clock()
                     if time_ns < last_ns:
-                        time_ns = last_ns
+                        time_ns = max(clock_ns(time_ns), last_ns)
                     pack, store = single_packers[size]
                     check = self.checksum(pack(payload, size, time_ns, 1), self.seed) ^ (seq & SEQ_MASK)
                     store(self.map, position, size, check, time_ns, 1, payload)
@@ -150,6 +167,8 @@ class LogTail:
                         self.index.note(time_ns, position, 1)
                     self.end = frame_end, seq + 1, time_ns
                     return seq
+            except (struct.error, TypeError, InvalidRequest):  # the time: nothing is stored, and the slow path names it
+                pass
             except BaseException:  # an interrupt: no call here, another one would come between
                 self.interrupted, self.limit = True, -1
                 raise
@@ -171,8 +190,13 @@ class LogTail:
             page, frame_end = self.page, position + HEAD_BYTES + len(payload)
             if frame_end > self.limit or len(payload) > self._message_bytes_max or page is None:
                 return 0
-            time_ns = max(self._clock(), last_ns)
-            parts = (encode_head(page.checksum, page.seed, seq, time_ns, 1, 0, (payload,)), payload)
+            try:
+                time_ns = self._clock()
+                if time_ns < last_ns:
+                    time_ns = max(clock_ns(time_ns), last_ns)
+                parts = (encode_head(page.checksum, page.seed, seq, time_ns, 1, 0, (payload,)), payload)
+            except (struct.error, TypeError, InvalidRequest):
+                return 0  # the slow path names what is wrong with the time
             try:
                 self._port.write(page.file, position, parts)
                 self._move(frame_end, 1, time_ns)

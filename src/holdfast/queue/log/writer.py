@@ -5,7 +5,7 @@ The steps by which the log moves to the next page, and what a crash leaves:
 
 1. The next page is made durable before the last page gets its SEAL. A crash before the SEAL leaves the log as it was.
 2. The SEAL, the header of the next page and its first frame are written without a sync. A crash may lose any of these
-   three; ``recovery`` decides which of the others count.
+   three; ``judgement`` decides which of the others count.
 3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
 """
 
@@ -14,12 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from holdfast.crc32 import Octets
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.files.disk_errors import FULL, refusal
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.format.frame import (
     COMPRESSED,
     HEAD_BYTES,
@@ -34,9 +36,10 @@ from holdfast.queue.format.frame import (
 )
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
 from holdfast.queue.log.durability import Durability, SyncProgress
-from holdfast.queue.log.opening import UNSYNCED_PAGES_MAX, LogEnd
-from holdfast.queue.log.tail import LogTail, OpenPage
-from holdfast.queue.options import SyncLevel
+from holdfast.queue.log.opening import LogEnd
+from holdfast.queue.log.tail import Appending, LogTail, OpenPage
+from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
+from holdfast.queue.options import SyncLevel, clock_ns
 
 FIRST_PAGE_BYTES = 1 << 20
 """The first page of a queue. Each later page is twice as large, up to ``page_size``."""
@@ -134,7 +137,7 @@ POSITION_EVERY_BYTES = 512 << 10
 """The write position is recorded after this much was appended, which bounds what an opening after a kill reads."""
 
 
-class Writer:
+class Writer(Appending):
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
     A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message.
@@ -172,7 +175,7 @@ class Writer:
         self._listeners: list[Callable[[], None]] = []
         self._supply = PageSupply(
             pages,
-            end.page,
+            end.last_page,
             page_bytes=page_bytes,
             first_page_bytes=first_page_bytes,
             checksum_id=checksum_id,
@@ -222,6 +225,9 @@ class Writer:
         self.durability.wait_for(seq + 1)
         return seq
 
+    APPENDS: ClassVar[tuple[Callable[..., int], ...]] = (LogTail.append, _append_slowly, _append_durably)
+    """What ``append`` may be."""
+
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order with no others between them. Returns the first and the last sequence number.
 
@@ -260,7 +266,8 @@ class Writer:
             tail.complete_interrupted()
             first = tail.next_seq
             try:
-                self.progress.announce()
+                if self.progress.silent:
+                    self._record(self.progress.announce)
                 self._write_bodies(bodies)
             except OSError as error:
                 raise refusal(error, tail.next_seq - first) from error
@@ -281,7 +288,7 @@ class Writer:
 
     def _write_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> None:
         tail = self._tail
-        time_ns = max(self._clock(), tail.last_time_ns)
+        time_ns = max(clock_ns(self._clock()), tail.last_time_ns)
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
             size = sum(map(len, body))
@@ -304,6 +311,13 @@ class Writer:
             del body  # its memory is the next one's
             if tail.position >= tail.record_due:
                 self._checkpoint()
+
+    def _record(self, step: Callable[[], None]) -> None:
+        """A step that syncs the write position. Raises: also ``Closed``, if another program removed that file."""
+        try:
+            step()
+        except RemovedFile as error:
+            self.durability.fail(error)
 
     def _sync_names(self) -> None:
         """Sync the directory. Raises: ``Closed`` (sync_failed)."""
@@ -376,6 +390,8 @@ class Writer:
     def _begin(self, end: LogEnd) -> None:
         """Take over the files from ``opening``, which decides whether a page is continued."""
         if not end.resume:
+            if end.next_seq > end.expected_seq:
+                self._begin_after_gap(end)
             return
         for number in end.unsynced if not end.clean else []:
             unsynced = self._pages.open(number, write=True)
@@ -400,6 +416,21 @@ class Writer:
         page = OpenPage(self._port, file, header)
         self._tail.resume(page, end)  # from here on closing the tail closes it
         page.index_file = self._pages.open_index(end.page, write=True)
+
+    def _begin_after_gap(self, end: LogEnd) -> None:
+        """Begin a page at the next number, durably: its base shows what is missing, to readers and to every opening."""
+        page = self._supply.take(HEADER_BYTES + SEAL_BYTES, None)
+        try:
+            page.index_file = self._pages.open_index(page.header.number, write=True)
+            page.header = page.header.started(end.next_seq, end.last_time_ns, end.next_seq - end.owed_end)
+            self._port.write(page.file, 0, (encode_header(page.header),))
+            self._port.sync_data(page.file)
+        except BaseException:
+            self._supply.give_back(page)
+            raise
+        with self._tail.lock:
+            self._tail.begin(page)
+        self.progress.begin_at(page.header)
 
     def _roll(self, size: int, time_ns: int) -> None:
         """Close the current page and begin the next, with room for a frame of ``size``."""
@@ -485,6 +516,11 @@ class Writer:
         return self._tail.next_seq
 
     @property
+    def first(self) -> tuple[int, int]:
+        """The first page and message that retention has not removed."""
+        return self.progress.first
+
+    @property
     def page_number(self) -> int:
         """The page being written, or the last one."""
         page = self._tail.page
@@ -511,7 +547,7 @@ class Writer:
                 self._tail.complete_interrupted()
                 self.durability.wait_for(self.next_seq)
                 if self.durability.failure is None:
-                    self.progress.close_cleanly()
+                    self._record(self.progress.close_cleanly)
             finally:
                 closed = Closed("the queue is closed")
                 self.durability.end(closed)

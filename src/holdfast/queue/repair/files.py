@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.queue.evidence import is_new
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.log.restoration import restored_header
 
 _FILE_OF_QUEUE: Final = re.compile(r"(.+?)(?:-allMeta|-writeMeta|-[1-9][0-9]*\.(?:page|idx))")
 NAMED_MAX: Final = 5
@@ -35,8 +37,8 @@ def open_files(path: str) -> Generator[PageDirectory]:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound("there is no such directory", path=folder or ".") from error
         try:
-            pages = PageDirectory(port, directory, names)
-            if names.identity not in port.names(directory) and not pages.numbers():
+            pages = PageDirectory(port, directory, names, restored_header)
+            if is_new(pages) and names.write_meta not in pages.files():
                 raise _no_queue(path, folder, name)
             yield pages
         finally:

@@ -3,8 +3,9 @@
 Nothing is deleted, and nothing is changed before a copy of it is durable. A repair may be stopped at any time and run
 again. It holds the writer's lock. The steps:
 
-1. Headers that their page can prove are restored; the 64 damaged bytes are kept in a file.
-2. The queue is opened and closed as by a writer: its end is repaired, torn pages are set aside as ``*.torn``.
+1. Headers that follow by rule are written; the 64 damaged bytes are kept in a file.
+2. The queue is opened and closed as by a writer: its end is repaired, torn pages are set aside as ``*.torn``, and the
+   log continues after what is lost.
 3. For each gap inside a page the damaged bytes are copied to ``<prefix>-N.page.POSITION.damaged``, the copy is synced,
    and ``<prefix>-damage.jsonl`` gets a line. Only then a *bridge* replaces the bytes: a head that never verifies, whose
    length leads to the next intact frame, and zeros. So readers find the messages after the gap without an index.
@@ -20,15 +21,13 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from typing import Final
-from zlib import crc32
 
-from holdfast.errors import AlreadyOpen, Code, CorruptData
+from holdfast.errors import AlreadyOpen
 from holdfast.queue import Queue
 from holdfast.queue.files.pages import PageDirectory, open_page, replace_file
-from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
+from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
-from holdfast.queue.format.page import HEADER, HEADER_BYTES, PageHeader, encode_header
-from holdfast.queue.log.page_scan import PageScan
+from holdfast.queue.format.page import HEADER_BYTES, encode_header
 from holdfast.queue.repair.files import open_files
 from holdfast.queue.repair.survey import (
     KnownGap,
@@ -41,9 +40,6 @@ from holdfast.queue.repair.survey import (
 )
 
 COPY_BYTES: Final = 1 << 20
-_VERSION_FIELD: Final = 1
-_BASE_SEQ_FIELD: Final = 7
-_SALT_FIELD: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +104,11 @@ class _Repair:
     def _restore_headers(self) -> None:
         pages = self._pages
         for number in pages.numbers():
-            if pages.header_of(number) is not None:
+            header = pages.header_of(number)
+            if header is None or not header.restored:
                 continue
             with open_page(pages, number, write=True) as file:
                 if file is None:
-                    continue
-                header = restored_header(pages, file, number)
-                if header is None:
                     continue
                 self._kept.append(self._keep(file, number, 0, HEADER_BYTES))
                 pages.port.write(file, 0, (encode_header(header),))
@@ -124,14 +118,13 @@ class _Repair:
     def _repair_pages(self, survey: QueueSurvey) -> None:
         pages = self._pages
         known = known_gaps(pages)
-        readable = {page.number for page in survey.pages}
         for gap in survey.gaps:
             if gap.is_listed(known):
                 continue
             name = ""
-            if gap.page in readable and gap.bytes:
+            if gap.position and gap.bytes:
                 name = self._bridge(gap)
-            elif gap.page not in readable and gap.page in survey.unreadable:
+            elif gap.page in survey.unreadable:
                 name = f"{pages.names.page(gap.page)}.damaged"
             self._list(gap, name)
         for number in survey.unreadable:
@@ -238,57 +231,3 @@ class _Repair:
                 return
             port.write(page_file, page.seal_position, (seal,))
             port.sync_data(page_file)
-
-
-def restored_header(pages: PageDirectory, file: int, number: int) -> PageHeader | None:
-    """The header of the open page ``number`` whose own header does not verify, or None if none can be proved.
-
-    The first frame proves a guess: its checksum depends on salt, page number and sequence number. The base is the end
-    of the page before, or the header's field; the salt is the header's field, with at most one bit flipped. Raises:
-    ``CorruptData`` for an intact header of another format version, which is not damage.
-    """
-    port = pages.port
-    raw = port.read(file, 0, HEADER_BYTES + HEAD_BYTES)
-    if len(raw) < HEADER_BYTES + HEAD_BYTES:
-        return None
-    fields = HEADER.unpack_from(raw)
-    if int.from_bytes(raw[HEADER.size : HEADER_BYTES], "little") == crc32(raw[: HEADER.size]):
-        raise CorruptData(
-            "page has an unknown format version",
-            code=Code.CORRUPT_QUEUE,
-            page=number,
-            format_version=fields[_VERSION_FIELD],
-            hint="a newer version of holdfast may have written it; nothing was changed",
-        )
-    first_time_ns = HEAD.unpack_from(raw, HEADER_BYTES)[2]
-    bases = _possible_bases(pages, number, fields[_BASE_SEQ_FIELD])
-    for salt in (fields[_SALT_FIELD] ^ flipped for flipped in (0, *(1 << bit for bit in range(64)))):
-        for base_seq in bases:
-            for checksum_id in (CRC32, CRC32C):
-                guess = PageHeader(
-                    number=number,
-                    page_bytes=port.size(file),
-                    salt=salt,
-                    checksum_id=checksum_id,
-                    base_seq=base_seq,
-                    base_time_ns=first_time_ns,
-                )
-                if PageScan(port, file, guess, next_seq=base_seq).read(HEAD_BYTES) is not None:
-                    return guess
-    return None
-
-
-def _possible_bases(pages: PageDirectory, number: int, field: int) -> list[int]:
-    bases = [field]
-    if number == 1:
-        bases.append(1)
-    before = pages.header_of(number - 1)
-    with open_page(pages, number - 1) as file:
-        if file is None:
-            return bases
-        if before is not None and not before.prepared:
-            scan = PageScan(pages.port, file, before, next_seq=before.base_seq)
-            while scan.read() is not None:
-                continue
-            bases.append(scan.next_seq)
-    return bases

@@ -48,7 +48,7 @@ def trim_queue(
             wanted = _first_seq_within(pages, max_bytes, queue.last_seq)
         else:
             wanted = before_seq or 1
-        held = {} if ignore_cursors else committed_seqs(pages, queue.last_seq)
+        held = {} if ignore_cursors else committed_seqs(pages)
         bound = min([wanted, *(seq + 1 for seq in held.values())])
         removed = sum(last < bound for last in _last_seqs(pages)) if dry_run else queue.trim(before_seq=bound)
         held_by = tuple(sorted(name for name, seq in held.items() if seq + 1 < wanted))

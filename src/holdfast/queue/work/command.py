@@ -18,9 +18,8 @@ A command:
 | 4 EXTEND | the lease ends | messages | the worker needs longer |
 | 5 BURY | 0 | a message, a number in the dead letters | it is there, durably; all up to the number have a BURY |
 | 6 SKIP | 0 | first and last message | removed or damaged: they will never be handed out |
-| 7 PAGES | 0 | number and salt of pages of the queue, oldest first | messages are taken from the last of them |
 
-A state (kind 8), which makes all commands before it unnecessary:
+A state (kind 7), which makes all commands before it unnecessary:
 
 | offset | bytes | field |
 |---|---|---|
@@ -28,10 +27,8 @@ A state (kind 8), which makes all commands before it unnecessary:
 | 1 | 8 | zero |
 | 9 | 8 | next message to be handed out for the first time |
 | 17 | 8 | last number of the dead letters that a BURY named |
-| 25 | 4 | count of pages |
-| 29 | 4 | count of started messages |
-| 33 | 16 x pages | number (8), salt (8) |
-| | 24 x started | message (8), due (8, signed), deliveries (4), 1 while a worker has it, else 0 (4); rising |
+| 25 | 4 | count of started messages |
+| 29 | 24 x started | message (8), due (8, signed), deliveries (4), 1 while a worker has it, else 0 (4); rising |
 
 A dead letter, a message of a queue that any program may read:
 
@@ -48,12 +45,11 @@ A dead letter, a message of a queue that any program may read:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct, error
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue.format.cursor import PageId
 from holdfast.queue.serializers import Serializer, chosen_serializer
 
 Started = tuple[int, int, bool]
@@ -62,12 +58,11 @@ COMMAND_NUMBERS_MAX = 1000
 
 ONE = Struct("<BqQ")
 HEAD = Struct("<Bq")
-STATE = Struct("<BqQQII")
-PAGE_ID = Struct("<QQ")
+STATE = Struct("<BqQQI")
 STARTED = Struct("<QqII")
 NUMBER_BYTES = 8
 
-STATE_KIND = b"\x08"
+STATE_KIND = b"\x07"
 """The first byte of a state. Commands begin with another."""
 encode_one: Callable[[int, int, int], bytes] = ONE.pack
 """The bytes of a command with one number, from kind, time and number."""
@@ -82,19 +77,17 @@ class Kind(IntEnum):
     EXTEND = 4
     BURY = 5
     SKIP = 6
-    PAGES = 7
-    STATE = 8
+    STATE = 7
 
 
 class WorkState:
     """A whole state. ``started`` maps a message to (due, deliveries, leased), rising."""
 
-    __slots__ = ("dead_seq", "next_seq", "pages", "started")
+    __slots__ = ("dead_seq", "next_seq", "started")
 
-    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[PageId], started: dict[int, Started]) -> None:
+    def __init__(self, next_seq: int, dead_seq: int, started: dict[int, Started]) -> None:
         self.next_seq = next_seq
         self.dead_seq = dead_seq
-        self.pages = pages
         self.started = started
 
 
@@ -120,10 +113,9 @@ def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
 
 def encode_state(state: WorkState) -> bytes:
     """The bytes of a state. Cost: 24 bytes for each started message."""
-    head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.pages), len(state.started))
-    pages = [PAGE_ID.pack(number, salt) for number, salt in state.pages]
+    head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.started))
     started = [STARTED.pack(seq, due, count, leased) for seq, (due, count, leased) in state.started.items()]
-    return b"".join((head, *pages, *started))
+    return b"".join((head, *started))
 
 
 def decode_state(data: bytes) -> WorkState:
@@ -131,19 +123,17 @@ def decode_state(data: bytes) -> WorkState:
 
     Raises: ``CorruptData``.
 
-    >>> decode_state(encode_state(WorkState(9, 1, [(3, 33)], {7: (1000, 2, True)}))).started
+    >>> decode_state(encode_state(WorkState(9, 1, {7: (1000, 2, True)}))).started
     {7: (1000, 2, True)}
     """
     try:
-        _, _, next_seq, dead_seq, pages, started = STATE.unpack_from(data)
-        middle = STATE.size + pages * PAGE_ID.size
-        if len(data) != middle + started * STARTED.size:
+        _, _, next_seq, dead_seq, started = STATE.unpack_from(data)
+        if len(data) != STATE.size + started * STARTED.size:
             raise CorruptData("a state of a work queue is cut", code=Code.CORRUPT_QUEUE, bytes=len(data))
         return WorkState(
             next_seq,
             dead_seq,
-            list(PAGE_ID.iter_unpack(data[STATE.size : middle])),
-            {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[middle:])},
+            {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[STATE.size :])},
         )
     except error as cause:
         raise CorruptData("no state of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data)) from cause

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound
-from holdfast.queue.consumers.cursor_file import history_at, kept_in, seq_since
+from holdfast.queue.consumers.cursor_file import seq_since
 from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log.messages import Gap
 from holdfast.queue.work.command import (
@@ -211,31 +211,22 @@ def find_state(
     *,
     since: datetime | str | None,
     damage: DamagePolicy,
-    hold: bool,
 ) -> WorkMachine:
     """The state to continue from, written durably if it differs from the commands. Sets the clock.
 
-    It may be stopped anywhere and run again. Messages that the log has lost are dropped first, so that a dead letter of
-    a lost message is not applied to its successor. Raises: ``Gap`` and ``CorruptData`` by the policy.
+    It may be stopped anywhere and run again. Raises: ``Gap`` and ``CorruptData`` by the policy.
     """
     machine, last_ns = log.replay(damage)
     clock.not_before(last_ns)
     if machine is None and cursor is not None:
         # The log of commands is lost: hand out everything after the cursor again.
-        machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, list(cursor.pages), {}))
+        machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, {}))
     elif machine is None:
-        first = seq_since(queue, since)
-        machine = WorkMachine(WorkState(first, 0, history_at(queue.pages, first), {}))
+        machine = WorkMachine(WorkState(seq_since(queue, since), 0, {}))
     before = (machine.next_seq, len(machine.started), machine.dead_seq)
     if cursor is not None:
         # Lost power can take commands and spare the cursor: its messages are done, and may be removed.
-        if cursor.committed_seq >= machine.next_seq:
-            machine.pages = list(cursor.pages)
         machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
-    known = Cursor(machine.next_seq - 1, machine.pages, of_work_queue=True, holds=hold)
-    kept = kept_in(queue.pages, known, queue.last_seq)
-    if kept < machine.next_seq - 1:
-        machine.cut(kept, history_at(queue.pages, kept))
     find_buried(queue, name, machine)
     if not log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
         log.compact(machine, now=True)

@@ -26,39 +26,52 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from holdfast.errors import Code, CorruptData
-from holdfast.queue.format.cursor import PageId
 from holdfast.queue.work.command import Kind, Started, WorkState
 
 STALE_MAX = 64
 
 
 class WorkMachine:
-    """``started`` maps a message to (due, deliveries, leased), rising. ``dues`` is a heap of (due, message) with an
-    entry for each started message, and stale entries. While ``doubtful``, commands may be missing.
+    """``started`` maps a message to (due, deliveries, leased), rising. ``dues`` is a heap of (due, message), ``ready``
+    a heap of (message, due): each started message has an entry in one of them, and both have stale entries. Only
+    ``oldest_due`` fills ``ready``. While ``doubtful``, commands may be missing.
     """
 
-    __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
+    __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "ready", "started")
 
     def __init__(self, state: WorkState | None = None) -> None:
         self.next_seq = state.next_seq if state is not None else 1
         self.dead_seq = state.dead_seq if state is not None else 0
-        self.pages: list[PageId] = list(state.pages) if state is not None else []
         self.started: dict[int, Started] = dict(state.started) if state is not None else {}
         self.doubtful = False
         self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
         heapify(self.dues)
+        self.ready: list[tuple[int, int]] = []
 
     def state(self) -> WorkState:
         """Everything, to be written down."""
-        return WorkState(self.next_seq, self.dead_seq, self.pages, dict(sorted(self.started.items())))
+        return WorkState(self.next_seq, self.dead_seq, dict(sorted(self.started.items())))
 
     def due(self, now_ns: int) -> int | None:
         """The message that has been due for longest, or None. Cost: O(log started), amortised."""
         due_ns = self.next_due_ns()
         return None if due_ns is None or due_ns > now_ns else self.dues[0][1]
 
+    def oldest_due(self, now_ns: int) -> int | None:
+        """The lowest message that is due, or None. Cost: O(log started), amortised."""
+        dues, ready, started = self.dues, self.ready, self.started
+        while (due_ns := self.next_due_ns()) is not None and due_ns <= now_ns:
+            heappush(ready, (dues[0][1], due_ns))  # first: an interrupt between the two steps loses no entry
+            heappop(dues)
+        while ready:
+            seq, due_ns = ready[0]
+            if seq in started and started[seq][0] == due_ns:
+                return seq
+            heappop(ready)
+        return None
+
     def next_due_ns(self) -> int | None:
-        """When the next started message is due, or None."""
+        """When the next started message that is not ``ready`` is due, or None."""
         dues, started = self.dues, self.started
         while dues:
             due, seq = dues[0]
@@ -109,9 +122,6 @@ class WorkMachine:
                     self.finish(seq)
                 if first <= self.next_seq <= last:
                     self.next_seq = last + 1
-            case Kind.PAGES:
-                _pair(kind, numbers[:2])
-                self.pages = list(zip(numbers[::2], numbers[1::2], strict=True))
             case Kind.STATE:
                 raise CorruptData("a state is not applied: it replaces the machine", code=Code.CORRUPT_QUEUE)
 
@@ -154,6 +164,7 @@ class WorkMachine:
         """Rebuild the heap: leases mostly end long after their message is done."""
         self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
         heapify(self.dues)
+        self.ready.clear()
 
     def _take_in_doubt(self, seq: int) -> int:
         if not self.doubtful:
@@ -187,22 +198,15 @@ class WorkMachine:
         self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)
 
-    def cut(self, last_seq: int, pages: Sequence[PageId]) -> None:
-        """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers are reused."""
-        if self.next_seq > last_seq + 1:
-            self.next_seq = last_seq + 1
-            for seq in [started for started in self.started if started > last_seq]:
-                del self.started[seq]
-        self.pages = list(pages)
-
     def check(self) -> None:
         """Assert every invariant. Cost: O(started)."""
         assert all(0 < seq < self.next_seq for seq in self.started), "what is started was taken"
         assert list(self.started) == sorted(self.started), "started messages are kept in order"
         assert all(count > 0 for _, count, _ in self.started.values()), "what is started was delivered"
-        entries = set(self.dues)
+        entries = {*self.dues, *((due, seq) for seq, due in self.ready)}
         assert all((due, seq) in entries for seq, (due, _, _) in self.started.items()), "all that is started falls due"
-        assert all(self.dues[index] >= self.dues[(index - 1) // 2] for index in range(1, len(self.dues))), "a heap"
+        for heap in (self.dues, self.ready):
+            assert all(heap[index] >= heap[(index - 1) // 2] for index in range(1, len(heap))), "a heap"
 
 
 def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ After a crash:
 | one of these calls had not returned | the call has either its whole effect or none |
 | a dead letter was being written | the message is among the dead letters, once, or it comes back |
 
-If a crash of the machine lost messages of the queue, the work queue goes back to the end of the log (``cursor``). Two
+If a crash of the machine lost messages of the queue, their jobs are gone, and no other message gets their numbers. Two
 steps give a message up: it is appended to the dead letters, which are synced; then BURY is written to the work queue's
 log. If BURY is lost, the next opening replaces it from the dead letters.
 """
@@ -35,11 +35,11 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
-from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
+from holdfast.queue.consumers.cursor_file import CursorFile, lock_name
 from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
-from holdfast.queue.format.cursor import PageId, cursor_pages, encode_cursor
-from holdfast.queue.log.messages import Gap, Message, class_with_value
+from holdfast.queue.format.cursor import encode_cursor
+from holdfast.queue.log.messages import Gap, Message, Trimmed, class_with_value
 from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
 from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
@@ -86,19 +86,29 @@ class Job(Message):
 
 class WorkSource:
     """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A method that raises
-    a report (such as ``Gap``) has moved nothing. ``page_id`` is the page (number and salt) of the last new message.
+    a report (such as ``Gap``) has moved nothing. Messages that were never durable and are lost are skipped: their jobs
+    are gone, as after every crash.
     """
 
-    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "page_id")
+    __slots__ = ("_damage", "_near", "_never_durable", "_peeked", "_policy", "_queue", "_reader", "_ready")
 
     def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
         self._queue = queue
-        self._damage: DamagePolicy = damage
+        self._policy: DamagePolicy = damage
+        self._damage: DamagePolicy = self._handle
         self._reader: LogReader | None = None
         self._ready: Iterator[Message] = iter(())
         self._peeked: Message | None = None
         self._near: list[Message] = []
-        self.page_id: PageId = (0, 0)
+        self._never_durable = 0  # the last message of such a gap
+
+    def _handle(self, report: Gap | Trimmed) -> None:
+        if isinstance(report, Gap) and report.reason == "crash":
+            self._never_durable = report.last
+        elif callable(self._policy):
+            self._policy(report)
+        elif self._policy == "raise":
+            raise report
 
     def peek(self, next_seq: int) -> Message | None:
         """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
@@ -141,9 +151,6 @@ class WorkSource:
             parts = reader.read_message_parts()
             if parts is None:
                 return None
-            page = reader.page
-            assert page is not None, "messages come from a page"
-            self.page_id = (page.number, page.salt)
             self._ready = chain.from_iterable(parts)
             return next(self._ready, None)
         except BaseException:
@@ -163,7 +170,7 @@ class WorkSource:
                 reader.close()
             index = 0
             if not near or near[0].seq != seq:
-                if self._damage == "raise":
+                if self._policy == "raise" and seq > self._never_durable:
                     raise Gap(seq, seq, 0)
                 return None
         return near[index]
@@ -246,8 +253,8 @@ class WorkQueue(WithBlock):
         self._synced = queue.syncs_always
         self._closed: Closed | None = None
         self._waiters: list[Waiter] = []
+        self._by_seq = False
         self._source = WorkSource(queue, damage)
-        self._page_id = (0, 0)  # the page that the last PAGES named, in this process
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
         self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
@@ -272,7 +279,7 @@ class WorkQueue(WithBlock):
             )
             try:
                 self._machine = find_state(
-                    queue, self.name, self._log, self._clock, cursor, since=since, damage=self._damage, hold=self._hold
+                    queue, self.name, self._log, self._clock, cursor, since=since, damage=self._damage
                 )
                 # Before the first job: lost power could take the hold, and retention unfinished messages.
                 self._note_cursor(durable=True)
@@ -360,7 +367,8 @@ class WorkQueue(WithBlock):
         machine, log = self._machine, self._log
         now_ns = self._clock()
         with refusals:
-            message = self._next_due(now_ns) if machine.dues and machine.dues[0][0] <= now_ns else None
+            may_be_due = machine.ready or (machine.dues and machine.dues[0][0] <= now_ns)
+            message = self._next_due(now_ns) if may_be_due else None
             if message is None and len(machine.started) < self._max_started:
                 message = self._next_new()
         if message is None:
@@ -397,17 +405,15 @@ class WorkQueue(WithBlock):
         message = source.peek(next_seq)
         if message is None:
             return None
-        if source.page_id != self._page_id:
-            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.page_id[0])))
-            self._page_id = source.page_id
         if message[0] > next_seq:
             self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
         return message
 
     def _next_due(self, now_ns: int) -> Message | None:
-        """The longest due message that may be handed out again; gives up those that may not."""
+        """The first due message that may be handed out again; gives up those that may not."""
         machine = self._machine
-        while (seq := machine.due(now_ns)) is not None:
+        first_due = machine.oldest_due if self._by_seq else machine.due
+        while (seq := first_due(now_ns)) is not None:
             _, deliveries, leased = machine.started[seq]
             message = self._source.fetch(seq)
             if message is None:
@@ -584,10 +590,9 @@ class WorkQueue(WithBlock):
     def _note_cursor(self, *, durable: bool = False) -> None:
         """Write the cursor for retention. Call with the lock held."""
         machine = self._machine
-        packed = cursor_pages(machine.pages)
         # The step counts also if this fails: finished messages only stay longer.
         with nullcontext() if durable else suppress(OSError):
-            self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
+            self._cursor.write(encode_cursor(machine.committed_seq(), of_work_queue=True, holds=self._hold))
         if durable:
             self._cursor.sync()
         self._until_cursor = CURSOR_EVERY
@@ -606,17 +611,25 @@ class WorkQueue(WithBlock):
         """Whether it is open and no interrupt has cut a step off."""
         return self._closed is None and not self._log.in_step
 
+    def order_by_seq(self) -> None:
+        """From now on the due job with the lowest number is next, not the one that is due for longest. For an owner
+        that promises the order of the queue.
+        """
+        self._by_seq = True
+
     def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Return the messages that workers have, except ``keep``. For an owner that knows all workers."""
+        """Return the messages that workers have, except ``keep``, before all others. For an owner that knows all
+        workers.
+        """
         with self._lock:
             self._raise_if_closed()
-            self._return_leased(keep)
+            self._return_leased(0, keep)
 
-    def _return_leased(self, keep: Collection[int] = ()) -> None:
+    def _return_leased(self, due_ns: int, keep: Collection[int] = ()) -> None:
         """Call with the lock held."""
         leased = [seq for seq in self._machine.leased() if seq not in keep]
         for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
-            self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
+            self._do(Kind.RETURN, due_ns, *leased[first : first + COMMAND_NUMBERS_MAX])
 
     def close(self) -> None:
         """Return the jobs of workers, make everything durable, release the name. Closing twice is harmless.
@@ -631,7 +644,7 @@ class WorkQueue(WithBlock):
             waiters = list(self._waiters)
             try:
                 if not self._log.in_step:  # an interrupted step is for the next opening to find out
-                    self._return_leased()
+                    self._return_leased(self._clock())
                     self._note_cursor()
             finally:
                 self._release()

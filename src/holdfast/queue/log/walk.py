@@ -1,0 +1,412 @@
+"""``LogWalk``: a position in the log that moves over verified frames and past damage, by ``judgement``.
+
+Readers, the opening and the verification walk with it. Bytes at the end of a log that do not verify count as not
+written *yet*, until the proof says that the writer has passed them. The port's ``OSError`` is raised unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.queue.files.index import IndexReader, KeptIndexes
+from holdfast.queue.files.pages import PageDirectory, cached_header, open_page
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
+from holdfast.queue.log.judgement import (
+    Following,
+    Here,
+    LostPage,
+    Owed,
+    Proof,
+    Step,
+    decide,
+    end_of,
+    first_seq_of,
+    following_of,
+)
+from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, Anchors, PageScan, Window, content_end
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+UNSYNCED_PAGES_MAX = 8
+"""The writer never has more closed pages waiting for their sync. So earlier pages are durable, whatever is recorded."""
+
+
+class Evidence(Protocol):
+    """What the files around the pages prove. ``proof`` is of now: it grows while a writer appends."""
+
+    def proof(self) -> Proof:
+        """The record of the writer."""
+        ...
+
+    def used_seq(self) -> int:
+        """Numbers below this were seen by a consumer or work queue. Cost: a small read for each."""
+        ...
+
+
+class Loss:
+    """Messages ``first`` to ``last`` are missing. ``reason``: "damage"; or "crash", for numbers that were used and
+    never durable; or "removed", by retention. In page ``page``, from ``position`` on; ``end`` is where frames go on, 0
+    where they do not.
+    """
+
+    __slots__ = ("end", "first", "last", "page", "position", "reason")
+
+    def __init__(self, first: int, last: int, page: int, *, reason: str, position: int = 0, end: int = 0) -> None:
+        self.first = first
+        self.last = last
+        self.page = page
+        self.reason = reason
+        self.position = position
+        self.end = end
+
+
+class After:
+    """What comes after a page: how the next begun page follows and its header, the first prepared page before it, and
+    the lost pages in between or, without a begun page, after the end. ``lost`` have a file; ``absent``: others have
+    none, and ``uncovered`` counts those that no record covers. ``unused`` were prepared and are damaged. ``last_page``
+    is the last page that any file names.
+    """
+
+    __slots__ = ("absent", "following", "header", "last_page", "lost", "prepared", "uncovered", "unused")
+
+    def __init__(self) -> None:
+        self.following = Following.NONE
+        self.header: PageHeader | None = None
+        self.prepared = 0
+        self.lost: list[LostPage] = []
+        self.unused: list[int] = []
+        self.absent = False
+        self.uncovered = 0
+        self.last_page = 0
+
+    def skip_to(self, number: int, before: int, covered: int) -> None:
+        """The pages between ``before`` and ``number`` have no file; those up to ``covered`` are in a record."""
+        if number > before + 1:
+            self.absent = True
+            self.uncovered += max(0, number - 1 - max(before, covered))
+
+
+class LogWalk:
+    """One thread at a time. ``next_seq`` is the number expected next, ``report`` is called for each loss and may raise.
+
+    Walks over one queue may share ``headers`` (of begun pages), ``anchors`` (confirmed frames) and ``indexes`` (of
+    finished pages).
+    """
+
+    __slots__ = (
+        "_anchors", "_evidence", "_file", "_headers", "_index", "_indexes", "_lost", "_pages", "_report",
+        "_reported_seq", "_scan", "_used_seq", "after", "first_seq", "is_sealed", "is_sole", "owed_end",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pages: PageDirectory,
+        evidence: Evidence,
+        report: Callable[[Loss], None],
+        *,
+        headers: dict[int, PageHeader] | None = None,
+        anchors: Anchors | None = None,
+        indexes: KeptIndexes | None = None,
+        is_sole: bool = False,
+    ) -> None:
+        self._pages = pages
+        self._evidence = evidence
+        self._used_seq = 0  # read at the first end
+        self._report = report
+        self._headers = {} if headers is None else headers
+        self._anchors: Anchors = {} if anchors is None else anchors
+        self._indexes: KeptIndexes = {} if indexes is None else indexes
+        self.is_sole = is_sole  # no other process changes the files, so cached headers are valid
+        self._scan: PageScan | None = None
+        self._file = -1
+        self._index: IndexReader | None = None
+        self._lost: dict[int, LostPage] = {}
+        # Messages below this were reported as lost. The scan still expects the number of its position: under another
+        # number damaged bytes may verify.
+        self._reported_seq = 1
+        self.first_seq = 1  # the oldest message that was not removed on purpose, known after ``start_at``
+        # At the end of the log: what follows, whether a SEAL is there, and the end of what is owed.
+        self.after = After()
+        self.is_sealed = False
+        self.owed_end = 1
+
+    @property
+    def next_seq(self) -> int:
+        """The number expected next."""
+        return self._reported_seq if self._scan is None else max(self._scan.next_seq, self._reported_seq)
+
+    @property
+    def scan(self) -> PageScan | None:
+        """The position in the present page; None before the first."""
+        return self._scan
+
+    # ---- pages ------------------------------------------------------------------------------------------------------
+
+    def start_at(self, numbers: Sequence[int], *, front: bool = True) -> bool:
+        """Enter the first page of these that can be read. ``front``: they are all pages; then report what is lost
+        before that one. False if there is none.
+        """
+        self.close()  # the time and number of an earlier position say nothing about this page
+        self._reported_seq = 1
+        proof = self._evidence.proof()
+        for number in numbers:
+            if self._enter(number, proof.first_seq if number in (1, proof.first_page) else None):
+                if front:
+                    self._report_front(proof, numbers[: numbers.index(number)])
+                return True
+        return False
+
+    def _report_front(self, proof: Proof, before: Sequence[int]) -> None:
+        header = None if self._scan is None else self._scan.header
+        assert header is not None, "a page was entered"
+        there = self._pages.numbers() if before else ()
+        damaged = [page for page in before if page in there and self._pages.header_of(page) is None]
+        self.first_seq = first_seq_of(header, proof, damaged=bool(damaged))
+        if self.first_seq < header.after_seq:
+            page = damaged[0] if damaged else proof.first_page or max(1, header.number - 1)
+            self._report(Loss(self.first_seq, header.after_seq - 1, page, reason="damage"))
+        never_durable = max(self.first_seq, header.after_seq)
+        if never_durable < header.base_seq:
+            self._report(Loss(never_durable, header.base_seq - 1, header.number, reason="crash"))
+
+    def start(self, header: PageHeader, position: int, next_seq: int, last_time_ns: int) -> bool:
+        """Continue in the middle of a page; False if it has no file."""
+        file = self._pages.open(header.number)
+        if file is None:
+            return False
+        self._use(file, header, last_time_ns)
+        assert self._scan is not None, "a walk is in a page"
+        self._scan.state = position, next_seq, last_time_ns
+        return True
+
+    def _enter(self, number: int, expected: int | None) -> bool:
+        """Move to the start of a begun page; else False. ``expected`` is its base if the header may lack it."""
+        file = self._pages.open(number)
+        if file is None:
+            return False
+        header = self._headers.get(number) if self.is_sole else None
+        try:
+            header = header or self._pages.header(file, number)
+            if header is not None and header.prepared:
+                header = self._begun(file, header, expected) if expected is not None else None
+        except BaseException:
+            self._pages.port.close(file)
+            raise
+        if header is None:
+            self._pages.port.close(file)
+            return False
+        self._use(file, header, header.base_time_ns if self._scan is None else self._scan.last_time_ns)
+        return True
+
+    def _use(self, file: int, header: PageHeader, last_time_ns: int) -> None:
+        try:
+            # A walk that comes from the page before will read on.
+            reads_on = self._scan is not None and self._holds_much(header)
+        except BaseException:
+            self._pages.port.close(file)
+            raise
+        self.close()
+        self._file = file
+        # The next page was begun after the last message of this one.
+        is_finished = header.number + 1 in self._headers
+        self._index = IndexReader(self._pages, header.number, header.salt, self._indexes if is_finished else None)
+        self._scan = PageScan(
+            self._pages.port,
+            file,
+            header,
+            next_seq=header.base_seq,
+            position=HEADER_BYTES,
+            last_time_ns=last_time_ns,
+            index=self._index,
+            anchors=self._anchors,
+            window_bytes=WINDOW_BYTES if reads_on else FIRST_WINDOW_BYTES,
+        )
+
+    def _holds_much(self, header: PageHeader) -> bool:
+        """Whether the page needs no small first read: it is full."""
+        following = cached_header(self._pages, header.number + 1, self._headers)
+        return following is not None and not following.prepared
+
+    def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
+        """The header of a prepared page as begun with ``expected``, if that message or a later page is there. Until
+        then a larger page may take its name, and a walk in this one would wait forever.
+        """
+        header = prepared.started(expected, 0 if self._scan is None else self._scan.last_time_ns)
+        first = PageScan(self._pages.port, file, header, next_seq=expected)
+        if first.read(0) is not None or self._pages.numbers()[-1:] != [header.number]:
+            return header
+        return None
+
+    # ---- moving -----------------------------------------------------------------------------------------------------
+
+    def read_window(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
+        """The next verified frames, or None if there are none now. Raises: what ``report`` raises; the next call
+        reports the same loss again.
+        """
+        while True:
+            scan = self._scan
+            if scan is None:
+                if self.start_at(self._pages.numbers()):
+                    continue
+                proof = self._evidence.proof()
+                self._reported_seq = max(self._reported_seq, proof.first_seq)
+                self.after = self._after(0, self._reported_seq, proof)
+                self._end(proof, None)
+                return None
+            window = scan.read(window_bytes)
+            if window is not None:
+                return window
+            if not self._move_on(scan):
+                # The writer may have rolled since the failed read.
+                return scan.read(window_bytes)
+
+    def _move_on(self, scan: PageScan) -> bool:
+        """Decide where the frames stop. True if reading may continue."""
+        here = scan.here()
+        proof = self._evidence.proof()  # before the listing: what it names has a file, or had one
+        after = self.after = self._after(scan.header.number, scan.next_seq, proof)
+        if here is Here.SEAL and after.prepared == scan.header.number + 1:
+            if self._enter(after.prepared, self.next_seq):
+                return True
+        is_old = after.header is not None and scan.header.number < after.header.number - UNSYNCED_PAGES_MAX
+        owed = Owed.YES if is_old else proof.owed(scan.next_seq)
+        while True:
+            step = decide(here, after.following, owed, lost=bool(after.lost) or after.absent)
+            # The writer is past this position, so a second read distinguishes damage from a frame being written.
+            if step in (Step.RESYNC, Step.NEXT_PAGE_AFTER_GAP) and self._verifies_now(scan, here):
+                return True
+            if step is not Step.RESYNC:
+                break
+            if self._resync(scan, owed, proof, here):
+                return True
+            here = Here.EXHAUSTED
+        if step is Step.END or after.header is None:
+            self.is_sealed = here is Here.SEAL
+            return self._end(proof, scan)
+        self._leave(scan, after.header)
+        return True
+
+    def _after(self, number: int, expected: int, proof: Proof) -> After:
+        """What follows page ``number``. Cost: mostly one cached header; at the end of the log a listing."""
+        after = After()
+        header = cached_header(self._pages, number + 1, self._headers)
+        if header is not None and not header.prepared:
+            after.header, after.following = header, following_of(header, expected)
+            return after
+        names, before, named = self._pages.names, number, proof.page
+        pages: list[int] = []
+        indexes: set[int] = set()  # each was made after its page and removed before it
+        for name in self._pages.files():
+            if (page := names.page_number(name)) is not None:
+                pages.append(page)
+            elif (index := names.index_number(name)) is not None:
+                indexes.add(index)
+                named = max(named, index)
+        for page in sorted(page for page in pages if page > number):
+            after.skip_to(page, before, proof.covered_page)
+            before = page
+            header = cached_header(self._pages, page, self._headers)
+            if header is None:
+                lost = self._lost_page(page, indexed=page in indexes)
+                if lost.is_unused(proof):
+                    after.unused.append(page)
+                else:
+                    after.lost.append(lost)
+            elif header.prepared:
+                after.prepared = after.prepared or page
+                after.following = Following.PREPARED
+            else:
+                after.header, after.following = header, following_of(header, expected)
+                return after
+        after.skip_to(named + 1, before, proof.covered_page)
+        after.last_page = named
+        return after
+
+    def _lost_page(self, number: int, *, indexed: bool) -> LostPage:
+        lost = self._lost.get(number)
+        if lost is None:
+            port = self._pages.port
+            with open_page(self._pages, number) as file:
+                size, end = (0, 0) if file is None else (port.size(file), content_end(port, file))
+            lost = self._lost[number] = LostPage(number, size, end, indexed=indexed)
+        return lost
+
+    def _verifies_now(self, scan: PageScan, here: Here, state: tuple[int, int, int] | None = None) -> bool:
+        """Whether by now something follows where nothing did."""
+        position, seq, last_time_ns = scan.state if state is None else state
+        again = PageScan(
+            self._pages.port, self._file, scan.header, next_seq=seq, position=position, last_time_ns=last_time_ns
+        )
+        return again.read() is not None or (again.seal is not None and here is not Here.SEAL)
+
+    def _resync(self, scan: PageScan, owed: Owed, proof: Proof, here: Here) -> bool:
+        """Move to the next frame in this page; False if there is none."""
+        first, state, header = self.next_seq, scan.state, self.after.header
+        ends = (proof.owed_seq, 0 if header is None else header.after_seq)
+        # In a page that another process may be writing, bytes that do not verify are mostly not written yet.
+        search = owed is Owed.YES or header is not None or (self.is_sole and here is Here.INVALID)
+        if not scan.resync(ends, search=search):
+            return False
+        if self._verifies_now(scan, here, state):
+            # The proof is a lower bound: the writer may have written this since the last read.
+            scan.state = state
+        elif scan.next_seq > first:
+            number, position = scan.header.number, state[0]
+            try:
+                self._report(
+                    Loss(first, scan.next_seq - 1, number, reason="damage", position=position, end=scan.position)
+                )
+            except BaseException:
+                scan.state = state
+                raise
+        return True
+
+    def _leave(self, scan: PageScan, header: PageHeader) -> None:
+        """Report what is missing before the next begun page, and enter it."""
+        first, number = self.next_seq, scan.header.number
+        if first < header.base_seq:
+            if number < self._evidence.proof().first_page:
+                self._report(Loss(first, header.base_seq - 1, number, reason="removed"))
+            else:
+                self._report_gap(first, header.after_seq, header.base_seq, number, scan.position)
+        if not self._enter(header.number, None):
+            # It is gone or damaged; the next read decides again.
+            self._headers.pop(header.number, None)
+
+    def _report_gap(self, first: int, owed_end: int, next_seq: int, number: int, position: int) -> None:
+        if first < owed_end:
+            page = number
+            if self.after.lost or self.after.absent:
+                page, position = (self.after.lost[0].number if self.after.lost else number + 1), 0
+            self._report(Loss(first, owed_end - 1, page, reason="damage", position=position))
+        if max(first, owed_end) < next_seq:
+            self._report(Loss(max(first, owed_end), next_seq - 1, number, reason="crash"))
+
+    def _end(self, proof: Proof, scan: PageScan | None) -> bool:
+        """Report what is missing at the end of the log. True if reading may continue after all.
+
+        A reported message stays skipped, so reading never goes back.
+        """
+        expected, after = self.next_seq, self.after
+        self._used_seq = self._used_seq or self._evidence.used_seq()
+        self.owed_end, next_seq = end_of(expected, proof, self._used_seq, after.lost, after.uncovered)
+        if next_seq == expected:
+            return False
+        # What a consumer has seen since the failed read is there now.
+        if scan is not None and self._verifies_now(scan, Here.SEAL):
+            return True
+        number, position = (0, 0) if scan is None else (scan.header.number, scan.position)
+        self._report_gap(expected, self.owed_end, next_seq, number, position)
+        self._reported_seq = max(self._reported_seq, next_seq)
+        return False
+
+    def close(self) -> None:
+        """Close the files. Start before reading again."""
+        if self._scan is not None:
+            self._scan = None
+            self._pages.port.close(self._file)
+            if self._index is not None:
+                self._index.close()
+                self._index = None
