@@ -42,6 +42,10 @@ from holdfast.queue.persist_flow import Ending, Flow, Step, Work
 from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
 from holdfast.queue.serializers import Serializer, check_named, serializer_named
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.files.pages import PageDirectory
+
 Since = datetime | str | Callable[[], datetime | str]
 
 Item = TypeVar("Item")
@@ -146,6 +150,17 @@ def close_dropped(close: Callable[[], object]) -> None:
         raise Closed("closing the source failed", error=repr(error)) from error
 
 
+def last_stored(pages: PageDirectory, seq: int) -> int:
+    """The last number up to ``seq`` that was not skipped: the last pages may be empty after a crash."""
+    for number in reversed(pages.numbers()):
+        header = pages.header_of(number)
+        if header is not None and not header.prepared:
+            if header.base_seq <= seq:
+                break
+            seq = header.after_seq - 1
+    return seq
+
+
 class PersistRun:
     """An open queue with one subscription and the passing items. ``flow`` is the state. *Raises*: ``AlreadyOpen``;
     ``InvalidRequest`` for a missing or different serializer; else as ``Queue`` and ``Queue.consumer``.
@@ -194,9 +209,10 @@ class PersistRun:
 
     def stored(self) -> Stored[object]:
         """What is stored when the run begins. *Raises*: as ``Queue.read`` and the serializer."""
-        count = self.flow.stored_seq
-        last = next(self.queue.read(seq=count), None) if count and count >= self.queue.first_seq else None
-        return Stored(count, None if last is None else last.value)
+        queue = self.queue
+        seq = last_stored(queue.pages, self.flow.stored_seq)
+        last = next(queue.read(seq=seq), None) if seq and seq >= queue.first_seq else None
+        return Stored(self.flow.stored_seq - queue.skipped, None if last is None else last.value)
 
     def encode(self, item: object) -> bytes:
         """The bytes of an item. *Raises*: ``InvalidRequest`` for what is not bytes; as the serializer."""
@@ -228,10 +244,10 @@ class PersistRun:
         flow.pass_consumed()  # after the read: what retention has removed meanwhile is consumed
         if block is None:
             self._left = None
-            flow.measured(flow.left_seq, 0)
+            flow.measured(flow.left_seq, 0, 0)
         elif block.last_seq > flow.measured_seq:
             bounds = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
-            flow.measured(block.last_seq, sum(end - start for start, end in bounds))
+            flow.measured(block.last_seq, len(bounds), sum(end - start for start, end in bounds))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` returns an item or raises ``StopIteration``. False without work."""
@@ -294,7 +310,8 @@ class PersistRun:
             self._ready.clear()
             self._subscription.rewind()
             self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
-        if not self._is_in_order():
+        # The numbers in between may have been skipped; a loss was raised.
+        if not self.has_next:
             raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
 
     def _is_in_order(self) -> bool:
@@ -318,7 +335,7 @@ class PersistRun:
         unconsumed = first_unconsumed_seq(queue.pages)
         if unconsumed is not None and unconsumed > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed, every=True)
-            queue.trim(before_seq=min(unconsumed, queue.last_seq))
+            queue.trim(before_seq=min(unconsumed, last_stored(queue.pages, queue.last_seq)))
 
     def _sync_failed(self, error: OSError) -> None:
         self._closed = Closed(

@@ -128,10 +128,10 @@ class Flow:
             self._stored_bytes = size  # all that was measured is consumed, too
             self.measured_seq = seq
 
-    def measured(self, last_seq: int, size: int) -> None:
-        """Items of earlier runs up to ``last_seq`` have this many bytes more."""
+    def measured(self, last_seq: int, count: int, size: int) -> None:
+        """Items of earlier runs up to ``last_seq`` are this many more, with this many bytes."""
         assert self.measured_seq <= last_seq <= self.left_seq, "items of earlier runs are measured once, in order"
-        self._stored_bytes += size + ITEM_BYTES * (last_seq - self.measured_seq)
+        self._stored_bytes += size + ITEM_BYTES * count
         self.measured_seq = last_seq
 
     def stored(self, seq: int, size: int) -> None:
@@ -164,7 +164,6 @@ class Flow:
         """The item that comes next is done. One that was done already changes nothing."""
         if seq <= self.consumed_seq:
             return
-        assert seq == self.consumed_seq + 1, "items are consumed one by one"
         assert seq <= self.stored_seq, "an item is stored before it is consumed"
         self._consumed_bytes += size + ITEM_BYTES
         self._passed = seq, self._consumed_bytes

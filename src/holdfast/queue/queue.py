@@ -186,7 +186,7 @@ class Queue(WithBlock):
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
         # A reader may come before the first message.
-        if not self._pages.numbers() and self._names.identity not in self._pages.files():
+        if is_new(self._pages) and self._names.write_meta not in self._pages.files():
             raise NotFound("no such queue", path=path)
         identity = read_identity(self._pages)  # refuses one of a later format
         # Payloads can always be read as bytes.
@@ -365,6 +365,13 @@ class Queue(WithBlock):
         with self.asking():
             written = read_write_position(self._pages)
         return written.durable.next_seq - 1 if written is not None else 0
+
+    @property
+    def skipped(self) -> int:
+        """How many numbers up to ``last_seq`` have no message: a consumer or work queue has seen them, and a power
+        failure took their messages before they were durable. *Raises*: ``PermissionDenied`` with ``read_only``.
+        """
+        return (self._writer or self._refuse_all()).skipped
 
     @property
     def first_seq(self) -> int:

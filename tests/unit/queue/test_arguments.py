@@ -201,7 +201,7 @@ def test_the_removed_level_is_refused_and_the_error_names_what_replaces_it(tmp_p
 
 # ---- what a consumer commits ----------------------------------------------------------------------------------------
 
-NO_MESSAGES: list[object] = [
+NOT_MESSAGES: list[object] = [
     "x",
     b"x",
     1.5,
@@ -221,8 +221,8 @@ NO_MESSAGES: list[object] = [
 
 
 @pytest.mark.parametrize("takers", [1, 2])
-@pytest.mark.parametrize("wrong", NO_MESSAGES, ids=repr)
-def test_a_commit_of_what_is_no_message_is_refused_and_changes_nothing(
+@pytest.mark.parametrize("wrong", NOT_MESSAGES, ids=repr)
+def test_a_commit_of_anything_but_messages_is_refused_and_changes_nothing(
     tmp_path: Path, wrong: object, takers: int
 ) -> None:
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
@@ -239,12 +239,12 @@ def test_a_commit_of_what_is_no_message_is_refused_and_changes_nothing(
         assert consumer.committed_seq == 1
 
 
-def test_a_task_s_commit_of_what_is_no_message_is_refused(tmp_path: Path) -> None:
+def test_a_commit_by_a_task_of_anything_but_messages_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with aio.Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
             await queue.append(b"one")
             (message,) = await consumer.poll()
-            for wrong in NO_MESSAGES:
+            for wrong in NOT_MESSAGES:
                 with pytest.raises(InvalidRequest):
                     await consumer.commit(wrong)  # type: ignore[arg-type]
             await consumer.commit(message)

@@ -61,7 +61,7 @@ class CursorSyncs(LocalFiles):
 
 
 @CASES
-def test_a_commit_without_a_word_on_it_is_as_durable_as_the_queue(
+def test_a_commit_is_by_default_as_durable_as_the_queue(
     tmp_path: Path, level: SyncLevel | str, durable: bool | None, synced: bool
 ) -> None:
     files = CursorSyncs()
@@ -79,7 +79,7 @@ def test_a_commit_without_a_word_on_it_is_as_durable_as_the_queue(
 
 
 @CASES
-def test_a_commit_of_a_task_without_a_word_on_it_is_as_durable_as_the_queue(
+def test_a_commit_by_a_task_is_by_default_as_durable_as_the_queue(
     tmp_path: Path, level: SyncLevel | str, durable: bool | None, synced: bool
 ) -> None:
     files = CursorSyncs()
@@ -100,7 +100,7 @@ def test_a_commit_of_a_task_without_a_word_on_it_is_as_durable_as_the_queue(
     asyncio.run(scenario())
 
 
-def test_a_reader_s_consumer_follows_the_level_that_the_reader_names(tmp_path: Path) -> None:
+def test_a_consumer_of_a_reader_follows_the_level_of_the_reader(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
         queue.append(b"one")
         for level, synced in (("os", 0), ("always", 1)):

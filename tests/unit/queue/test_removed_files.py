@@ -313,7 +313,7 @@ def no_such_place(path: str) -> str:
     raise FileNotFoundError(path)
 
 
-def test_a_removed_file_is_no_refusal_that_may_be_tried_again(tmp_path: Path) -> None:
+def test_after_a_removal_every_flush_is_refused_in_the_same_way(tmp_path: Path) -> None:
     queue = opened(tmp_path)
     queue.append(b"one")
     (tmp_path / "q-1.page").unlink()

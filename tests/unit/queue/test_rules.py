@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 from tests.worlds.queue import CrashFiles
@@ -16,12 +18,13 @@ from holdfast.errors import Closed, Code, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.consumers.consumer import Consumer, Owner
 from holdfast.queue.consumers.cursor_file import CursorFile
+from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.meta import SLOT_BYTES, WritePosition, decode_write_position, newest_slot
-from holdfast.queue.format.page import HEADER_BYTES, encode_header
+from holdfast.queue.format.page import HEADER_BYTES, RECORD, PageHeader, encode_header
 from holdfast.queue.log.writer import PageSupply
 
 PAGE_BYTES = 4096
@@ -83,6 +86,18 @@ def test_a_refused_record_of_the_opening_is_written_at_the_next_append(operation
         for chance in range(20):
             found = records(files.after_power_loss(Random(chance)))
             assert [record.clean for record in found if record] == [False, False]
+
+
+def test_after_a_removal_both_slots_say_durably_which_page_is_the_first() -> None:
+    files = CrashFiles(Random(1))
+    queue = opened(files)
+    while len(queue.pages.numbers()) < 4:
+        queue.append(bytes(900))
+    queue.flush()
+    assert queue.trim(before_seq=queue.last_seq) == 3
+    for seed in SEEDS:
+        found = records(files.after_power_loss(Random(seed)))
+        assert [(record.first_page, record.first_seq) for record in found if record] == [(4, queue.first_seq)] * 2
 
 
 def test_a_sync_of_closed_pages_alone_takes_nothing_back_that_is_durable() -> None:
@@ -258,6 +273,53 @@ def test_a_prepared_page_whose_successor_was_refused_is_not_written_to() -> None
     assert files.contents("d")["q-1.page"][:HEADER_BYTES] == encode_header(page.header)
 
 
+def test_a_listing_during_which_a_page_is_made_is_not_taken_for_the_newest() -> None:
+    class Racing(CrashFiles):
+        meanwhile: Callable[[], object] | None = None
+
+        def names(self, directory: int) -> list[str]:
+            found = super().names(directory)
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+            return found
+
+    files = Racing(Random(1))
+    files.make_directory("d")
+    pages = PageDirectory(files, files.open_directory("d"), FileNames("q"))
+    pages.be_sole()
+    header = PageHeader(number=1, page_bytes=PAGE_BYTES, salt=1, checksum_id=CRC32, prepared=True)
+    files.meanwhile = lambda: pages.create(header)
+    assert pages.numbers() == []
+    assert pages.known_numbers() == [1]
+
+
+def test_a_listing_is_used_once_because_other_files_come_without_notice() -> None:
+    files = CrashFiles(Random(1))
+    files.make_directory("d")
+    pages = PageDirectory(files, files.open_directory("d"), FileNames("q"))
+    pages.be_sole()
+    assert pages.files() == pages.known_files() == []
+    files.close(files.create(pages.directory, "q-c.cursor"))
+    assert pages.known_files() == ["q-c.cursor"]
+
+
+def test_index_records_whose_write_was_refused_are_written_next_time_in_the_same_place() -> None:
+    files = CrashFiles(Random(1))
+    files.make_directory("d")
+    file = files.create(files.open_directory("d"), "q-1.idx")
+    index = PageIndex()
+    index.note(7, 64, 2)
+    refuse_once(files, "write", "q-1.idx")
+    with pytest.raises(OSError, match="input/output error"):
+        index.write(files, file, crc32)
+    index.note(8, 128, 2)
+    index.write(files, file, crc32)
+    expected = RECORD.pack(7, 64) + RECORD.pack(8, 128)
+    assert files.contents("d")["q-1.idx"] == expected
+    assert (index.records, index.check) == (2, crc32(expected))
+
+
 def test_a_clock_that_jumps_from_the_past_to_the_present_removes_no_page(tmp_path: Path) -> None:
     now = [1_000]
     settings = {"lifetime": timedelta(days=1), "clock": lambda: now[0], "background": False}
@@ -351,6 +413,39 @@ def test_a_durable_commit_stays_within_the_durable_log_whatever_others_finish_me
     assert files.during_sync is None
     assert consumer.committed_seq == queue.durable_seq == 2
     consumer.commit_by(first, durable=True)
+    assert consumer.committed_seq == queue.durable_seq == 3
+
+
+class LateLock:
+    """A lock before which others do something, once."""
+
+    def __init__(self, lock: threading.Lock, others: Callable[[], None]) -> None:
+        self._lock = lock
+        self._others: list[Callable[[], None]] = [others]
+
+    def __enter__(self) -> None:
+        if self._others:
+            self._others.pop()()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_durable_commit_includes_what_others_have_finished_meanwhile_if_that_is_durable() -> None:
+    queue = opened(CrashFiles(Random(1)), sync="always")
+    consumer, first, second = two_owners(queue)
+    lock = consumer._file_lock
+
+    def others() -> None:
+        consumer._file_lock = lock
+        queue.append(b"three")
+        assert consumer.fill()
+        assert len(consumer.take(second, 1)) == 1
+        consumer.commit_by(second)
+
+    consumer._file_lock = LateLock(lock, others)  # type: ignore[assignment]
+    consumer.commit_by(first, 1)
     assert consumer.committed_seq == queue.durable_seq == 3
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Final
@@ -66,10 +66,16 @@ def damaged(data: bytes, kind: str, random: Random, older: bytes | None = None) 
 
 
 def check_damaged(
-    files: CrashFiles, older: dict[str, bytes], open_writer: OpenWriter, random: Random, rounds: int, seen: Counter[str]
+    files: CrashFiles,
+    older: dict[str, bytes],
+    history: Sequence[bytes],
+    open_writer: OpenWriter,
+    random: Random,
+    rounds: int,
+    seen: Counter[str],
 ) -> int:
-    """Damage a copy of a log so many times; returns how many states were read. ``older`` are its files of an earlier
-    moment. Raises: ``PromiseBroken``.
+    """Damage a copy of a log this many times; returns how many states were read. ``older`` are its files of an earlier
+    moment, ``history`` all messages that were appended. Raises: ``PromiseBroken``.
     """
     with open_writer(files.after_kill(Random(random.random()))) as writer:
         expected = {message.seq: message for message in writer.read(damage="skip")}
@@ -91,7 +97,7 @@ def check_damaged(
         if is_page and is_ordered and random.random() < MARKS_GONE:
             copy.set_content(DIRECTORY, MARKS, None)
             seen["damaged without marks"] += 1
-        judge = _Judge(copy, expected, open_writer, may_lose=is_page, what=f"{kind} in {name}")
+        judge = _Judge(copy, expected, history, open_writer, may_lose=is_page, what=f"{kind} in {name}")
         number = NAMES.page_number(name)
         if number is not None:
             judge.damaged_page(number, kind, frames)
@@ -117,10 +123,18 @@ class _Judge:
     """One damaged log: what may be lost silently, and everything that is done to it."""
 
     def __init__(
-        self, files: CrashFiles, expected: dict[int, Message], open_writer: OpenWriter, *, may_lose: bool, what: str
+        self,
+        files: CrashFiles,
+        expected: dict[int, Message],
+        history: Sequence[bytes],
+        open_writer: OpenWriter,
+        *,
+        may_lose: bool,
+        what: str,
     ) -> None:
         self.files = files
         self.expected = expected
+        self.history = history
         self.open_writer = open_writer
         self.may_lose = may_lose
         self.what = what
@@ -135,10 +149,13 @@ class _Judge:
         """What this kind of damage to a page may cost at most."""
         directory = self.files.open_directory(DIRECTORY)
         pages = PageDirectory(self.files, directory, NAMES, restored_header)
-        header = pages.header_of(number)
+        header, numbers = pages.header_of(number), pages.numbers()
         self.files.close(directory)
-        # Only what looks like a torn tail may go silently; a lost or unreadable page is always reported.
-        self.may_be_silent = header is not None or (kind == "file lost" and self.marks_gone)
+        # Only what looks like a torn tail may go silently; an unreadable page is always reported, and a lost one if
+        # another page follows. After lost power the last page may have been set aside.
+        is_last = number > max(numbers, default=0)
+        unproved = self.marks_gone or (is_last and not self.proof.ordered)
+        self.may_be_silent = header is not None or (kind == "file lost" and unproved)
         if kind == "bit flipped" and self.proof.ordered:
             self.one_bit = frames
             # Without a record the last frame cannot be confirmed after damage.
@@ -165,6 +182,11 @@ class _Judge:
         if used:
             raise PromiseBroken(f"D3: {self.what}: {sorted(used)} are given out twice")
 
+    def _came_after_a_hole(self, message: Message) -> bool:
+        """After lost power a lost page makes its hole damage: then what came after it and was never durable stays."""
+        index = message.seq - 1
+        return message.seq not in self.expected and self.history[index : index + 1] == [message.payload]
+
     def _is_lost(self) -> bool:
         directory = self.files.open_directory(DIRECTORY)
         try:
@@ -186,7 +208,7 @@ class _Judge:
             if message.seq in new:
                 if message.payload != new[message.seq]:
                     raise PromiseBroken(f"I1: {self.what}: new message {message.seq} is {message.payload[:40]!r}")
-            elif self.expected.get(message.seq) != message:
+            elif self.expected.get(message.seq) != message and not self._came_after_a_hole(message):
                 raise PromiseBroken(f"I1: {self.what}: message {message.seq} is delivered as {message.payload[:40]!r}")
         if new.keys() - set(seqs):
             raise PromiseBroken(f"D2: {self.what}: new messages {sorted(new.keys() - set(seqs))} are missing")
@@ -208,7 +230,8 @@ class _Judge:
                 raise PromiseBroken(f"D6: {self.what}: nothing is missing and {ranges} is reported")
         for seq in silent:
             at_the_end = self.may_be_silent and seq >= self.proof.owed_seq and seq > max(old, default=0)
-            at_the_front = self.marks_gone and seq < min(old, default=0)
+            # A crash may have stopped retention after its record and before the page was removed.
+            at_the_front = seq < self.proof.first_seq or (self.marks_gone and seq < min(old, default=0))
             if not (at_the_end or at_the_front):
                 raise PromiseBroken(f"D1: {self.what}: {sorted(silent)[:5]} are missing without a report")
         self.silent |= silent

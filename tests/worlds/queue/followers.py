@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Final
 
 from tests.worlds.harness import PromiseBroken, WorldReport
 from tests.worlds.queue.files import PATH, CrashFiles, QueueWorld
-from tests.worlds.queue.ledger import Ledger
+from tests.worlds.queue.ledger import LOST, Ledger, never_durable
 from tests.worlds.queue.shape import FIRST_PAGE_BYTES
 
 from holdfast.errors import Backpressure
-from holdfast.queue import Queue, Trimmed
+from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ class FollowersWorld(QueueWorld):
         queue = self.open(self.files)
         with self.files.quiet():
             self.ledger.recovered(queue.last_seq)
+            reports: list[Gap | Trimmed] = []
+            list(queue.read(damage=reports.append))
+            self.ledger.forget(never_durable(reports))
         self.ledger.accepted = self.found_seq = queue.last_seq
         consumer, work = self.follow(queue)
         self.jobs = []
@@ -307,9 +310,11 @@ class FollowersWorld(QueueWorld):
         queue = self.open(image)
         ledger = self.ledger.copy()
         ledger.trimmed_max = len(ledger.payloads) + len(ledger.pending)
-        messages = list(queue.read())
+        reports: list[Gap | Trimmed] = []
+        messages = list(queue.read(damage=reports.append))
         floor = ledger.accepted if killed else ledger.durable
-        ledger.check(messages, messages[0].seq if messages else queue.first_seq, queue.last_seq, floor=floor)
+        first_seq = messages[0].seq if messages else queue.first_seq
+        ledger.check(messages, first_seq, queue.last_seq, floor=floor, skipped=never_durable(reports))
         history = [*ledger.payloads, *ledger.pending][: queue.last_seq]
         if self.random.random() < 0.5:
             self.seen["appended before following"] += 1
@@ -324,26 +329,33 @@ class FollowersWorld(QueueWorld):
                 queue.run_background_work()
                 self._check_consumed(queue, durable_end=queue.last_seq > len(history))
         messages = list(queue.read())
-        removed = set(history[: queue.first_seq - 1])
+        removed = set(history[: queue.first_seq - 1]) - {LOST}
         consumer, work = self.follow(queue)
-        self._judge_consumer(consumer, self.commits, messages, removed, killed=killed)
+        self._judge_consumer(consumer, self.commits, messages, removed, first_seq=queue.first_seq, killed=killed)
         if self.visitor_exists:
             with queue.consumer("visitor", hold=self.hold) as visitor:
-                self._judge_consumer(visitor, self.visits, messages, removed, killed=killed)
+                self._judge_consumer(visitor, self.visits, messages, removed, first_seq=queue.first_seq, killed=killed)
         self._judge_work(work, messages, removed, killed=killed)
         queue.close()
         if image.open_handles:
             raise PromiseBroken(f"a closed queue and its followers hold {image.open_handles} handles")
 
     def _judge_consumer(
-        self, consumer: Consumer, promised: Promised, messages: list[Message], removed: set[bytes], *, killed: bool
+        self,
+        consumer: Consumer,
+        promised: Promised,
+        messages: list[Message],
+        removed: set[bytes],
+        *,
+        first_seq: int,
+        killed: bool,
     ) -> None:
-        if messages and consumer.committed_seq < messages[0].seq - 1:
-            raise PromiseBroken(f"K1: the cursor is at {consumer.committed_seq}, {messages[0].seq} is the first left")
+        if consumer.committed_seq < first_seq - 1:
+            raise PromiseBroken(f"K1: the cursor is at {consumer.committed_seq}, {first_seq} is the first left")
         committed = {message.payload for message in messages if message.seq <= consumer.committed_seq}
         if not committed <= promised.called:
             raise PromiseBroken(f"C1: the cursor is at {consumer.committed_seq}, which was never committed")
-        lost = promised.surviving(killed=killed) - committed - removed
+        lost = promised.surviving(killed=killed) - committed - removed - {LOST}
         if lost:
             raise PromiseBroken(f"C2: at {consumer.committed_seq}, {len(lost)} commits are lost, or their messages")
         if not removed <= promised.called:

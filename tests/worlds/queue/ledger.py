@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
@@ -23,8 +24,9 @@ from tests.worlds.harness import PromiseBroken
 
 from holdfast.queue import Gap, Message, Queue, Trimmed
 
-__all__ = ["Ledger", "check_reading", "moment"]
+__all__ = ["LOST", "Ledger", "check_reading", "moment", "never_durable"]
 
+LOST: Final = b"lost"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -88,8 +90,16 @@ class Ledger:
         self.payloads, self.arrivals, self.pending = history[:last_seq], arrivals[:last_seq], []
         self.inner = {length for length in self.inner if length < last_seq}
 
-    def check(self, messages: list[Message], first_seq: int, last_seq: int, *, floor: int) -> None:
-        """I1 to I4 for everything that is found between the first message and the last.
+    def forget(self, skipped: Collection[int]) -> None:
+        """The messages with these numbers are gone, and no other gets the numbers."""
+        for seq in skipped:
+            if seq <= len(self.payloads):
+                self.payloads[seq - 1] = LOST
+
+    def check(
+        self, messages: list[Message], first_seq: int, last_seq: int, *, floor: int, skipped: Collection[int] = ()
+    ) -> None:
+        """I1 to I4 for everything that is found between the first message and the last, except ``skipped`` numbers.
 
         Raises: ``PromiseBroken``.
         """
@@ -102,7 +112,7 @@ class Ledger:
             raise PromiseBroken(f"I2: a frame was cut in two at {last_seq}")
         if first_seq - 1 > self.trimmed_max:
             raise PromiseBroken(f"I3: begins at {first_seq}, nothing above {self.trimmed_max} may be removed")
-        check_order(messages, first_seq, last_seq)
+        check_order(messages, first_seq, last_seq, skipped)
         for message in messages:
             if message.payload != history[message.seq - 1]:
                 raise PromiseBroken(f"I1: message {message.seq} is {message.payload[:40]!r}")
@@ -136,10 +146,23 @@ class Ledger:
         return last_seq + 1
 
 
-def check_order(messages: list[Message], first_seq: int, last_seq: int) -> None:
-    """I4: from the first to the last without a hole, and in time."""
+def never_durable(reports: list[Gap | Trimmed]) -> set[int]:
+    """The numbers that were used and never durable: the only ones that may be missing.
+
+    Raises: ``PromiseBroken``.
+    """
+    missing: set[int] = set()
+    for report in reports:
+        if not isinstance(report, Gap) or report.reason != "crash":
+            raise PromiseBroken(f"I2: nothing is damaged, and {report} is reported")
+        missing.update(range(report.first, report.last + 1))
+    return missing
+
+
+def check_order(messages: list[Message], first_seq: int, last_seq: int, skipped: Collection[int] = ()) -> None:
+    """I4: from the first to the last without a hole but the skipped numbers, and in time."""
     found = [message.seq for message in messages]
-    if found != list(range(first_seq, last_seq + 1)):
+    if found != [seq for seq in range(first_seq, last_seq + 1) if seq not in skipped]:
         missing = sorted(set(range(first_seq, last_seq + 1)) - set(found))[:5]
         raise PromiseBroken(f"I4: {len(found)} messages for {first_seq} to {last_seq}, missing {missing}")
     times = [message.time_ns for message in messages]

@@ -236,7 +236,13 @@ class World(QueueWorld):
             rounds = min(rounds, 5)
         if not (self._doubt or (self._unrepaired and self.shape.stale)):
             self.states += check_damaged(
-                self.files, self._older, self._open_without_retention, Random(self.random.random()), rounds, self.seen
+                self.files,
+                self._older,
+                [*self.ledger.payloads, *self.ledger.pending],
+                self._open_without_retention,
+                Random(self.random.random()),
+                rounds,
+                self.seen,
             )
         self._older = self.files.contents(DIRECTORY)
 

@@ -678,9 +678,13 @@ class Consumer(WithBlock):
             if seq > self._chunk.taken_seq:
                 raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
             if self._sole is not owner and (message is not None or self._outs is not None):
-                seq = self._finish(owner, seq, several) if seq > self.committed_seq else 0
-                if durable:
-                    seq = min(seq, taken_seq)
+                if seq > self.committed_seq:
+                    seq = self._finish(owner, seq, several)
+                else:  # a durable commit may have left behind what others have finished
+                    seq = 0 if self._outs is None else self._outs.committed_seq
+                if durable and seq > taken_seq:
+                    # Others have finished messages that came later; at the level "always" these are durable.
+                    seq = max(taken_seq, min(seq, self._queue.durable_seq if self._queue.writable else 0))
             if seq > self.committed_seq:
                 starts = self._page_starts
                 if len(starts) > 1 and seq >= starts[1]:

@@ -15,6 +15,7 @@ from holdfast.queue.files.pages import PageDirectory, check_name, other_owner, r
 from holdfast.queue.files.process import locked_after_dropped
 from holdfast.queue.format.cursor import Cursor, decode_cursor
 from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+from holdfast.queue.log.messages import Gap, Trimmed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,11 +129,9 @@ def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[
     """Every cursor by name; ``unwritten`` stands for an empty file."""
     files = set(pages.port.names(pages.directory))
     start = f"{pages.names.prefix}-"
-    for file_name in sorted(files):
+    for file_name in sorted(file for file in files if file.endswith(SUFFIX) and file.startswith(start)):
         name = file_name[len(start) : -len(SUFFIX)]
-        if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
-            continue
-        if other_owner(pages.names.prefix, name, files) is None:
+        if name and other_owner(pages.names.prefix, name, files) is None:
             cursor = read_cursor(pages, name) or unwritten
             if cursor is not None:
                 yield name, cursor
@@ -170,13 +169,20 @@ def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every
 
 
 def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
-    """The first message from a starting point on, or the next future one."""
-    reader = queue.reader(since=since, damage="skip")
+    """The first message from a starting point on, or the next future one. Lost messages directly before it come first,
+    so that a new consumer reports them.
+    """
+    reports: list[Gap | Trimmed] = []
+    reader = queue.reader(since=since, damage=reports.append)
     try:
         messages = reader.read_near()
-        return messages[0].seq if messages is not None else reader.next_seq
+        seq = messages[0].seq if messages is not None else reader.next_seq
     finally:
         reader.close()
+    for report in reversed(reports):
+        if isinstance(report, Gap) and report.first < seq <= report.last + 1:
+            seq = report.first
+    return seq
 
 
 def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:

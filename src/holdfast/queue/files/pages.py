@@ -55,21 +55,18 @@ class PageDirectory:
 
     def files(self) -> list[str]:
         """Every file in the directory, of this queue and of others. Cost: one listing."""
-        return self._list()[0]
+        return self.port.names(self.directory)
 
     def numbers(self) -> list[int]:
         """The numbers of the pages that have a name, rising. Cost: one listing."""
-        return self._list()[1].copy()
-
-    def _list(self) -> tuple[list[str], list[int]]:
         changes = self._changes  # before the listing: what changes meanwhile makes it old
-        files = self.port.names(self.directory)
+        files = self.files()
         numbers = sorted(number for number in map(self.names.page_number, files) if number is not None)
         self._known, self._files = (changes, numbers), files
-        return files, numbers
+        return numbers.copy()
 
     def known_files(self) -> list[str]:
-        """As ``files``, once without a listing if no page has changed since the last one."""
+        """As ``files``, once without a listing if no page has changed since ``numbers`` made one."""
         files, self._files = self._files, None
         return files if files is not None and self._sole and self._changes == self._known[0] else self.files()
 

@@ -9,7 +9,7 @@ A header that does not verify is ``None``; one of a later format is ``CorruptDat
 | 10 | 2 | flags: bit 0 *prepared*: made ahead, base sequence and base time not known yet; others zero |
 | 12 | 4 | checksum id of the frames (``checksum``); the header's own is always CRC-32 |
 | 16 | 4 | page size in bytes, at most 2^32 - 1 |
-| 20 | 4 | zero |
+| 20 | 4 | skipped in all: this many numbers below the base, in the whole log |
 | 24 | 8 | page number, that of the file's name |
 | 32 | 8 | base sequence: of the first message in this page |
 | 40 | 8 | base time: arrival of the first frame, nanoseconds since 1970, signed |
@@ -59,6 +59,7 @@ class PageHeader:
 
     __slots__ = (
         "base_seq", "base_time_ns", "checksum_id", "number", "page_bytes", "prepared", "restored", "salt", "skipped",
+        "skipped_in_all",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class PageHeader:
         base_seq: int = 0,
         base_time_ns: int = 0,
         skipped: int = 0,
+        skipped_in_all: int = 0,
         prepared: bool = False,
         restored: bool = False,
     ) -> None:
@@ -81,6 +83,7 @@ class PageHeader:
         self.base_seq = base_seq
         self.base_time_ns = base_time_ns
         self.skipped = skipped
+        self.skipped_in_all = skipped_in_all
         self.prepared = prepared
         self.restored = restored
 
@@ -89,7 +92,7 @@ class PageHeader:
         """The number with which the page before ends: its last one and 1."""
         return self.base_seq - self.skipped
 
-    def started(self, base_seq: int, base_time_ns: int, skipped: int = 0) -> PageHeader:
+    def started(self, base_seq: int, base_time_ns: int, *, skipped: int = 0, skipped_in_all: int = 0) -> PageHeader:
         """The same page, its first message known."""
         return PageHeader(
             number=self.number,
@@ -99,6 +102,7 @@ class PageHeader:
             base_seq=base_seq,
             base_time_ns=base_time_ns,
             skipped=skipped,
+            skipped_in_all=skipped_in_all,
             restored=self.restored,
         )
 
@@ -106,8 +110,8 @@ class PageHeader:
 def encode_header(header: PageHeader) -> bytes:
     """The 64 bytes."""
     fields = HEADER.pack(
-        *(MAGIC, VERSION, PREPARED if header.prepared else 0, header.checksum_id, header.page_bytes, 0),
-        *(header.number, header.base_seq, header.base_time_ns, header.salt, header.skipped),
+        *(MAGIC, VERSION, PREPARED if header.prepared else 0, header.checksum_id, header.page_bytes),
+        *(header.skipped_in_all, header.number, header.base_seq, header.base_time_ns, header.salt, header.skipped),
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -123,9 +127,19 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
-    magic, version, flags, checksum_id, page_bytes, _, stored_number, base_seq, base_time_ns, salt, skipped = (
-        HEADER.unpack_from(data)
-    )
+    (
+        magic,
+        version,
+        flags,
+        checksum_id,
+        page_bytes,
+        skipped_in_all,
+        stored_number,
+        base_seq,
+        base_time_ns,
+        salt,
+        skipped,
+    ) = HEADER.unpack_from(data)
     if magic != MAGIC or stored_number != number or (skipped and skipped >= base_seq):
         return None
     if version != VERSION or flags & ~PREPARED:
@@ -144,15 +158,19 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
         base_seq=base_seq,
         base_time_ns=base_time_ns,
         skipped=skipped,
+        skipped_in_all=skipped_in_all,
         prepared=bool(flags & PREPARED),
     )
+
+
+_one_byte: dict[int, tuple[int, int]] = {}
+"""For each change of the checksum that one damaged byte makes: its offset and the bits that are wrong."""
 
 
 def nearest_header(data: bytes, number: int) -> PageHeader | None:
     """The header of which one byte is damaged: the only one that these bytes can have been. None for more damage.
 
-    One damaged byte changes the checksum in a way that no other byte does, and no two bytes of a header can hide it.
-    Cost: about 5 ms.
+    A checksum is linear: one damaged byte changes it in a way that no other byte does. Cost: 10 ms once, then a look.
 
     >>> damaged = bytearray(encode_header(PageHeader(number=3, page_bytes=4096, salt=7, checksum_id=1, base_seq=12)))
     >>> damaged[50] ^= 0xFF
@@ -161,22 +179,28 @@ def nearest_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES:
         return None
+    if not _one_byte:
+        nothing = bytes(HEADER.size)
+        for offset in range(HEADER.size):
+            for bits in range(1, 256):
+                changed = nothing[:offset] + bytes((bits,)) + nothing[offset + 1 :]
+                _one_byte[crc32(changed) ^ crc32(nothing)] = offset, bits
     guess = bytearray(data[:HEADER_BYTES])
-    for offset in range(HEADER_BYTES):
-        kept = guess[offset]
-        for octet in range(256):
-            guess[offset] = octet
-            if _CHECK.unpack_from(guess, HEADER.size)[0] != crc32(guess[: HEADER.size]):
-                continue
-            try:
-                header = decode_header(bytes(guess), number)
-            except CorruptData:  # of a later version, as far as one byte can say
-                continue
-            if header is not None:
-                header.restored = True
-                return header
-        guess[offset] = kept
-    return None
+    difference = crc32(guess[: HEADER.size]) ^ _CHECK.unpack_from(guess, HEADER.size)[0]
+    if difference in _one_byte:
+        offset, bits = _one_byte[difference]
+        guess[offset] ^= bits
+    elif sum(octet != 0 for octet in _CHECK.pack(difference)) == 1:  # a byte of the checksum itself
+        _CHECK.pack_into(guess, HEADER.size, crc32(guess[: HEADER.size]))
+    else:
+        return None
+    try:
+        header = decode_header(bytes(guess), number)
+    except CorruptData:  # of a later version, as far as one byte can say
+        return None
+    if header is not None:
+        header.restored = True
+    return header
 
 
 RECORD = Struct("<qI")

@@ -18,6 +18,7 @@ there:
 | prepared | unused |
 | damaged, with room, without content and index, after the last page in use | unused: it was prepared |
 | damaged | lost |
+| shorter than its header says, without a SEAL at its end | its end is lost |
 | no file, at or after *first*, before another page or up to the last page in use | lost |
 
 **A walk** expects a number at a position and stops. *Here*: a SEAL, nothing (zeros), bytes that do not verify

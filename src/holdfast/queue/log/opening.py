@@ -40,7 +40,8 @@ class LogEnd:
 
     __slots__ = (
         "clean", "doubtful", "expected_seq", "first", "frames", "header", "index", "last_page", "last_time_ns",
-        "losses", "next_seq", "owed_end", "page", "position", "restored", "resume", "rewrite", "sealed", "unsynced",
+        "losses", "next_seq", "owed_end", "page", "position", "restored", "resume", "rewrite", "sealed", "skipped",
+        "unsynced",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class LogEnd:
         self.position = HEADER_BYTES
         self.next_seq = self.expected_seq = self.owed_end = 1
         self.first = 1, 1  # page and message
+        self.skipped = 0  # numbers that were used and never durable, in the whole log
         self.last_time_ns = 0
         self.frames = 0
         self.index = PageIndex()
@@ -78,6 +80,7 @@ def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
         end.next_seq, end.owed_end = walk.next_seq, walk.owed_end
     finally:
         walk.close()
+    end.skipped = (0 if end.header is None else end.header.skipped_in_all) + end.next_seq - end.owed_end
     end.clean = end.clean and end.expected_seq == proof.owed_seq
     after = walk.after
     has_lost = bool(after.lost) or after.absent
@@ -90,6 +93,8 @@ def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
     end.resume = end.resume and all(
         (header := cached_header(pages, number, headers)) is not None and header.prepared for number in end.doubtful
     )
+    last = cached_header(pages, end.page, headers) if end.page else None
+    end.resume = end.resume and last is not None and not last.prepared
     # Damaged bytes at the end stay as they are: the base of the next page shows what is missing.
     end.sealed = walk.is_sealed or end.owed_end > end.expected_seq
     recent = [*headers.values(), *(pages.header_of(number) for number in numbers[-HEADERS_CHECKED:])]
@@ -111,10 +116,13 @@ def _start(walk: LogWalk, end: LogEnd, pages: PageDirectory, proof: Proof, heade
         unsynced = durable.page or max(1, record.page - UNSYNCED_PAGES_MAX)
         place = record if is_written else durable
         header = cached_header(pages, place.page, headers)
-        if header is not None and header.salt == place.salt:
+        # A prepared page before such a position is an older copy of it.
+        if header is not None and header.salt == place.salt and not (header.prepared and place.position > HEADER_BYTES):
             if header.prepared:
                 # Nothing in it was durable, not even its second header.
-                header = header.started(place.next_seq, place.last_time_ns)
+                before = cached_header(pages, place.page - 1, headers)
+                in_all = 0 if before is None else before.skipped_in_all
+                header = header.started(place.next_seq, place.last_time_ns, skipped_in_all=in_all)
             if walk.start(header, place.position, place.next_seq, place.last_time_ns):
                 end.resume = is_written
                 if is_written:

@@ -22,7 +22,7 @@ from holdfast.queue.format.frame import (
     implied_seq,
     page_seed,
 )
-from holdfast.queue.format.page import HEADER_BYTES, PageHeader
+from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader
 from holdfast.queue.log.judgement import Here
 
 TYPE_CHECKING = False
@@ -289,20 +289,21 @@ class PageScan:
         implied = implied_seq(self._checksum, self._seed, (length, check, stored_ns, tail), body)
         return (base + ((implied - base) & SEQ_MASK), stored_ns, tail, position + whole), data[whole:]
 
-    def resync(self, ends: Container[int | None], *, search: bool) -> bool:
+    def resync(self, ends: Container[int | None], *, search_bytes: int) -> bool:
         """After damage, move to the next confirmed frame; False if there is none. ``ends`` are the numbers that may
-        follow the page's last message. Tries the damaged frame's own head, then each position. Without ``search``
-        positions are tried only if the index names a later frame. Cost: 20 ms for each MiB; without ``search`` a head
-        for each later record of the index.
+        follow the page's last message. Tries the damaged frame's own head, then each of the next ``search_bytes``
+        positions; all of the page if the index or the damaged head names a later frame. Cost: 20 ms for each MiB of
+        damage, less of zeros; a head for each later record of the index.
         """
         damaged, state = self.position, self.state
         leads = self._follow_head(ends)
         if leads is True:
             return True
-        if not search and leads is None and not self._follow_index(ends):
-            return False
+        if leads is False or self._follow_index(ends):
+            search_bytes = PAGE_BYTES_MAX
         self.state = state
-        return any(self._land_later(position, None, ends) for position in self._possible_heads(damaged))
+        heads = self._possible_heads(damaged, search_bytes) if search_bytes else ()
+        return any(self._land_later(position, None, ends) for position in heads)
 
     def _follow_head(self, ends: Container[int | None]) -> bool | None:
         """Move to where the damaged frame's own length leads. True: that is the next frame; False: it is a later one,
@@ -333,9 +334,10 @@ class PageScan:
         frame = self._frame_at(time_ns, position)[0] if position > self.position else None
         return frame is not None and frame[0] >= self.next_seq and self._land(position, time_ns, ends) is not None
 
-    def _possible_heads(self, damaged: int) -> Iterator[int]:
+    def _possible_heads(self, damaged: int, search_bytes: int) -> Iterator[int]:
         """The positions after the damage where the bytes can be a head."""
-        start, end = damaged + 1, min(self.header.page_bytes, self._port.size(self._file))
+        start = damaged + 1
+        end = min(self.header.page_bytes, self._port.size(self._file), start + search_bytes)
         while start + HEAD_BYTES <= end:
             data = self._port.read(self._file, start, min(CHUNK_BYTES + HEAD_BYTES - 1, end - start))
             if data.count(0) < len(data):

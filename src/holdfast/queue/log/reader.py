@@ -1,7 +1,8 @@
 """Reading a queue, in the writer's process or another, without locks and without writing.
 
 A loss (``walk``) becomes ``Gap``, and ``Trimmed`` if retention removed a page before it was read. The damage policy
-handles both: ``"raise"`` (reading again raises again), ``"skip"``, or a callable.
+handles both: ``"raise"`` (reading again raises again), ``"skip"``, or a callable. A gap of numbers that were never
+durable is no damage: only a callable gets it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_scan import WINDOW_BYTES, Anchors, FrameView, Window
+from holdfast.queue.log.page_scan import WINDOW_BYTES, Anchors, FrameView, PageScan, Window
 from holdfast.queue.log.walk import Evidence, LogWalk, Loss
 
 DamagePolicy = str | Callable[["Gap | Trimmed"], None]
@@ -249,6 +250,14 @@ class LogReader(LogWalk):
                 high = middle
         self.start_at(numbers[max(0, low - 1) :], front=low == 0)
 
+    def _move_on(self, scan: PageScan) -> bool:
+        """As the walk decides. At the end of what the writer here has written there is nothing to decide."""
+        writer = self._writer
+        # In this order: the writer is still in this page, so it had not written the message.
+        if writer is not None and writer.next_seq <= scan.next_seq and writer.page_number == scan.header.number:
+            return False
+        return super()._move_on(scan)
+
     def _holds_much(self, header: PageHeader) -> bool:
         """Also whether the writer here has put many messages into it."""
         if super()._holds_much(header):
@@ -265,10 +274,10 @@ class LogReader(LogWalk):
 
     def _handle(self, report: Gap | Trimmed) -> None:
         self.gaps += 1
-        if self._damage == "raise":
-            raise report
         if callable(self._damage):
             self._damage(report)
+        elif self._damage == "raise" and not (isinstance(report, Gap) and report.reason == "crash"):
+            raise report
 
     def _read_step(self) -> Window | None:
         """As ``read_window``, in steps that suit the messages."""

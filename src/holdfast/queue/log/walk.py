@@ -10,7 +10,7 @@ from typing import Protocol
 
 from holdfast.queue.files.index import IndexReader, KeptIndexes
 from holdfast.queue.files.pages import PageDirectory, cached_header, open_page
-from holdfast.queue.format.page import HEADER_BYTES, PageHeader
+from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader
 from holdfast.queue.log.judgement import (
     Following,
     Here,
@@ -29,6 +29,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+UNRECORDED_BYTES_MAX = 1 << 20
+"""After the recorded position a writer appends fewer bytes before it records another one."""
 UNSYNCED_PAGES_MAX = 8
 """The writer never has more closed pages waiting for their sync. So earlier pages are durable, whatever is recorded."""
 
@@ -86,6 +88,10 @@ class After:
         if number > before + 1:
             self.absent = True
             self.uncovered += max(0, number - 1 - max(before, covered))
+
+    def is_end_before(self, number: int) -> bool:
+        """Whether nothing follows but prepared pages, the first of them ``number``."""
+        return self.prepared == number and self.header is None and not (self.lost or self.unused or self.absent)
 
 
 class LogWalk:
@@ -178,7 +184,7 @@ class LogWalk:
             return False
         self._use(file, header, last_time_ns)
         assert self._scan is not None, "a walk is in a page"
-        self._scan.state = position, next_seq, last_time_ns
+        self._scan.state = position, next_seq, self._scan.last_time_ns
         return True
 
     def _enter(self, number: int, expected: int | None) -> bool:
@@ -197,7 +203,7 @@ class LogWalk:
         if header is None:
             self._pages.port.close(file)
             return False
-        self._use(file, header, header.base_time_ns if self._scan is None else self._scan.last_time_ns)
+        self._use(file, header, 0 if self._scan is None else self._scan.last_time_ns)
         return True
 
     def _use(self, file: int, header: PageHeader, last_time_ns: int) -> None:
@@ -218,7 +224,8 @@ class LogWalk:
             header,
             next_seq=header.base_seq,
             position=HEADER_BYTES,
-            last_time_ns=last_time_ns,
+            # A page may be empty after a crash; its header still says that later messages are no earlier.
+            last_time_ns=max(last_time_ns, header.base_time_ns),
             index=self._index,
             anchors=self._anchors,
             window_bytes=WINDOW_BYTES if reads_on else FIRST_WINDOW_BYTES,
@@ -233,7 +240,9 @@ class LogWalk:
         """The header of a prepared page as begun with ``expected``, if that message or a later page is there. Until
         then a larger page may take its name, and a walk in this one would wait forever.
         """
-        header = prepared.started(expected, 0 if self._scan is None else self._scan.last_time_ns)
+        scan = self._scan
+        time_ns, in_all = (0, 0) if scan is None else (scan.last_time_ns, scan.header.skipped_in_all)
+        header = prepared.started(expected, time_ns, skipped_in_all=in_all)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
         if first.read(0) is not None or self._pages.numbers()[-1:] != [header.number]:
             return header
@@ -284,17 +293,23 @@ class LogWalk:
             here = Here.EXHAUSTED
         if step is Step.END or after.header is None:
             self.is_sealed = here is Here.SEAL
+            size = 0 if self.is_sealed else self._pages.port.size(self._file)
+            if 0 < size < scan.header.page_bytes:
+                # Only a page with a SEAL is ever cut. What this one held after its end is lost.
+                after.lost.insert(0, LostPage(scan.header.number, size, size))
             return self._end(proof, scan)
         self._leave(scan, after.header)
         return True
 
     def _after(self, number: int, expected: int, proof: Proof) -> After:
-        """What follows page ``number``. Cost: mostly one cached header; at the end of the log a listing."""
+        """What follows page ``number``. Cost: mostly one header; a listing at the end of the log, the first time."""
         after = After()
         header = cached_header(self._pages, number + 1, self._headers)
         if header is not None and not header.prepared:
             after.header, after.following = header, following_of(header, expected)
             return after
+        if header is not None and self.after.is_end_before(number + 1):
+            return self.after  # pages are begun in order: while this one is not, no later one is
         names, before, named = self._pages.names, number, proof.page
         pages: list[int] = []
         indexes: set[int] = set()  # each was made after its page and removed before it
@@ -345,9 +360,12 @@ class LogWalk:
         """Move to the next frame in this page; False if there is none."""
         first, state, header = self.next_seq, scan.state, self.after.header
         ends = (proof.owed_seq, 0 if header is None else header.after_seq)
-        # In a page that another process may be writing, bytes that do not verify are mostly not written yet.
-        search = owed is Owed.YES or header is not None or (self.is_sole and here is Here.INVALID)
-        if not scan.resync(ends, search=search):
+        search_bytes = PAGE_BYTES_MAX
+        if owed is not Owed.YES and header is None:
+            # In a page that another process may be writing, bytes that do not verify are mostly not written yet. In
+            # one that is not, there may be frames up to the next record of the position.
+            search_bytes = UNRECORDED_BYTES_MAX if self.is_sole and not proof.complete else 0
+        if not scan.resync(ends, search_bytes=search_bytes):
             return False
         if self._verifies_now(scan, here, state):
             # The proof is a lower bound: the writer may have written this since the last read.

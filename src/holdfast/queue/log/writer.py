@@ -147,7 +147,7 @@ class Writer(Appending):
     __slots__ = (
         "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_supply",
         "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
-        "on_full", "on_work", "progress",
+        "on_full", "on_work", "progress", "skipped",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +182,7 @@ class Writer(Appending):
             entropy=entropy,
         )
         self.message_bytes_max = message_bytes_max
+        self.skipped = end.skipped  # numbers that were used and never durable, in the whole log
         self.on_work: Callable[[], None] = _nothing
         self.before_roll: Callable[[int], object] = _nothing
         self.on_full: Callable[[], object] = _nothing
@@ -422,7 +423,9 @@ class Writer(Appending):
         page = self._supply.take(HEADER_BYTES + SEAL_BYTES, None)
         try:
             page.index_file = self._pages.open_index(page.header.number, write=True)
-            page.header = page.header.started(end.next_seq, end.last_time_ns, end.next_seq - end.owed_end)
+            page.header = page.header.started(
+                end.next_seq, end.last_time_ns, skipped=end.next_seq - end.owed_end, skipped_in_all=end.skipped
+            )
             self._port.write(page.file, 0, (encode_header(page.header),))
             self._port.sync_data(page.file)
         except BaseException:
@@ -453,7 +456,7 @@ class Writer(Appending):
                 # Write no more messages into it, also if the rest fails: a reader may have left it at its SEAL.
                 tail.page.limit = 0
                 self._seal(tail.page)
-            page.header = page.header.started(tail.next_seq, time_ns)
+            page.header = page.header.started(tail.next_seq, time_ns, skipped_in_all=self.skipped)
             self._port.write(page.file, 0, (encode_header(page.header),))
         except BaseException:
             self._supply.give_back(page)

@@ -39,7 +39,7 @@ from holdfast.queue.consumers.cursor_file import CursorFile, lock_name
 from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.cursor import encode_cursor
-from holdfast.queue.log.messages import Gap, Message, Trimmed, class_with_value
+from holdfast.queue.log.messages import Message, class_with_value
 from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
 from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
@@ -86,29 +86,18 @@ class Job(Message):
 
 class WorkSource:
     """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe. A method that raises
-    a report (such as ``Gap``) has moved nothing. Messages that were never durable and are lost are skipped: their jobs
-    are gone, as after every crash.
+    a report (such as ``Gap``) has moved nothing.
     """
 
-    __slots__ = ("_damage", "_near", "_never_durable", "_peeked", "_policy", "_queue", "_reader", "_ready")
+    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready")
 
     def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
         self._queue = queue
-        self._policy: DamagePolicy = damage
-        self._damage: DamagePolicy = self._handle
+        self._damage: DamagePolicy = damage
         self._reader: LogReader | None = None
         self._ready: Iterator[Message] = iter(())
         self._peeked: Message | None = None
         self._near: list[Message] = []
-        self._never_durable = 0  # the last message of such a gap
-
-    def _handle(self, report: Gap | Trimmed) -> None:
-        if isinstance(report, Gap) and report.reason == "crash":
-            self._never_durable = report.last
-        elif callable(self._policy):
-            self._policy(report)
-        elif self._policy == "raise":
-            raise report
 
     def peek(self, next_seq: int) -> Message | None:
         """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
@@ -158,7 +147,7 @@ class WorkSource:
             raise
 
     def fetch(self, seq: int) -> Message | None:
-        """One message from anywhere; None if it is gone or damaged and the policy continues."""
+        """One message from anywhere; None if it is lost and the policy continues."""
         # Returned messages were mostly appended together: read a batch once.
         near = self._near
         index = seq - near[0].seq if near else -1
@@ -170,9 +159,7 @@ class WorkSource:
                 reader.close()
             index = 0
             if not near or near[0].seq != seq:
-                if self._policy == "raise" and seq > self._never_durable:
-                    raise Gap(seq, seq, 0)
-                return None
+                return None  # a loss was reported, or the message was never durable
         return near[index]
 
     def close(self) -> None:
