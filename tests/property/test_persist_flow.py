@@ -52,7 +52,7 @@ class FlowAndList(RuleBasedStateMachine):
         self.flow.waiting = self.waiting = False
         first, self.measured = self.measured, min(self.left, self.measured + count)
         found = self.sizes[first : self.measured]
-        self.flow.measured(self.measured, sum(found) - ITEM_BYTES * len(found))
+        self.flow.measured(self.measured, len(found), sum(found) - ITEM_BYTES * len(found))
 
     @precondition(lambda self: self.flow.work is Work.MEASURE)
     @rule()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final, TypeAlias
 
@@ -217,8 +217,9 @@ class _Facts:
         self.bytes = 0
         self.first_seq = first_seq(pages, FileEvidence(pages))
         self.first_time_ns = 0
-        self.damage: list[str] = []
+        self.losses: list[str] = []
         self._add_pages(pages, end)
+        self._add_losses(pages, end)
 
     def _add_pages(self, pages: PageDirectory, end: LogEnd) -> None:
         headers = [(number, pages.header_of(number)) for number in pages.numbers()]
@@ -232,12 +233,12 @@ class _Facts:
             self.bytes += size
             if header is None:
                 self._add(number, size, "damaged header", 0, -1, 0.0, "its header is damaged")
-                self.damage.append(f"page {number}: its header is damaged")
+                self.losses.append(f"page {number}: its header is damaged")
                 continue
             if header.restored:
-                self.damage.append(f"page {number}: its header is damaged and follows from the rest")
+                self.losses.append(f"page {number}: its header is damaged and follows from the rest")
             if header.skipped:
-                self.damage.append(
+                self.losses.append(
                     f"messages {header.after_seq}..{header.base_seq - 1} were lost in a power failure"
                     " before they were durable"
                 )
@@ -260,6 +261,18 @@ class _Facts:
                 (written - HEADER_BYTES) / max(1, size - HEADER_BYTES),
                 f"{words}  {size_text(size)}"
                 + ("" if header.prepared else f"  since {time_text(header.base_time_ns)[:19]}Z"),
+            )
+
+    def _add_losses(self, pages: PageDirectory, end: LogEnd) -> None:
+        """What the numbers of the pages and the end of the log show."""
+        there = pages.numbers()
+        for before, number in pairwise([end.first[0] - 1, *there]):
+            if number > before + 1:
+                last = "" if number == before + 2 else f"..{number - 1}"
+                self.losses.append(f"page {before + 1}{last}: no file")
+        if end.next_seq > end.expected_seq:
+            self.losses.append(
+                f"messages {end.expected_seq}..{end.next_seq - 1}, at most, are lost after the last page"
             )
 
     def _add(
@@ -301,7 +314,7 @@ class _Facts:
                 {"name": name, "committed_seq": seq, "lag": self._lag(seq)} for name, seq in self.cursors.items()
             ],
             "set_aside": self.set_aside,
-            "damage": self.damage,
+            "losses": self.losses,
         }
 
     def print(self, *, every_page: bool) -> None:
@@ -317,8 +330,8 @@ class _Facts:
         }
         if self.set_aside:
             fields["set aside"] = ", ".join(self.set_aside)
-        for number, line in enumerate(self.damage):
-            fields["damage" if number == 0 else " " * number] = line
+        for number, line in enumerate(self.losses):
+            fields["losses" if number == 0 else " " * number] = line
         print_fields(fields)
         print_line("")
         for line in draw(self.drawn, every_page=every_page):
@@ -604,7 +617,9 @@ def _print_check(check: QueueCheck) -> None:
     for page in check.restorable_pages:
         print_line(f"page {page}: its header is damaged and follows from the rest; the next start writes it again")
     for first, last in check.never_durable:
-        print_line(f"messages {first}..{last} were lost in a power failure before they were durable; this is no damage")
+        print_line(
+            f"messages {first}..{last} were lost in a power failure before they were durable; this is not damage"
+        )
     for page in check.pages_outside:
         print_line(f"page {page}: after the end of the log; never durable, the next start sets it aside")
     if check.tail_bytes:
@@ -617,7 +632,7 @@ def _print_check(check: QueueCheck) -> None:
 
 def _gap_line(gap: LostMessages) -> str:
     numbers = f"message {gap.first}" if gap.messages == 1 else f"messages {gap.first}..{gap.last}"
-    known = ", set aside by a repair" if gap.known else ""
+    known = ", accepted by a repair" if gap.known else ""
     return (
         f"page {gap.page} position {gap.position}: {numbers} lost "
         f"({gap.messages:,} in {gap.bytes:,} bytes): {gap.rule}{known}"
@@ -663,7 +678,8 @@ def _print_repair(done: QueueRepair) -> None:
     for line in done.rebuilt:
         print_line(line)
     for gap in done.gaps:
-        lost = LostMessages(gap.page, gap.position, gap.bytes, gap.first, gap.last, "no frame verifies")
+        rule = "no frame verifies" if gap.position else "the page is damaged or absent"
+        lost = LostMessages(gap.page, gap.position, gap.bytes, gap.first, gap.last, rule)
         print_line(_gap_line(lost) + (f"; kept in {gap.file}" if gap.file else ""))
     for name in done.kept:
         if all(name != gap.file for gap in done.gaps):

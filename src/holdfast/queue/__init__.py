@@ -8,16 +8,19 @@
             print(message.seq, message.time, message.payload)
 
 Delivery is at least once, in order, from any starting point. Appended messages survive a killed process, flushed
-messages survive lost power. A recovered log is a prefix of what was appended. Damage is reported, never delivered.
+messages survive lost power. After a crash the log is a prefix of what was appended. Damage is reported, never
+delivered. A number that a consumer has committed or a worker has taken is never given to another message.
 
 Read in this order; each layer imports only layers that come before it in this list:
 
 - ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files).
 - ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory``, which uses it. A simulation passes
   its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
-- ``log``: ``PageScan`` verifies frames, ``recovery`` decides where a log ends, ``LogReader`` reads along it without
-  waiting, ``LogTail`` and ``Writer`` append, ``Durability`` syncs, ``Space`` removes pages.
+- ``log``: ``PageScan`` verifies frames, ``judgement`` decides what is lost, ``LogWalk`` moves along the log by it.
+  ``LogReader`` reads along it without waiting, ``opening`` finds the end and repairs the files. ``LogTail`` and
+  ``Writer`` append, ``Durability`` syncs, ``Space`` removes pages.
 - ``consumers``: positions that are stored under a name. ``work``: jobs that are acknowledged, retried and given up.
+- ``evidence``: what the small files prove. ``repair``: verification and repair.
 - ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on
   ``Queue``. ``aio`` has the asyncio versions.
 

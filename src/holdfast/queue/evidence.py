@@ -39,7 +39,10 @@ class FileEvidence:
         )
 
     def used_seq(self) -> int:
-        """Numbers below this were seen by a consumer or work queue. Cost: a read of the last commands of each."""
+        """A consumer has committed, or a work queue has taken, numbers below this.
+
+        Cost: a small read for each consumer, the last commands of each work queue.
+        """
         pages = self._pages
         committed = (seq + 1 for seq in committed_seqs(pages).values())
         return max([1, *committed, *(_taken_seq(pages, name) for name in _work_queues(pages))])

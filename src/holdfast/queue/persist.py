@@ -180,10 +180,12 @@ class PersistRun:
             self._serializer = self.queue.serializer
             self._subscription = self._subscribe(settings)
             try:
-                left_seq = self.queue.last_seq
+                self._left_count = self.queue.last_seq - self.queue.skipped
+                self._left_seq = last_stored(self.queue.pages, self.queue.last_seq)
+                consumed_seq = self._subscription.committed_seq
                 self.flow = Flow(
-                    consumed_seq=self._subscription.committed_seq,
-                    left_seq=left_seq,
+                    consumed_seq=consumed_seq,
+                    left_seq=max(self._left_seq, consumed_seq),
                     max_bytes=settings.max_bytes,
                     page_bytes=settings.page_bytes,
                 )
@@ -210,9 +212,9 @@ class PersistRun:
     def stored(self) -> Stored[object]:
         """What is stored when the run begins. *Raises*: as ``Queue.read`` and the serializer."""
         queue = self.queue
-        seq = last_stored(queue.pages, self.flow.stored_seq)
+        seq = self._left_seq
         last = next(queue.read(seq=seq), None) if seq and seq >= queue.first_seq else None
-        return Stored(self.flow.stored_seq - queue.skipped, None if last is None else last.value)
+        return Stored(self._left_count, None if last is None else last.value)
 
     def encode(self, item: object) -> bytes:
         """The bytes of an item. *Raises*: ``InvalidRequest`` for what is not bytes; as the serializer."""

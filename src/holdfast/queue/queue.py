@@ -466,6 +466,24 @@ class Queue(WithBlock):
         windows = self._along(reader, reader.read_message_parts, follow, nothing)
         return chain.from_iterable(chain.from_iterable(windows))
 
+    def read_payloads(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[bytes]:
+        """As ``read``, the bytes of each message alone, also with a serializer: the fastest way to read all of a log.
+
+        *Cost*: of a log in batches a third of ``read``, of one written one by one three quarters, because each of its
+        messages has a checksum.
+        """
+        reader = self.begin_reading(since, seq, damage)
+        nothing: list[Sequence[bytes]] = []
+        windows = self._along(reader, reader.read_payloads, follow, nothing)
+        return chain.from_iterable(chain.from_iterable(windows))
+
     def batches(
         self,
         *,
@@ -474,7 +492,9 @@ class Queue(WithBlock):
         follow: bool = False,
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
-        """As ``read``, in blocks of consecutive messages without an object for each."""
+        """As ``read``, in blocks of consecutive messages without an object for each: for programs that handle many
+        messages at a time, need the number of each, or look at some of them only.
+        """
         reader = self.begin_reading(since, seq, damage)
         return chain.from_iterable(self._along(reader, reader.read_blocks, follow, []))
 

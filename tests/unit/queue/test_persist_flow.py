@@ -32,7 +32,7 @@ def consumed(seq: int, size: int) -> Callable[[Flow], object]:
 
 
 def measured(seq: int, size: int, count: int) -> Callable[[Flow], object]:
-    return lambda found: found.measured(seq, size - count * ITEM_BYTES)
+    return lambda found: found.measured(seq, count, size - count * ITEM_BYTES)
 
 
 def waits(found: Flow) -> None:
@@ -143,8 +143,8 @@ def test_space_is_freed_after_a_page_and_not_before_all_that_was_left_is_measure
 
 
 def test_what_cannot_be_is_an_error_of_ours() -> None:
-    with pytest.raises(AssertionError, match="one by one"):
-        flow().stored(2, 10)
+    with pytest.raises(AssertionError, match="in order"):
+        after(stored(2, 10)).stored(2, 10)
     with pytest.raises(AssertionError, match="after the end"):
         after(ended).stored(1, 10)
     with pytest.raises(AssertionError, match="before it is consumed"):

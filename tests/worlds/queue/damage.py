@@ -26,6 +26,7 @@ from holdfast.queue.evidence import FileEvidence
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import seal_fields
+from holdfast.queue.format.page import decode_header
 from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.restoration import restored_header
@@ -86,7 +87,7 @@ def check_damaged(
     names = [name for name in contents if not name.endswith((".lock", ".torn", ".tmp"))]
     for _ in range(rounds if names and expected else 0):
         name, kind = random.choice(names), random.choice(DAMAGE_KINDS)
-        after = damaged(contents[name], kind, random, older.get(name))
+        after = damaged(contents[name], kind, random, _older_of(name, older, contents))
         if after == contents[name]:
             continue
         copy = files.after_kill(Random(random.random()))
@@ -103,6 +104,15 @@ def check_damaged(
             judge.damaged_page(number, kind, frames)
         judge.run()
     return rounds
+
+
+def _older_of(name: str, older: dict[str, bytes], contents: dict[str, bytes]) -> bytes | None:
+    """An older copy of the same life of a page: another life may have other messages under the same numbers."""
+    number, copy = NAMES.page_number(name), older.get(name)
+    if number is None or copy is None:
+        return copy
+    before, now = decode_header(copy, number), decode_header(contents[name], number)
+    return copy if before is not None and now is not None and before.salt == now.salt else None
 
 
 def _seqs_of_frame(block: Block) -> range:

@@ -488,6 +488,19 @@ class Queue(AsyncWithBlock):
             for message in chain.from_iterable(parts):
                 yield message
 
+    async def read_payloads(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[bytes]:
+        """As ``read``, the bytes of each message alone, also with a serializer."""
+        async for blocks in self._along(LogReader.read_payloads, since, seq, follow, damage):
+            for payload in chain.from_iterable(blocks):
+                yield payload
+
     async def batches(
         self,
         *,
@@ -496,7 +509,9 @@ class Queue(AsyncWithBlock):
         follow: bool = False,
         damage: DamagePolicy | None = None,
     ) -> AsyncIterator[Block]:
-        """As ``read``, in blocks of consecutive messages without an object for each."""
+        """As ``read``, in blocks of consecutive messages without an object for each: the fastest way here, because a
+        message costs no step of the event loop's iteration.
+        """
         async for blocks in self._along(LogReader.read_blocks, since, seq, follow, damage):
             for block in blocks:
                 yield block

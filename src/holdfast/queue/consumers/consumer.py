@@ -7,8 +7,8 @@
 
 Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
 survives a killed process; a durable commit, which is the default at the level "always", also survives a power failure.
-If a crash lost committed messages, the log continues after the position (``cursor``). A raised ``Gap`` or ``Trimmed``
-does not change the position. A failed sync closes the consumer.
+If a crash took committed messages, new messages get numbers above the position (``cursor``). A raised ``Gap`` or
+``Trimmed`` does not change the position. A failed sync closes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
 not done (decision 0049):
@@ -820,7 +820,7 @@ class Consumer(WithBlock):
             self._sync(self._cursor.sync)
 
     def lag(self) -> int:
-        """How many messages of the log are not committed; removed ones do not count.
+        """How many numbers of the log are not committed. Removed messages do not count, lost ones do.
 
         *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced if another process
         writes.

@@ -61,8 +61,8 @@ class FileNames:
         return f"{name}.tmp"
 
     def set_aside(self, name: str, taken: Container[str]) -> str:
-        """The new name of a page that was never durable and whose predecessors are lost, or whose header is damaged.
-        A free name, because page numbers are used again.
+        """The new name of a page that was never durable and whose predecessors are lost. A free name, because page
+        numbers are used again.
 
         >>> names = FileNames("orders")
         >>> names.set_aside("orders-7.page", ()), names.set_aside("orders-7.page", ["orders-7.page.torn"])

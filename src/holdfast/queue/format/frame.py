@@ -41,6 +41,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from struct import Struct
 
@@ -80,6 +81,12 @@ class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"
 
 
 single_packers = SinglePackers()
+
+
+@lru_cache(_UNIFORM_MAX)
+def single_frame(size: int) -> Struct:
+    """A whole frame of one message of this size: length, check, arrival, 1, message."""
+    return Struct(f"<IIqQ{size}s")
 
 
 def octets(payload: object) -> bytes:

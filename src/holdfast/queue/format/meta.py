@@ -52,7 +52,7 @@ boot id shows. *Durable*: everything before it was synced first, so it is true a
 | 92 | 4 | zero |
 | 96 | 16 | boot id: of the machine's run in which the record was written; zeros where unknown |
 | 112 | 8 | first page: those before it were removed on purpose, or never existed |
-| 120 | 8 | first message: of the first page, or the first that was ever appended |
+| 120 | 8 | first message: the base of the first page; 1 until retention removes a page |
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A header that does not verify is ``None``; one of a later format is ``CorruptDat
 | 10 | 2 | flags: bit 0 *prepared*: made ahead, base sequence and base time not known yet; others zero |
 | 12 | 4 | checksum id of the frames (``checksum``); the header's own is always CRC-32 |
 | 16 | 4 | page size in bytes, at most 2^32 - 1 |
-| 20 | 4 | skipped in all: this many numbers below the base, in the whole log |
+| 20 | 4 | skipped in all: the sum of *skipped* of this page and all before it |
 | 24 | 8 | page number, that of the file's name |
 | 32 | 8 | base sequence: of the first message in this page |
 | 40 | 8 | base time: arrival of the first frame, nanoseconds since 1970, signed |
@@ -168,7 +168,7 @@ _one_byte: dict[int, tuple[int, int]] = {}
 
 
 def nearest_header(data: bytes, number: int) -> PageHeader | None:
-    """The header of which one byte is damaged: the only one that these bytes can have been. None for more damage.
+    """The header of which one byte is damaged, or None. More damage is taken for one byte about once in 260,000 times.
 
     A checksum is linear: one damaged byte changes it in a way that no other byte does. Cost: 10 ms once, then a look.
 

@@ -4,7 +4,8 @@ The proof (``Proof``) is what the small files say. Each item is a lower bound an
 there:
 
 - *owed*: messages below this number were durable, or are in a page cache that no restart has emptied.
-- *used*: numbers below this one were seen by a consumer or work queue. A number is never given to another message.
+- *used*: a consumer has committed, or a work queue has taken, numbers below this one. They are never given to other
+  messages.
 - *ordered*: no restart of the machine came after the last record, or the record is lost. Then a frame or page proves
   everything before it. After a restart it does not: a later frame may have reached the disk first.
 - *page*: the last page in use. A page is durable under its name before its first message.
@@ -16,10 +17,10 @@ there:
 |---|---|
 | valid header, or one that follows by rule (``restoration``) | whole; its frames decide the rest |
 | prepared | unused |
-| damaged, with room, without content and index, after the last page in use | unused: it was prepared |
+| damaged, after the last page in use; it has its room, no content and no index | unused: it was prepared |
 | damaged | lost |
 | shorter than its header says, without a SEAL at its end | its end is lost |
-| no file, at or after *first*, before another page or up to the last page in use | lost |
+| no file, not before *first*, and another page or index comes after it, or it is in use | lost |
 
 **A walk** expects a number at a position and stops. *Here*: a SEAL, nothing (zeros), bytes that do not verify
 (invalid), or exhausted: no later frame in this page. *Follows*: the next begun page, by the number with which the page
@@ -48,7 +49,8 @@ before it ends (``PageHeader.after_seq``). *Lost*: there are lost pages before t
 | from there up to *used*, after a restart of the machine | used, never durable: ``Gap(reason="crash")`` |
 | from there up to *used*, otherwise | damaged, owed |
 
-Where numbers are missing the writer begins a page with that base at once. So the gap follows from the bases alone.
+Where numbers are missing, the writer begins a page at once, whose base is the next number. So the gap follows from the
+bases of pages alone.
 """
 
 from __future__ import annotations

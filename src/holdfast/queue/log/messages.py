@@ -121,9 +121,10 @@ _GAP_TEXTS = {
 class Gap(CorruptData):
     """Messages ``first`` to ``last`` are missing.
 
-    ``reason`` is "damage": they existed and their bytes are damaged or gone, or it is unknown how many there were and
-    these are at most all. Or "crash": a consumer or work queue has seen their numbers, and a power failure took them
-    before they were durable; this is no damage, and the numbers are never given to other messages.
+    ``reason`` is "damage": they existed, and their bytes are damaged or gone. Where nothing says how many there were,
+    the gap has all numbers that they can have had. Or "crash": a consumer has committed them, or a work queue has taken
+    them, and a power failure took them before they were durable. That is not damage: only a function as policy gets it,
+    and the numbers are never given to other messages.
     """
 
     default_code = Code.CORRUPT_QUEUE
@@ -134,7 +135,7 @@ class Gap(CorruptData):
             first=first,
             last=last,
             page=page,
-            hint="damage='skip' reads the messages after them",
+            hint="damage='skip' reads the messages after them" if reason == "damage" else "",
         )
         self.first = first
         self.last = last
@@ -163,7 +164,7 @@ class Block:
     first message, ``len()`` is the number of messages.
     """
 
-    __slots__ = ("_bounds", "_count", "_data", "_end", "_skip", "_start", "first_seq", "time_ns")
+    __slots__ = ("_bounds", "_count", "_data", "_end", "_singles", "_skip", "_start", "first_seq", "time_ns")
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Block:
         end: int,
         *,
         skip: int = 0,
-        bounds: Sequence[tuple[int, int]] | None = None,
+        singles: Sequence[FrameView] | None = None,
     ) -> None:
         self.first_seq = first_seq + skip
         self.time_ns = time_ns
@@ -184,7 +185,8 @@ class Block:
         self._start = start
         self._end = end
         self._skip = skip
-        self._bounds = bounds
+        self._singles = singles
+        self._bounds: Sequence[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         return self._count - self._skip
@@ -198,7 +200,9 @@ class Block:
     def bounds(self) -> Sequence[tuple[int, int]]:
         """Where each message begins and ends in ``buffer``. Computed at the first use."""
         if self._bounds is None:
-            if self._count == 1:
+            if self._singles is not None:
+                self._bounds = [frame[4:6] for frame in self._singles]
+            elif self._count == 1:
                 self._bounds = [(self._start, self._end)]
             else:
                 lengths = message_lengths(self._data, self._start, self._count)
@@ -216,8 +220,9 @@ class Block:
 
     def payloads(self) -> Sequence[bytes]:
         """All messages as bytes."""
-        if self._bounds is not None:
-            return [self._data[start:end] for start, end in self.bounds]
+        if self._singles is not None:
+            data = self._data
+            return [data[start:end] for _, _, _, _, start, end in self._singles]
         messages = payloads(self._data, self._start, self._end, self._count)
         return messages[self._skip :] if self._skip else messages
 
@@ -227,4 +232,4 @@ class Block:
 
 def block_of_singles(data: bytes, frames: Sequence[FrameView]) -> Block:
     """A run of frames of one message each."""
-    return Block(frames[0][0], frames[0][1], len(frames), data, 0, 0, bounds=[frame[4:6] for frame in frames])
+    return Block(frames[0][0], frames[0][1], len(frames), data, 0, 0, singles=frames)

@@ -8,8 +8,8 @@
 Writing continues in the same page after a clean close or a killed process. Else the page is sealed, and a page with
 another salt is begun: a new frame k+1 could join frames k+2, k+3 of the torn page to the log again.
 
-An opening never makes damage disappear. A page whose header is damaged gets it back if it follows by rule; otherwise
-it stays under its name, and the log continues in a page after it, at the number that ``judgement`` proves.
+An opening never makes damage disappear. It writes a damaged header again if the header follows by rule. Otherwise the
+page stays under its name, and the log continues in a page after it, at the number that ``judgement`` proves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from holdfast.queue.log.page_scan import WINDOW_BYTES
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, Evidence, LogWalk, Loss
 
 HEADERS_CHECKED = 64
-"""The newest pages whose headers an opening reads. A reader checks the header of each page that it enters."""
+"""This many of the newest pages have their headers checked by an opening, and those that it walks through. A reader
+checks the header of each page that it enters."""
 
 
 class LogEnd:
@@ -35,7 +36,7 @@ class LogEnd:
 
     ``clean``: everything was durable; ``resume``: writing may continue at ``position``; ``sealed``: nothing is to be
     written there; ``doubtful``: pages after the end that are not part of the log; ``restored``: headers to be written;
-    ``losses``: on the way.
+    ``losses``: what the walk found missing.
     """
 
     __slots__ = (

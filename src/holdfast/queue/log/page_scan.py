@@ -21,6 +21,8 @@ from holdfast.queue.format.frame import (
     SEQ_MASK,
     implied_seq,
     page_seed,
+    single_frame,
+    single_packers,
 )
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader
 from holdfast.queue.log.judgement import Here
@@ -45,6 +47,11 @@ NEAR_BYTES = 24 << 10
 """One read where a seek lands in a finished page: the frame and the one that confirms it."""
 ANCHORS_MAX = 1 << 14
 CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(CHUNK_BYTES + HEAD_BYTES)
+"""A comparison with it takes a tenth of the time of counting zeros."""
+SMALL_BYTES = 512
+"""For a body up to this size a copy takes less time than a second call of the checksum."""
+EQUAL_BYTES_MIN = 4 << 10
 _POSSIBLE_HEAD = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\0)")
 """A message count above 0, no unknown flag, and the two bytes that are always zero."""
 
@@ -138,14 +145,19 @@ class PageScan:
         checksum, seed = self._checksum, self._seed
         unpack, pack = HEAD.unpack_from, FIELDS.pack
         view = memoryview(data)
-        frames: list[FrameView] = []
         start, limit = HEAD_BYTES, len(data)
+        frames = self._equal_singles(data, seq, last_time_ns) if limit >= EQUAL_BYTES_MIN else []
+        if frames:
+            seq, last_time_ns, start = frames[-1][0] + 1, frames[-1][1], frames[-1][5] + HEAD_BYTES
         while start <= limit:
             length, check, time_ns, tail = unpack(data, start - HEAD_BYTES)
             end = start + length
             if end > limit or tail == 0 or time_ns < last_time_ns:
                 break
-            computed = checksum(pack(length, time_ns, tail), checksum(view[start:end], seed))
+            if length <= SMALL_BYTES:
+                computed = checksum(data[start:end] + pack(length, time_ns, tail), seed)
+            else:
+                computed = checksum(pack(length, time_ns, tail), checksum(view[start:end], seed))
             if computed ^ check != seq & SEQ_MASK:
                 break
             if tail == 1:  # one message and no flags, as most
@@ -164,6 +176,31 @@ class PageScan:
             last_time_ns = time_ns
             start = end + HEAD_BYTES
         return frames, None
+
+    def _equal_singles(self, data: bytes, seq: int, last_time_ns: int) -> list[FrameView]:
+        """As ``_verify``: the first frames, if each is one small message and all have the same size. Their heads and
+        messages are unpacked in C, in half of the time.
+        """
+        checksum, seed = self._checksum, self._seed
+        frames: list[FrameView] = []
+        size, _, _, tail = HEAD.unpack_from(data)
+        if tail != 1 or size > SMALL_BYTES:
+            return frames
+        pack = single_packers[size][0]
+        start, end = HEAD_BYTES, HEAD_BYTES + size
+        step = end
+        whole = memoryview(data)[: len(data) // step * step]
+        for length, check, time_ns, tail, message in single_frame(size).iter_unpack(whole):
+            if length != size or tail != 1 or time_ns < last_time_ns:
+                break
+            if checksum(pack(message, length, time_ns, tail), seed) ^ check != seq & SEQ_MASK:
+                break
+            frames.append((seq, time_ns, 1, 0, start, end))
+            seq += 1
+            last_time_ns = time_ns
+            start += step
+            end += step
+        return frames
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -340,7 +377,7 @@ class PageScan:
         end = min(self.header.page_bytes, self._port.size(self._file), start + search_bytes)
         while start + HEAD_BYTES <= end:
             data = self._port.read(self._file, start, min(CHUNK_BYTES + HEAD_BYTES - 1, end - start))
-            if data.count(0) < len(data):
+            if not _ZEROS.startswith(data):
                 yield from (start + at.start() for at in _POSSIBLE_HEAD.finditer(data) if at.start() < CHUNK_BYTES)
             start += CHUNK_BYTES
 

@@ -1,8 +1,8 @@
 """Reading a queue, in the writer's process or another, without locks and without writing.
 
 A loss (``walk``) becomes ``Gap``, and ``Trimmed`` if retention removed a page before it was read. The damage policy
-handles both: ``"raise"`` (reading again raises again), ``"skip"``, or a callable. A gap of numbers that were never
-durable is no damage: only a callable gets it.
+handles both: ``"raise"`` (reading again raises again), ``"skip"``, or a callable. Numbers that were never durable are
+not damage: only a callable gets that gap.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -88,6 +88,7 @@ SINGLES_MIN = 8
 PART_MESSAGES = 256
 """Messages of one frame that are made at a time: they are used while they are in the processor's cache."""
 _messages_of_part: Callable[[tuple[int, list[Message]]], list[Message]] = itemgetter(1)
+_flags: Callable[[FrameView], int] = itemgetter(3)
 
 NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
@@ -141,7 +142,7 @@ class WriterEvidence:
         )
 
     def used_seq(self) -> int:
-        """The writer has skipped the numbers that were used and never durable."""
+        """1: the writer's next number is already above the numbers that were used and never durable."""
         return 1
 
 
@@ -314,7 +315,7 @@ class LogReader(LogWalk):
 
     def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, list[Message]]]:
         message = self._message
-        if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
+        if len(frames) > SINGLES_MIN and _are_singles(frames):
             yield (
                 frames[-1][0],
                 [message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
@@ -337,6 +338,8 @@ class LogReader(LogWalk):
         """The next blocks, at least one, or None if there is nothing more now."""
         while (window := self._read_step()) is not None:
             frames = self._wanted(window)
+            if frames and _are_singles(frames):
+                return [block_of_singles(window.data, frames)]
             blocks: list[Block] = []
             run = 0  # first of the single frames that are not in a block yet
             for index, (seq, time_ns, count, flags, start, end) in enumerate(frames):
@@ -357,6 +360,11 @@ class LogReader(LogWalk):
                 return blocks
         return None
 
+    def read_payloads(self) -> list[Sequence[bytes]] | None:
+        """The bytes of the next messages, block by block, or None if there is nothing more now."""
+        blocks = self.read_blocks()
+        return None if blocks is None else [block.payloads() for block in blocks]
+
     def _wanted(self, window: Window) -> list[FrameView]:
         frames = window.frames
         if frames[0][0] >= self._from_seq and self._from_time_ns is None:
@@ -370,3 +378,8 @@ class LogReader(LogWalk):
             for frame in frames
             if frame[0] + frame[2] > self._from_seq and (time_ns is None or frame[1] >= time_ns)
         ]
+
+
+def _are_singles(frames: list[FrameView]) -> bool:
+    """Whether each frame of a window is one message without flags: then there are as many frames as numbers."""
+    return frames[-1][0] + frames[-1][2] - frames[0][0] == len(frames) and not any(map(_flags, frames))

@@ -257,8 +257,8 @@ class Space:
 
     def remove(self, numbers: list[int]) -> None:
         """Remove pages and their indexes, oldest first, with a sync of the directory after each: a crash must not bring
-        back an older page alone. Before that it is recorded, durably, which page is the first one then, so that another
-        missing page is damage. Raises: ``Closed`` (sync_failed); the name of that page is then back.
+        back an older page alone. Before that, the new first page is recorded durably: any other missing page is damage.
+        Raises: ``Closed`` (sync_failed); the name of that page is then back.
         """
         pages = self._pages
         for number in numbers:

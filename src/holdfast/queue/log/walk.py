@@ -36,14 +36,14 @@ UNSYNCED_PAGES_MAX = 8
 
 
 class Evidence(Protocol):
-    """What the files around the pages prove. ``proof`` is of now: it grows while a writer appends."""
+    """What the files next to the pages prove. ``proof`` is of now: it grows while a writer appends."""
 
     def proof(self) -> Proof:
         """The record of the writer."""
         ...
 
     def used_seq(self) -> int:
-        """Numbers below this were seen by a consumer or work queue. Cost: a small read for each."""
+        """A consumer has committed, or a work queue has taken, numbers below this. Cost: a small read for each."""
         ...
 
 
@@ -65,10 +65,12 @@ class Loss:
 
 
 class After:
-    """What comes after a page: how the next begun page follows and its header, the first prepared page before it, and
-    the lost pages in between or, without a begun page, after the end. ``lost`` have a file; ``absent``: others have
-    none, and ``uncovered`` counts those that no record covers. ``unused`` were prepared and are damaged. ``last_page``
-    is the last page that any file names.
+    """What comes after a page.
+
+    ``header`` is that of the next begun page, and ``following`` is how it follows. ``prepared`` is the first prepared
+    page before it. The other pages before it, or all pages after the end of the log, are lost or unused: ``lost`` have
+    a damaged file; ``absent`` means that some have no file, and ``uncovered`` counts those of them that no record
+    covers; ``unused`` were only prepared. ``last_page`` is the last page that any file names.
     """
 
     __slots__ = ("absent", "following", "header", "last_page", "lost", "prepared", "uncovered", "unused")
@@ -84,7 +86,7 @@ class After:
         self.last_page = 0
 
     def skip_to(self, number: int, before: int, covered: int) -> None:
-        """The pages between ``before`` and ``number`` have no file; those up to ``covered`` are in a record."""
+        """Pages between ``before`` and ``number`` have no file. A record covers the pages up to ``covered``."""
         if number > before + 1:
             self.absent = True
             self.uncovered += max(0, number - 1 - max(before, covered))
@@ -237,16 +239,17 @@ class LogWalk:
         return following is not None and not following.prepared
 
     def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
-        """The header of a prepared page as begun with ``expected``, if that message or a later page is there. Until
-        then a larger page may take its name, and a walk in this one would wait forever.
+        """The header of a prepared page as begun with ``expected``, if that message is there or, after a restart of the
+        machine, a later page. Until then a larger page may take its name, and a walk in this one would wait forever.
         """
         scan = self._scan
         time_ns, in_all = (0, 0) if scan is None else (scan.last_time_ns, scan.header.skipped_in_all)
         header = prepared.started(expected, time_ns, skipped_in_all=in_all)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
-        if first.read(0) is not None or self._pages.numbers()[-1:] != [header.number]:
-            return header
-        return None
+        is_last = self._pages.numbers()[-1:] == [header.number]
+        if not is_last and self._evidence.proof().ordered:
+            return None  # an older copy
+        return header if not is_last or first.read(0) is not None else None
 
     # ---- moving -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ class LogWalk:
         here = scan.here()
         proof = self._evidence.proof()  # before the listing: what it names has a file, or had one
         after = self.after = self._after(scan.header.number, scan.next_seq, proof)
-        if here is Here.SEAL and after.prepared == scan.header.number + 1:
+        if here is Here.SEAL and after.prepared == scan.header.number + 1 and after.header is None:
             if self._enter(after.prepared, self.next_seq):
                 return True
         is_old = after.header is not None and scan.header.number < after.header.number - UNSYNCED_PAGES_MAX
@@ -296,7 +299,7 @@ class LogWalk:
             size = 0 if self.is_sealed else self._pages.port.size(self._file)
             if 0 < size < scan.header.page_bytes:
                 # Only a page with a SEAL is ever cut. What this one held after its end is lost.
-                after.lost.insert(0, LostPage(scan.header.number, size, size))
+                after.lost.insert(0, LostPage(scan.header.number, size, scan.header.page_bytes))
             return self._end(proof, scan)
         self._leave(scan, after.header)
         return True
@@ -312,7 +315,7 @@ class LogWalk:
             return self.after  # pages are begun in order: while this one is not, no later one is
         names, before, named = self._pages.names, number, proof.page
         pages: list[int] = []
-        indexes: set[int] = set()  # each was made after its page and removed before it
+        indexes: set[int] = set()  # each was made after its page
         for name in self._pages.files():
             if (page := names.page_number(name)) is not None:
                 pages.append(page)
@@ -334,6 +337,8 @@ class LogWalk:
                 after.following = Following.PREPARED
             else:
                 after.header, after.following = header, following_of(header, expected)
+                # Without a restart a prepared page before a begun one is an older copy of itself.
+                after.absent |= proof.ordered and after.prepared > 0
                 return after
         after.skip_to(named + 1, before, proof.covered_page)
         after.last_page = named

@@ -24,6 +24,7 @@ from typing import Final
 
 from holdfast.errors import AlreadyOpen
 from holdfast.queue import Queue
+from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.files.pages import PageDirectory, open_page, replace_file
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
@@ -39,6 +40,7 @@ from holdfast.queue.repair.survey import (
     known_gaps,
 )
 
+PAGE_BYTES: Final = 1 << 20
 COPY_BYTES: Final = 1 << 20
 
 
@@ -89,7 +91,9 @@ class _Repair:
         finally:
             pages.port.close(lock)
         before = set(pages.port.names(pages.directory))
-        Queue(self._path, background=False).close()
+        identity = read_identity(pages)
+        page_bytes = PAGE_BYTES if identity is None else identity.page_bytes
+        Queue(self._path, page_size=page_bytes, background=False).close()
         self._kept += sorted(name for name in set(pages.port.names(pages.directory)) - before if name.endswith(".torn"))
         if pages.names.identity not in before:
             self._rebuilt.append(f"{pages.names.identity} was rebuilt")

@@ -297,7 +297,10 @@ class QueueSurvey:
             self._in_page_gaps.add(loss.page)
         else:
             size = self._size(loss.page)
-            rule = "the header of the page is damaged" if size else "the page is absent"
+            rule = "the page is absent"
+            if size:
+                header = self._files.header_of(loss.page)
+                rule = "the header of the page is damaged" if header is None else "the page is cut"
         if loss.last - loss.first >= PAGE_MESSAGES_MAX - 1:
             rule += "; how many messages it held is not known, at most these"
         self.gaps.append(LostMessages(loss.page, loss.position, size, loss.first, loss.last, rule))

@@ -1,7 +1,7 @@
 """What a work queue writes: commands in its log ``<prefix>-<name>.work``, and dead letters in
 ``<prefix>-<name>-dead``. Pure.
 
-Bytes that are not a command raise ``CorruptData``: their frame verified, so a newer version wrote them. Little-endian.
+Bytes that are not a command raise ``CorruptData``: their frame verified, so another version wrote them. Little-endian.
 A command:
 
 | offset | bytes | field |
