@@ -56,7 +56,7 @@ def stored(path: Path) -> list[bytes]:
 
 def test_the_twin_has_the_names_and_the_arguments_of_the_blocking_queue() -> None:
     assert list(inspect.signature(Queue).parameters) == list(inspect.signature(BlockingQueue).parameters)
-    for name in ("append", "append_many", "flush", "trim", "read", "batches", "values", "close"):
+    for name in ("append", "append_many", "flush", "trim", "read", "read_payloads", "batches", "values", "close"):
         blocking = list(inspect.signature(getattr(BlockingQueue, name)).parameters)
         assert list(inspect.signature(getattr(Queue, name)).parameters) == blocking, name
     for name in ("first_seq", "last_seq", "durable_seq"):
@@ -113,6 +113,7 @@ def test_what_tasks_append_is_read_in_order_by_both_twins(tmp_path: Path) -> Non
             assert queue.first_seq == 1
             found = [message.payload async for message in queue.read()]
             assert [bytes(item) async for block in queue.batches() for item in block] == found
+            assert [payload async for payload in queue.read_payloads()] == found
             assert [message.seq async for message in queue.read(seq=4)] == [4, 5]
             return found
 

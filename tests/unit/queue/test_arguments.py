@@ -137,7 +137,7 @@ def test_the_longest_bound_of_time_is_one_that_a_thread_can_wait_for(tmp_path: P
 @pytest.mark.parametrize("since", [5, 5.0, "oldest", "2026-01-31", datetime(2026, 1, 1), date(2026, 1, 1)], ids=str)  # noqa: DTZ001
 def test_a_starting_point_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path, since: object) -> None:
     with Queue(tmp_path / "q") as queue:
-        for reading in (queue.read, queue.batches, queue.values):
+        for reading in (queue.read, queue.read_payloads, queue.batches, queue.values):
             with pytest.raises(InvalidRequest):
                 reading(since=since)  # type: ignore[arg-type]
 

@@ -123,6 +123,48 @@ def test_a_writer_lists_its_pages_again_only_after_one_came_or_went(tmp_path: Pa
         assert listings() == 0
 
 
+def test_a_reader_that_waits_in_the_process_of_the_writer_lists_nothing(tmp_path: Path) -> None:
+    files = Listings()
+    with Queue(tmp_path / "q", page_size=4096, background=False, files=files) as queue:
+        queue.append(b"first")
+        reader = queue.reader()
+        assert reader.read_payloads() == [[b"first"]]
+        before = files.count
+        for number in range(20):
+            assert reader.read_payloads() is None
+            queue.append(b"%d" % number)
+            assert reader.read_payloads() == [[b"%d" % number]]
+        assert files.count == before
+        reader.close()
+
+
+def test_a_reader_that_waits_before_a_prepared_page_lists_once(tmp_path: Path) -> None:
+    files = Listings()
+    with (
+        Queue(tmp_path / "q", page_size=4096, background=False) as queue,
+        Queue(tmp_path / "q", read_only=True, files=files) as other,
+    ):
+        queue.append(bytes(2500))
+        queue.run_background_work()
+        assert sorted(path.name for path in tmp_path.glob("q-*.page")) == ["q-1.page", "q-2.page"]
+        reader = other.reader()
+        assert reader.read_payloads() == [[bytes(2500)]]
+        assert reader.read_payloads() is None
+        before = files.count
+        for number in range(20):
+            assert reader.read_payloads() is None
+            queue.append(b"%d" % number)
+            assert reader.read_payloads() == [[b"%d" % number]]
+        assert files.count == before
+        for number in range(50):
+            queue.append(bytes(1000 + number))
+        found: list[bytes] = []
+        while (blocks := reader.read_payloads()) is not None:
+            found += [payload for block in blocks for payload in block]
+        assert found == [bytes(1000 + number) for number in range(50)]
+        reader.close()
+
+
 def test_a_page_that_was_removed_by_hand_under_a_writer_is_reported_as_lost(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
         for _ in range(20):

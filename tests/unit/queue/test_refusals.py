@@ -86,6 +86,7 @@ CALLS: dict[str, Callable[[Followers], object]] = {
     "read since": lambda found: list(found[0].read(since=datetime.now(UTC) - YESTERDAY)),
     "read latest": lambda found: list(found[0].read(since="latest")),
     "batches": lambda found: list(found[0].batches()),
+    "read_payloads": lambda found: list(found[0].read_payloads()),
     "values": lambda found: list(found[0].values()),
     "consumer": lambda found: found[0].consumer("new"),
     "work_queue": lambda found: found[0].work_queue("new"),

@@ -53,6 +53,7 @@ def test_an_iterator_that_follows_and_is_let_go_is_no_listener_any_more(tmp_path
         for _ in range(20):
             assert next(queue.read(follow=True)).seq == 1
             assert len(next(queue.batches(follow=True))) == 1
+            assert next(queue.read_payloads(follow=True)) == b"x"
             assert listeners(queue) == 0
 
 
@@ -71,7 +72,7 @@ class Counted(LocalFiles):
 
 
 @pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("name", ["read", "batches", "values"])
+@pytest.mark.parametrize("name", ["read", "read_payloads", "batches", "values"])
 def test_an_iterator_that_nobody_asked_lets_go_of_its_files(tmp_path: Path, name: str, *, follow: bool) -> None:
     files = Counted()
     with Queue(tmp_path / "q", files=files, background=False) as queue:

@@ -193,8 +193,9 @@ def check_reading(queue: Queue, ledger: Ledger, messages: list[Message], last_se
             raise PromiseBroken(f"I1: reading since {time_ns} gives other messages than reading all")
     if list(queue.read(seq=chosen.seq)) != messages[chosen.seq - first_seq :]:
         raise PromiseBroken(f"I1: reading from {chosen.seq} gives other messages than reading all")
+    payloads = [message.payload for message in messages[chosen.seq - first_seq :]]
+    if list(queue.read_payloads(seq=chosen.seq)) != payloads:
+        raise PromiseBroken(f"I1: payloads from {chosen.seq} are not those of reading all")
     blocks = list(queue.batches(seq=chosen.seq))
-    if [bytes(item) for block in blocks for item in block] != [
-        message.payload for message in messages[chosen.seq - first_seq :]
-    ]:
+    if [bytes(item) for block in blocks for item in block] != payloads:
         raise PromiseBroken(f"I1: blocks from {chosen.seq} give other messages than reading all")

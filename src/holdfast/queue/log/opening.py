@@ -50,7 +50,7 @@ class LogEnd:
         self.header: PageHeader | None = None
         self.position = HEADER_BYTES
         self.next_seq = self.expected_seq = self.owed_end = 1
-        self.first = 1, 1  # page and message
+        self.first: tuple[int, int] = (1, 1)  # page and message
         self.skipped = 0  # numbers that were used and never durable, in the whole log
         self.last_time_ns = 0
         self.frames = 0
@@ -87,7 +87,7 @@ def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
     has_lost = bool(after.lost) or after.absent
     kept = {page.number for page in after.lost}
     end.doubtful = [number for number in numbers if number > end.page and number not in kept]
-    end.last_page = max([end.page, *kept, *([after.last_page] if has_lost else [])])
+    end.last_page = max(end.page, max(kept, default=0), after.last_page if has_lost else 0)
     end.first = _first(pages, proof, headers)
     end.unsynced = [number for number in numbers if first_unsynced <= number < end.page]
     end.resume = end.resume and end.next_seq == end.expected_seq and not has_lost

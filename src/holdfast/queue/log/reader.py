@@ -252,10 +252,8 @@ class LogReader(LogWalk):
         self.start_at(numbers[max(0, low - 1) :], front=low == 0)
 
     def _move_on(self, scan: PageScan) -> bool:
-        """As the walk decides. At the end of what the writer here has written there is nothing to decide."""
-        writer = self._writer
-        # In this order: the writer is still in this page, so it had not written the message.
-        if writer is not None and writer.next_seq <= scan.next_seq and writer.page_number == scan.header.number:
+        """As the walk decides. After the last message of a writer in this process there is nothing to decide."""
+        if self._writer is not None and self._writer.next_seq <= scan.next_seq:
             return False
         return super()._move_on(scan)
 
