@@ -26,7 +26,7 @@ from holdfast.queue.evidence import FileEvidence
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import seal_fields
-from holdfast.queue.format.page import decode_header
+from holdfast.queue.format.page import HEADER_BYTES, decode_header
 from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.restoration import restored_header
@@ -165,7 +165,9 @@ class _Judge:
         # another page follows. After lost power the last page may have been set aside.
         is_last = number > max(numbers, default=0)
         unproved = self.marks_gone or (is_last and not self.proof.ordered)
-        self.may_be_silent = header is not None or (kind == "file lost" and unproved)
+        content = self.files.contents(DIRECTORY).get(NAMES.page(number), b"")
+        is_zeroed = not self.proof.ordered and len(content) > HEADER_BYTES and not any(content)
+        self.may_be_silent = header is not None or (kind == "file lost" and unproved) or is_zeroed
         if kind == "bit flipped" and self.proof.ordered:
             self.one_bit = frames
             # Without a record the last frame cannot be confirmed after damage.

@@ -390,10 +390,12 @@ class LogWalk:
         """Report what is missing before the next begun page, and enter it."""
         first, number = self.next_seq, scan.header.number
         if first < header.base_seq:
-            if number < self._evidence.proof().first_page:
-                self._report(Loss(first, header.base_seq - 1, number, reason="removed"))
-            else:
-                self._report_gap(first, header.after_seq, header.base_seq, number, scan.position)
+            proof = self._evidence.proof()  # again: retention may have removed pages since
+            if number < proof.first_page and first < proof.first_seq:
+                removed_end = min(proof.first_seq, header.base_seq)
+                self._report(Loss(first, removed_end - 1, number, reason="removed"))
+                first = removed_end
+            self._report_gap(first, header.after_seq, header.base_seq, number, scan.position)
         if not self._enter(header.number, None):
             # It is gone or damaged; the next read decides again.
             self._headers.pop(header.number, None)
