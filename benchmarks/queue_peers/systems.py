@@ -30,7 +30,7 @@ import pickle
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from struct import Struct
@@ -90,7 +90,7 @@ class Holdfast(System):
         self.append_many = self.queue.append_many  # type: ignore[method-assign]
 
     def payloads(self) -> Iterator[bytes]:
-        return chain.from_iterable(block.payloads() for block in self.queue.batches())
+        return self.queue.read_payloads()
 
     def messages(self) -> Iterator[object]:
         return self.queue.read()

@@ -80,7 +80,19 @@ def test_a_twin_method_takes_what_the_blocking_one_takes(twin: type, blocking: t
         assert parameters == [(p.name, p.kind, p.default) for p in inspect.signature(wanted).parameters.values()], name
 
 
-FOR_TWINS = ("commit_by", "fill", "flush", "has", "may_wait", "owner", "return_leased", "take", "unfinished", "usable")
+FOR_TWINS = (
+    "commit_by",
+    "fill",
+    "flush",
+    "has",
+    "may_wait",
+    "order_by_seq",
+    "owner",
+    "return_leased",
+    "take",
+    "unfinished",
+    "usable",
+)
 """What a consumer has for its twin alone, and a work queue for ``FileQueue``."""
 
 

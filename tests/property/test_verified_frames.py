@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections.abc import Sequence
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.queue.format.checksum import CRC32, checksum_for_reading
@@ -23,6 +25,7 @@ PAGE_BYTES = 64 << 10
 HEADER = PageHeader(number=3, page_bytes=PAGE_BYTES, salt=77, checksum_id=CRC32, base_seq=2**32 - 20)
 CHECKSUM = checksum_for_reading(CRC32)
 SEED = page_seed(CHECKSUM, HEADER.salt, HEADER.number)
+Run = tuple[int, int, int, int, int, int]
 Found = list[tuple[int, int, int, int, bytes]]
 
 
@@ -49,11 +52,11 @@ runs = st.tuples(
 )
 
 
-@st.composite
-def pages(draw: st.DrawFn) -> bytes:
+def page(content: Sequence[Run], *, sealed: bool, flipped: Sequence[int]) -> bytes:
+    """A page with these runs of frames. Bits at these places of the content, counted around its end, are flipped."""
     data = bytearray(HEADER_BYTES)
     seq, time_ns = HEADER.base_seq, 1_700_000_000_000_000_000
-    for frames, count, size, flags, skipped, passed in draw(st.lists(runs, max_size=6)):
+    for frames, count, size, flags, skipped, passed in content:
         seq += skipped
         for _ in range(frames):
             time_ns += passed
@@ -63,13 +66,12 @@ def pages(draw: st.DrawFn) -> bytes:
                 break
             data += frame
             seq += count
-    if draw(st.booleans()):
+    if sealed:
         data += encode_seal(CHECKSUM, SEED, seq, 9, time_ns, 0)
-    end = len(data)
-    data += bytes(PAGE_BYTES - end)
-    for place in draw(st.lists(st.integers(HEADER_BYTES, end - 1), max_size=2) if end > HEADER_BYTES else st.just([])):
-        data[place] ^= 1 << draw(st.integers(0, 7))
-    return bytes(data)
+    bits = 8 * (len(data) - HEADER_BYTES)
+    for place in flipped if bits else ():
+        data[HEADER_BYTES + place % bits // 8] ^= 1 << place % 8
+    return bytes(data) + bytes(PAGE_BYTES - len(data))
 
 
 def expected(data: bytes) -> Found:
@@ -90,8 +92,20 @@ def expected(data: bytes) -> Found:
     return found
 
 
-@given(pages())
-def test_exactly_the_valid_frames_before_the_first_invalid_one_are_verified(data: bytes) -> None:
+@given(
+    content=st.lists(runs, max_size=6),
+    sealed=st.booleans(),
+    flipped=st.lists(st.integers(0, 8 * PAGE_BYTES), max_size=2),
+)
+@example(content=[(60, 1, 90, 0, 0, 5), (60, 1, 90, COMPRESSED, 0, 5)], sealed=True, flipped=[])
+@example(content=[(60, 1, 90, 0, 0, 5), (1, 1, 90, 0, 0, -1)], sealed=False, flipped=[])
+@example(content=[(60, 1, 90, 0, 0, 5), (1, 1, 91, 0, 0, -1)], sealed=False, flipped=[])
+@example(content=[(60, 1, 90, 0, 0, 5), (1, 1, 90, 0, 1, 5)], sealed=False, flipped=[])
+@example(content=[(400, 1, 90, 0, 0, 5)], sealed=True, flipped=[8 * 9_000])
+def test_exactly_the_valid_frames_before_the_first_invalid_one_are_verified(
+    content: list[Run], sealed: bool, flipped: list[int]
+) -> None:
+    data = page(content, sealed=sealed, flipped=flipped)
     scan = PageScan(OnePage(data), 0, HEADER, next_seq=HEADER.base_seq)  # type: ignore[arg-type]
     found: Found = []
     while (window := scan.read()) is not None:

@@ -83,7 +83,10 @@ def _taken_seq(pages: PageDirectory, name: str) -> int:
         reader = LogReader(log, FileEvidence(log), damage="skip")
         try:
             reader.seek_seq(header.base_seq)
-            while (messages := reader.read_messages()) is not None:
+            # Later pages were read before.
+            while (messages := reader.read_messages()) is not None and reader.page is not None:
+                if reader.page.number != number:
+                    break
                 for message in messages:
                     has_state = has_state or message.payload[:1] == STATE_KIND
                     taken = max(taken, _next_seq(message.payload))

@@ -154,6 +154,8 @@ def test_an_iterator_keeps_its_queue(tmp_path: Path) -> None:
     with pytest.warns(ResourceWarning):  # the end of the iterator drops it
         read_on()
     assert len(found) == 3
+    with Queue(tmp_path / "q") as again:  # waits for the closing
+        assert again.last_seq == 3
 
 
 def drop(path: Path, *, fail: BaseException | None = None) -> None:

@@ -62,6 +62,8 @@ def test_payloads_are_those_of_read_from_every_number_and_every_time(tmp_path: P
             assert found == of_read(queue, since=since)
             assert found == everything[len(everything) - len(found) :]
         assert list(queue.read_payloads(since="latest")) == []
+        for block in queue.batches(seq=65):
+            assert [bytes(block[place]) for place in range(len(block))] == list(block.payloads())
 
 
 def outcome(reading: Iterator[bytes]) -> tuple[list[bytes], str]:

@@ -123,7 +123,10 @@ class PageDirectory:
 
     def header(self, file: int, number: int) -> PageHeader | None:
         """The header of an open page, ``restored`` if it is damaged and follows by rule; else None."""
-        raw = self.port.read(file, 0, HEADER_BYTES)
+        try:
+            raw = self.port.read(file, 0, HEADER_BYTES)
+        except IsADirectoryError:
+            raw = b""
         header = decode_header(raw, number)
         if header is not None:
             return header
@@ -201,6 +204,8 @@ def read_file(pages: PageDirectory, name: str, length: int | None = None) -> byt
         return None
     try:
         return port.read(file, 0, port.size(file) if length is None else length)
+    except IsADirectoryError:
+        return None
     finally:
         port.close(file)
 

@@ -6,6 +6,8 @@ from collections.abc import Container
 
 from holdfast.errors import InvalidRequest
 
+DIGITS_MAX = 15
+"""Of a page number. A longer one is not the name of a page."""
 PREFIX_BYTES_MAX = 220
 """Of the 255 that file systems take: the names of damaged places (``-N.page.POSITION.damaged``) need the others."""
 
@@ -110,4 +112,6 @@ class FileNames:
         if not name.endswith(suffix) or not name.startswith(f"{self.prefix}-"):
             return None
         middle = name[len(self.prefix) + 1 : -len(suffix)]
-        return int(middle) if middle.isascii() and middle.isdigit() and not middle.startswith("0") else None
+        if len(middle) > DIGITS_MAX or not middle.isascii() or not middle.isdigit() or middle.startswith("0"):
+            return None
+        return int(middle)

@@ -9,7 +9,7 @@ A header that does not verify is ``None``; one of a later format is ``CorruptDat
 | 10 | 2 | flags: bit 0 *prepared*: made ahead, base sequence and base time not known yet; others zero |
 | 12 | 4 | checksum id of the frames (``checksum``); the header's own is always CRC-32 |
 | 16 | 4 | page size in bytes, at most 2^32 - 1 |
-| 20 | 4 | skipped in all: the sum of *skipped* of this page and all before it |
+| 20 | 4 | skipped in all: the sum of *skipped* of this page and all before it, at most 2^32 - 1 |
 | 24 | 8 | page number, that of the file's name |
 | 32 | 8 | base sequence: of the first message in this page |
 | 40 | 8 | base time: arrival of the first frame, nanoseconds since 1970, signed |
@@ -102,7 +102,7 @@ class PageHeader:
             base_seq=base_seq,
             base_time_ns=base_time_ns,
             skipped=skipped,
-            skipped_in_all=skipped_in_all,
+            skipped_in_all=min(skipped_in_all, SKIPPED_MAX),
             restored=self.restored,
         )
 

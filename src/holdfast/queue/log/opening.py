@@ -86,7 +86,11 @@ def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
     after = walk.after
     has_lost = bool(after.lost) or after.absent
     kept = {page.number for page in after.lost}
-    end.doubtful = [number for number in numbers if number > end.page and number not in kept]
+    end.doubtful = [
+        number
+        for number in numbers
+        if number > end.page and (number in after.unused or cached_header(pages, number, headers) is not None)
+    ]
     end.last_page = max(end.page, max(kept, default=0), after.last_page if has_lost else 0)
     end.first = _first(pages, proof, headers)
     end.unsynced = [number for number in numbers if first_unsynced <= number < end.page]
@@ -118,7 +122,13 @@ def _start(walk: LogWalk, end: LogEnd, pages: PageDirectory, proof: Proof, heade
         place = record if is_written else durable
         header = cached_header(pages, place.page, headers)
         # A prepared page before such a position is an older copy of it.
-        if header is not None and header.salt == place.salt and not (header.prepared and place.position > HEADER_BYTES):
+        fits = header is not None and HEADER_BYTES <= place.position <= header.page_bytes
+        if (
+            header is not None
+            and fits
+            and header.salt == place.salt
+            and not (header.prepared and place.position > HEADER_BYTES)
+        ):
             if header.prepared:
                 # Nothing in it was durable, not even its second header.
                 before = cached_header(pages, place.page - 1, headers)
@@ -168,8 +178,10 @@ def _first_begun(pages: PageDirectory, proof: Proof, headers: dict[int, PageHead
 
 def first_seq(pages: PageDirectory, evidence: Evidence) -> int:
     """The oldest message that retention has not removed, lost or not, or the next one. Cost: a listing."""
+    headers: dict[int, PageHeader] = {}
+    _first_begun(pages, Proof(), headers)  # the look comes first: retention records what it removes before it does
     proof = evidence.proof()
-    first = _first_begun(pages, proof, {})
+    first = _first_begun(pages, proof, headers)
     return proof.first_seq if first is None else first[1]
 
 

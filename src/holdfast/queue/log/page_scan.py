@@ -108,7 +108,7 @@ class PageScan:
         """The next frames, at least one, or None where the next frame does not verify. Stops before a SEAL and keeps
         it. ``window_bytes`` bounds one read, unless one frame is larger.
         """
-        limit = self.header.page_bytes - self.position
+        limit = max(0, self.header.page_bytes - self.position)
         window_bytes = min(window_bytes, self._window_bytes, limit)
         if HEAD_BYTES < window_bytes <= FIRST_WINDOW_BYTES and not any(
             self._port.read(self._file, self.position, HEAD_BYTES)

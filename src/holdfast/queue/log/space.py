@@ -266,7 +266,8 @@ class Space:
                 _log.warning("retention removes a damaged page page=%d", number)
             going = DurableRename(pages)
             try:
-                self._note_removal(number + 1, self._first_seq_after(number))
+                if number == numbers[0]:
+                    self._note_removal(numbers[-1] + 1, self._first_seq_after(numbers[-1]))
                 going.remove(pages.names.page(number))
                 pages.remove(pages.names.index(number))
                 self._headers.pop(number, None)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from holdfast.queue.files.index import IndexReader, KeptIndexes
 from holdfast.queue.files.pages import PageDirectory, cached_header, open_page
+from holdfast.queue.format.frame import HEAD_BYTES
 from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader
 from holdfast.queue.log.judgement import (
     Following,
@@ -29,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+FOREIGN_PAGES = 1024
+"""A file whose page number is this far above all others is not a page of this queue."""
 UNRECORDED_BYTES_MAX = 1 << 20
 """After the recorded position a writer appends fewer bytes before it records another one."""
 UNSYNCED_PAGES_MAX = 8
@@ -161,14 +164,16 @@ class LogWalk:
         proof = self._evidence.proof()
         for number in numbers:
             if self._enter(number, proof.first_seq if number in (1, proof.first_page) else None):
-                if front:
-                    self._report_front(proof, numbers[: numbers.index(number)])
+                # If retention has removed the wanted page meanwhile, this one is the first.
+                if front or number != numbers[0]:
+                    self._report_front(numbers[: numbers.index(number)])
                 return True
         return False
 
-    def _report_front(self, proof: Proof, before: Sequence[int]) -> None:
+    def _report_front(self, before: Sequence[int]) -> None:
         header = None if self._scan is None else self._scan.header
         assert header is not None, "a page was entered"
+        proof = self._evidence.proof()  # after the look: retention records what it removes before it does
         there = self._pages.numbers() if before else ()
         damaged = [page for page in before if page in there and self._pages.header_of(page) is None]
         self.first_seq = first_seq_of(header, proof, damaged=bool(damaged))
@@ -249,7 +254,7 @@ class LogWalk:
         is_last = self._pages.numbers()[-1:] == [header.number]
         if not is_last and self._evidence.proof().ordered:
             return None  # an older copy
-        return header if not is_last or first.read(0) is not None else None
+        return header if not is_last or first.read(HEAD_BYTES) is not None else None
 
     # ---- moving -----------------------------------------------------------------------------------------------------
 
@@ -257,15 +262,18 @@ class LogWalk:
         """The next verified frames, or None if there are none now. Raises: what ``report`` raises; the next call
         reports the same loss again.
         """
+        looked_again = False
         while True:
             scan = self._scan
             if scan is None:
                 if self.start_at(self._pages.numbers()):
                     continue
                 proof = self._evidence.proof()
-                self._reported_seq = max(self._reported_seq, proof.first_seq)
-                self.after = self._after(0, self._reported_seq, proof)
-                self._end(proof, None)
+                self.after = self._after(0, proof.first_seq, proof)
+                is_begun = self.after.header is not None or self.after.prepared > 0  # since that listing
+                if self._end(proof, None) or (is_begun and not looked_again):
+                    looked_again = True
+                    continue
                 return None
             window = scan.read(window_bytes)
             if window is not None:
@@ -298,6 +306,8 @@ class LogWalk:
             self.is_sealed = here is Here.SEAL
             size = 0 if self.is_sealed else self._pages.port.size(self._file)
             if 0 < size < scan.header.page_bytes:
+                if self._verifies_now(scan, here):
+                    return True  # an opening has just closed it
                 # Only a page with a SEAL is ever cut. What this one held after its end is lost.
                 after.lost.insert(0, LostPage(scan.header.number, size, scan.header.page_bytes))
             return self._end(proof, scan)
@@ -313,7 +323,7 @@ class LogWalk:
             return after
         if header is not None and self.after.is_end_before(number + 1):
             return self.after  # pages are begun in order: while this one is not, no later one is
-        names, before, named = self._pages.names, number, proof.page
+        names, before = self._pages.names, number
         pages: list[int] = []
         indexes: set[int] = set()  # each was made after its page
         for name in self._pages.files():
@@ -321,8 +331,9 @@ class LogWalk:
                 pages.append(page)
             elif (index := names.index_number(name)) is not None:
                 indexes.add(index)
-                named = max(named, index)
         for page in sorted(page for page in pages if page > number):
+            if page > max(before, proof.page) + FOREIGN_PAGES:
+                break
             after.skip_to(page, before, proof.covered_page)
             before = page
             header = cached_header(self._pages, page, self._headers)
@@ -340,6 +351,8 @@ class LogWalk:
                 # Without a restart a prepared page before a begun one is an older copy of itself.
                 after.absent |= proof.ordered and after.prepared > 0
                 return after
+        near = max(before, proof.page) + FOREIGN_PAGES
+        named = max(proof.page, max((index for index in indexes if index <= near), default=0))
         after.skip_to(named + 1, before, proof.covered_page)
         after.last_page = named
         return after
@@ -414,17 +427,18 @@ class LogWalk:
 
         A reported message stays skipped, so reading never goes back.
         """
-        expected, after = self.next_seq, self.after
-        self._used_seq = self._used_seq or self._evidence.used_seq()
-        self.owed_end, next_seq = end_of(expected, proof, self._used_seq, after.lost, after.uncovered)
-        if next_seq == expected:
-            return False
-        # What a consumer has seen since the failed read is there now.
-        if scan is not None and self._verifies_now(scan, Here.SEAL):
+        if not self._used_seq:
+            # Evidence first, then the pages: what a consumer has seen by now may have been written since the last look.
+            self._used_seq = self._evidence.used_seq()
             return True
+        after, stopped = self.after, proof.first_seq if scan is None else scan.next_seq
+        self.owed_end, next_seq = end_of(stopped, proof, self._used_seq, after.lost, after.uncovered)
+        expected = self.next_seq
+        if next_seq <= expected:
+            return False
         number, position = (0, 0) if scan is None else (scan.header.number, scan.position)
         self._report_gap(expected, self.owed_end, next_seq, number, position)
-        self._reported_seq = max(self._reported_seq, next_seq)
+        self._reported_seq = next_seq
         return False
 
     def close(self) -> None:
