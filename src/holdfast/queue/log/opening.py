@@ -24,7 +24,7 @@ from holdfast.queue.log.judgement import Proof, first_seq_of
 from holdfast.queue.log.page_scan import WINDOW_BYTES
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, Evidence, LogWalk, Loss
 
-HEADERS_CHECKED = 64
+HEADERS_CHECKED = 16
 """This many of the newest pages have their headers checked by an opening, and those that it walks through. A reader
 checks the header of each page that it enters."""
 
@@ -74,7 +74,8 @@ def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
     headers: dict[int, PageHeader] = {}
     proof = evidence.proof()
     numbers = pages.known_numbers()
-    walk = LogWalk(pages, evidence, end.losses.append, headers=headers, is_sole=pages.is_sole)
+    used_seq = evidence.used_seq()  # evidence first, then the pages
+    walk = LogWalk(pages, evidence, end.losses.append, headers=headers, is_sole=pages.is_sole, used_seq=used_seq)
     try:
         first_unsynced = _start(walk, end, pages, proof, headers)
         _walk(walk, end)

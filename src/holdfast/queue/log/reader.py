@@ -175,6 +175,7 @@ class LogReader(LogWalk):
             anchors=anchors,
             indexes=indexes,
             is_sole=writer is not None,
+            used_seq=0 if writer is None else 1,  # the writer's next number is above what was used
         )
         self._message = message
         self._damage = damage

@@ -121,10 +121,11 @@ class LogWalk:
         anchors: Anchors | None = None,
         indexes: KeptIndexes | None = None,
         is_sole: bool = False,
+        used_seq: int = 0,
     ) -> None:
         self._pages = pages
         self._evidence = evidence
-        self._used_seq = 0  # read at the first end
+        self._used_seq = used_seq  # 0: read at the first end
         self._report = report
         self._headers = {} if headers is None else headers
         self._anchors: Anchors = {} if anchors is None else anchors
