@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-_log = logging.getLogger("holdfast.queue")
+_logger = logging.getLogger("holdfast.queue")
 
 SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
@@ -867,12 +867,12 @@ def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, ever
 def _log_recovery(path: str, end: LogEnd) -> None:
     """Say what this opening has found; the files show it from now on."""
     for header in end.restored:
-        _log.warning("restored the header of a damaged page queue=%s page=%d", path, header.number)
+        _logger.warning("restored the header of a damaged page queue=%s page=%d", path, header.number)
     for loss in end.losses:
         if loss.reason == "damage":
-            _log.error("messages are lost queue=%s first=%d last=%d page=%d", path, loss.first, loss.last, loss.page)
+            _logger.error("messages are lost queue=%s first=%d last=%d page=%d", path, loss.first, loss.last, loss.page)
         else:
-            _log.warning("numbers were used and never durable queue=%s first=%d last=%d", path, loss.first, loss.last)
+            _logger.warning("numbers were used and never durable queue=%s first=%d last=%d", path, loss.first, loss.last)
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:

@@ -30,7 +30,7 @@ from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_head
 from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.restoration import end_before
 
-_log = logging.getLogger("holdfast.queue")
+_logger = logging.getLogger("holdfast.queue")
 
 
 class ClosedPage:
@@ -263,7 +263,7 @@ class Space:
         pages = self._pages
         for number in numbers:
             if pages.header_of(number) is None:
-                _log.warning("retention removes a damaged page page=%d", number)
+                _logger.warning("retention removes a damaged page page=%d", number)
             going = DurableRename(pages)
             try:
                 if number == numbers[0]:
