@@ -872,7 +872,9 @@ def _log_recovery(path: str, end: LogEnd) -> None:
         if loss.reason == "damage":
             _logger.error("messages are lost queue=%s first=%d last=%d page=%d", path, loss.first, loss.last, loss.page)
         else:
-            _logger.warning("numbers were used and never durable queue=%s first=%d last=%d", path, loss.first, loss.last)
+            _logger.warning(
+                "numbers were used and never durable queue=%s first=%d last=%d", path, loss.first, loss.last
+            )
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:

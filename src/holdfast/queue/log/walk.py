@@ -163,7 +163,7 @@ class LogWalk:
         self.close()  # the time and number of an earlier position say nothing about this page
         self._reported_seq = 1
         for number in numbers:
-            # Evidence is read only where the header does not say enough: a seek takes a quarter less.
+            # Read evidence only where the header does not say enough: this makes a seek a quarter faster.
             if self._enter(number, None) or self._enter(number, self._base_of_first(number)):
                 # If retention has removed the wanted page meanwhile, this one is the first.
                 if front or number != numbers[0]:
