@@ -66,19 +66,29 @@ def says_what_to_do(error: HoldfastError, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [0, 1, -1])
-@pytest.mark.parametrize("at", [8, 20_000])
+@pytest.mark.parametrize(("at", "count"), [(0, 8192), (20_000, 1)])
 def test_damage_anywhere_in_the_log_keeps_a_service_from_starting_and_says_what_to_do(
-    broken: Path, page: int, at: int
+    broken: Path, page: int, at: int, count: int
 ) -> None:
-    """Also where the header of the last page is damaged, behind which nothing can be read that would tell of it."""
+    """Also where the header of the last page is damaged, after which nothing can be read that would tell of it."""
     assert len(pages(broken)) >= 3
-    flip(pages(broken)[page], at)
+    for offset in range(at, at + count):
+        flip(pages(broken)[page], offset)
     with pytest.raises(CorruptData) as verified:
         verify(str(broken))
     says_what_to_do(verified.value, broken)
     with pytest.raises(CorruptData) as opened:
         Storage.open(str(broken), page_bytes=PAGE_BYTES)
     says_what_to_do(opened.value, broken)
+
+
+@pytest.mark.parametrize("page", [0, 1, -1])
+def test_one_damaged_byte_of_a_page_header_loses_nothing_and_is_written_again(broken: Path, page: int) -> None:
+    before, whole = verify(str(broken)), pages(broken)[page].read_bytes()
+    flip(pages(broken)[page], 8)
+    assert verify(str(broken)).messages == before.messages
+    Storage.open(str(broken), page_bytes=PAGE_BYTES).close()
+    assert pages(broken)[page].read_bytes()[:64] == whole[:64]
 
 
 def test_stores_without_their_index_are_verified_by_the_log_alone(broken: Path) -> None:
