@@ -1,6 +1,7 @@
 """Mutants of the queue: the real code with one rule taken out, which a world must notice.
 
-A world notices by a broken promise, or by damage that is reported and that no disk has done. These functions stand in
+A world notices by a broken promise, by damage that is reported and that no disk has done, or by the removal of what a
+consumer needs. These functions stand in
 for private methods of the real code and know its fields.
 """
 # pyright: reportPrivateUsage=false
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTANTS", "UNPROVED"]
 
-MUTANTS: Final = Mutants(run_world, seeds_max=200, noticed=(AssertionError, CorruptData))
+MUTANTS: Final = Mutants(run_world, seeds_max=200, noticed=(AssertionError, CorruptData, Trimmed))
 
 UNPROVED: Final = {
     "slots written in place": "a mark is a hint: without one a start reads more and finds the same (I5)",
