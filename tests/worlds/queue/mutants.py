@@ -1,8 +1,7 @@
 """Mutants of the queue: the real code with one rule taken out, which a world must notice.
 
 A world notices by a broken promise, by damage that is reported and that no disk has done, or by the removal of what a
-consumer needs. These functions stand in
-for private methods of the real code and know its fields.
+consumer needs. These functions stand in for private methods of the real code and know its fields.
 """
 # pyright: reportPrivateUsage=false
 
