@@ -18,7 +18,7 @@ from tests.worlds.queue.shape import LIFETIME_NS
 from tests.worlds.queue.world import run_world
 
 from holdfast.errors import AlreadyOpen, CorruptData
-from holdfast.queue import every, evidence, queue
+from holdfast.queue import Trimmed, every, evidence, queue
 from holdfast.queue.consumers import cursor_file
 from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import (
