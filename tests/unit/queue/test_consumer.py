@@ -446,7 +446,7 @@ def test_a_consumer_that_does_not_hold_stops_nobody(tmp_path: Path) -> None:
 def a_crash_takes_messages_that_were_committed(folder: Path, lost: int, appended: int) -> None:
     """Append and flush, append ``lost`` more and commit them durably in the cursor alone; lose them; append others."""
     path = folder / "q"
-    with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
+    with Queue(path, page_size=SMALL, files=OtherBoot(), background=False) as queue:
         fill(queue, 50)
         queue.flush()
         shutil.copytree(folder, folder.parent / "disk")
@@ -460,7 +460,7 @@ def a_crash_takes_messages_that_were_committed(folder: Path, lost: int, appended
     (folder / "q-c.cursor").write_bytes(cursor)
     with Queue(path, read_only=True, files=OtherBoot()) as queue:
         assert queue.last_seq == 50 + lost, "a number was free again that a consumer has seen"
-    with Queue(path, page_size=SMALL, files=OtherBoot()) as queue:
+    with Queue(path, page_size=SMALL, files=OtherBoot(), background=False) as queue:
         assert queue.last_seq == 50 + lost, "a number was free again that a consumer has seen"
         fill(queue, appended)
         with queue.consumer("c") as consumer:

@@ -496,7 +496,7 @@ def test_the_log_of_commands_stays_short_and_says_the_same(tmp_path: Path) -> No
 
 def a_crash_takes_messages_that_were_done(folder: Path, lost: int) -> None:
     folder.mkdir()
-    with Queue(folder / "q", page_size=SMALL, files=OtherBoot()) as queue:
+    with Queue(folder / "q", page_size=SMALL, files=OtherBoot(), background=False) as queue:
         fill(queue, 50)
         queue.flush()
         shutil.copytree(folder, folder.parent / "disk")
@@ -509,7 +509,7 @@ def a_crash_takes_messages_that_were_done(folder: Path, lost: int) -> None:
         if not path.name.startswith(("q-w.", "q-w-")):
             path.unlink()
     shutil.copytree(folder.parent / "disk", folder, dirs_exist_ok=True)
-    with Queue(folder / "q", page_size=SMALL, files=OtherBoot()) as queue:
+    with Queue(folder / "q", page_size=SMALL, files=OtherBoot(), background=False) as queue:
         assert queue.last_seq == 50 + lost, "a number was free again that a worker has seen"
         fill(queue, 2 * lost)
         with queue.work_queue("w") as work:
