@@ -458,7 +458,9 @@ class Queue(WithBlock):
         ``seq``. "latest" is after the last appended message; in another process, after the last readable one.
 
         Without ``follow`` the iterator ends at the end of the log; with it, it waits for the next message. Reading does
-        not consume. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
+        not consume. ``read_payloads`` and ``batches`` take less time for each message.
+
+        *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
         callable that gets the report); ``Unavailable`` when the file system refuses; ``Closed``.
         """
         reader = self.begin_reading(since, seq, damage)
@@ -492,8 +494,8 @@ class Queue(WithBlock):
         follow: bool = False,
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
-        """As ``read``, in blocks of consecutive messages without an object for each: for programs that handle many
-        messages at a time, need the number of each, or look at some of them only.
+        """As ``read``, in blocks of consecutive messages without an object for each. For programs that handle many
+        messages at a time, that need their numbers, or that look at some of them only.
         """
         reader = self.begin_reading(since, seq, damage)
         return chain.from_iterable(self._along(reader, reader.read_blocks, follow, []))

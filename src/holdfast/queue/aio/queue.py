@@ -509,8 +509,8 @@ class Queue(AsyncWithBlock):
         follow: bool = False,
         damage: DamagePolicy | None = None,
     ) -> AsyncIterator[Block]:
-        """As ``read``, in blocks of consecutive messages without an object for each: the fastest way here, because a
-        message costs no step of the event loop's iteration.
+        """As ``read``, in blocks of consecutive messages without an object for each. This is the fastest way to read
+        all of a log: ``async for`` takes a step for each block, not for each message.
         """
         async for blocks in self._along(LogReader.read_blocks, since, seq, follow, damage):
             for block in blocks:
