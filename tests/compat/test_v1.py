@@ -55,6 +55,8 @@ def as_then(header: Header) -> dict[str, Any]:
     assert header.scope == UNKNOWN_SCOPE
     del told["scope"]
     assert (told.pop("parent_log_id"), told.pop("forked_at")) == (None, 0)
+    times = ("lived_ms", "boot_ms", "ahead_s", "clock_steps")
+    assert [told.pop(name) for name in times] == [0, 0, 0, 0]
     assert (told.pop("stores_mode"), told.pop("entries"), told.pop("newest_transaction")) == (0, 0, 0)
     return told
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.commit.format.batch import (
     BODY_SCHEMA,
     FIRST_SLOT,
+    FLAG_CLOCK_DOUBTED,
     UNKNOWN_SCOPE,
     AddressScope,
     Header,
@@ -77,7 +78,12 @@ def headers(draw: st.DrawFn) -> Header:
         truncated_through=Version(draw(numbers)),
         time_ms=draw(numbers),
         address=draw(st.text(max_size=60)),
-        scope=draw(st.just(UNKNOWN_SCOPE) | st.builds(AddressScope, identifiers, st.integers(1, 2**64 - 1))),
+        scope=draw(st.just(UNKNOWN_SCOPE) | st.builds(AddressScope, identifiers, numbers)),
+        lived_ms=draw(numbers),
+        boot_ms=draw(numbers),
+        ahead_s=draw(st.integers(-(2**31), 2**31 - 1)),
+        clock_steps=draw(st.integers(0, 2**32 - 1)),
+        flags=draw(st.sampled_from((0, FLAG_CLOCK_DOUBTED))),
     )
 
 

@@ -38,7 +38,7 @@ from holdfast.commit.leadership.claims import (
     plan_recovery,
     read_page,
 )
-from holdfast.values import LeaderId, LogId, Slot, Version
+from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
 
 @dataclass
@@ -63,7 +63,7 @@ class LogBuilder:
         assert isinstance(plan, Frontier)
         identity = Identity(LeaderId(self.random.randbytes(16)), self.random.randbytes(16), "http://127.0.0.1:1")
         nonce = self.random.randbytes(16)
-        claim = claim_header(plan, identity, nonce=nonce, log_id=self.log_id, wall_ms=1_700_000_000_000)
+        claim = claim_header(plan, identity, nonce=nonce, log_id=self.log_id, now=Instant(0.0, 1_700_000_000_000))
         assert claim.slot not in self.objects, "the frontier is free"
         self.objects[claim.slot] = encode_claim(claim)
         return Leader(self, claim)

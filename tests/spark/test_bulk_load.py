@@ -218,7 +218,7 @@ def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path, mon
         claim = leadership.claim()
         wait_for_objects(tmp_path, 4)
         with leadership.writing():
-            header = leadership.next_header(claim.last_version, claim.last_version, 0, 0, 0)
+            header = leadership.next_header(claim.last_version, claim.last_version, 0, 0)
             header = replace(header, body_length=0, body_crc=0)
             thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
             leadership.confirm(header, 1)
@@ -395,7 +395,7 @@ def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_
     with StoreThread(log.as_uri()) as thread:
         reign = Leadership(thread, LeadershipOptions(silence_ms=20.0))
         version = reign.claim().last_version
-        first, second = (reign.next_header(version, version, 0, 0, 0) for _ in range(2))
+        first, second = (reign.next_header(version, version, 0, 0) for _ in range(2))
         write(elsewhere, [first])
         write(log, [second])
         with pytest.raises(InvalidRequest, match="not in this log"):

@@ -171,7 +171,7 @@ def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_l
     def write_a_header_only() -> None:
         with job.writing():
             version = job.head.last_version
-            job.next_header(version, version, 0, 0, 0)
+            job.next_header(version, version, 0, 0)
             raise ValueError("its object is missing")
 
     with a_job(tmp_path) as job:

@@ -25,7 +25,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead, Write
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
-from holdfast.commit.leadership.takeover import init_log, newest_slot
+from holdfast.commit.leadership.takeover import init_log, local_scope, newest_slot
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import Survey, check_reached, survey, verify_log, walker_after
@@ -81,7 +81,7 @@ def init(
         if not force_new and await newest_slot(store) is None:
             refuse_remains(await remains_around(store, url, stores_directory))
         log_id = LogId(secrets.token_bytes(16))
-        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
         if await init_log(store, identity, log_id, stores_mode=stores_mode):
             return log_id
         if is_required:

@@ -25,7 +25,6 @@ from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
     PREFIX,
-    UNKNOWN_SCOPE,
     Header,
     StoresMode,
     decode_header,
@@ -177,7 +176,7 @@ class CommitService:
         not wait for readers; each of its requests must end in bounded time. Without it, ``store`` within
         ``request_timeout_ms``.
         """
-        scope = local_scope(options.address) if options.address_is_bound else UNKNOWN_SCOPE
+        scope = local_scope(options.address, is_bound=options.address_is_bound)
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         genesis = await _require_genesis(store)

@@ -17,7 +17,7 @@ from holdfast.commit.format.batch import Header
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record
 from holdfast.commit.leadership.role_records import read_records
-from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.copies.manifests import require_checkpoint, snapshots_between
@@ -81,7 +81,7 @@ async def fork(copy: ObjectStore, log_id: str) -> Header:
     wanted = LogId(bytes.fromhex(log_id))
     found = await _fork_claim(copy, wanted)
     if found is None:
-        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
         await take_the_lead(copy, identity, wanted, TakeoverOptions(take_over=True))
         found = await _fork_claim(copy, wanted)
     assert found is not None, "the claim that was just created begins the new log"

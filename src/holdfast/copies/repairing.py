@@ -382,6 +382,8 @@ def _record(
         durable=claim.slot,
         truncated_through=claim.truncated_through,
         time_ms=claim.time_ms,
+        lived_ms=claim.lived_ms,
+        clock_steps=claim.clock_steps,
         address="",
         transactions=len(transactions),
     )

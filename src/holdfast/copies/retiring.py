@@ -6,7 +6,7 @@ import secrets
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.leadership.claims import Identity
-from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, take_the_lead
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
@@ -24,6 +24,6 @@ async def retire(source: ObjectStore) -> Header:
         raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=source.url)
     if frontier[0].retires:
         return frontier[0]
-    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
     takeover = await take_the_lead(source, identity, LogId(bytes(16)), TakeoverOptions(take_over=True, retires=True))
     return takeover.claim

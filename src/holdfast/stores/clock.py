@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from holdfast.boot import boot_id, clock_ns
 from holdfast.private_files import private
 
 ANCHOR_NAME: Final = "clock.json"
@@ -81,20 +82,16 @@ def _wall_ms() -> int:
 
 
 def _steady_ms() -> int:
-    return time.clock_gettime_ns(_STEADY) // MS_NS
-
-
-_STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former includes suspend
+    return clock_ns() // MS_NS
 
 
 def _this_boot() -> Boot | None:
     """None if unknown. A container may show another clock or uptime than the kernel's, but seldom both alike."""
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         uptime_ms = int(float(Path("/proc/uptime").read_text().split()[0]) * 1000)
     except (OSError, ValueError, IndexError):
         return None
-    return Boot(name, (_steady_ms(), uptime_ms))
+    return Boot(boot_id().hex(), (_steady_ms(), uptime_ms)) if any(boot_id()) else None
 
 
 def anchor_now(store_ms: int) -> Anchor | None:

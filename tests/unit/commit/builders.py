@@ -32,14 +32,16 @@ def identity(name: str = "a") -> Identity:
 
 def genesis(name: str = "a") -> Header:
     who = identity(name)
-    return claim_header(Frontier(FIRST_SLOT, None, 1), who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=1_000)
+    return claim_header(
+        Frontier(FIRST_SLOT, None, 1), who, nonce=who.nonce_seed[:16], log_id=LOG_ID, now=Instant(0.0, 1_000)
+    )
 
 
 def takeover(before: Header, name: str, *, slot: int | None = None) -> Header:
     """The claim that follows ``before``."""
     who = identity(name)
     frontier = Frontier(next_slot(before) if slot is None else Slot(slot), before, before.epoch + 1)
-    return claim_header(frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=2_000)
+    return claim_header(frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, now=Instant(0.0, 2_000))
 
 
 def record(head: Header, claim: Header, *versions: int, kind: Kind = Kind.DATA, **changes: object) -> Header:
@@ -63,6 +65,9 @@ def record(head: Header, claim: Header, *versions: int, kind: Kind = Kind.DATA, 
         durable=head.slot,
         truncated_through=head.truncated_through,
         time_ms=head.time_ms + 1,
+        lived_ms=head.lived_ms + 1,
+        boot_ms=head.boot_ms + 1,
+        clock_steps=head.clock_steps,
         address=claim.address,
         transactions=len(versions),
         body_length=len(body),

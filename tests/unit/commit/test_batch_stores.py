@@ -32,7 +32,7 @@ from holdfast.commit.reading.entries import Entries
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.server.view.process import ViewBuilder
-from holdfast.values import Version
+from holdfast.values import Instant, Version
 
 RECORDS = [("orders", b"\x01one"), ("", b"\x01two")]
 
@@ -41,7 +41,7 @@ def first_claim() -> Header:
     who = identity()
     frontier = Frontier(FIRST_SLOT, None, 1)
     return claim_header(
-        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=1_000, stores_mode=StoresMode.LOG
+        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, now=Instant(0.0, 1_000), stores_mode=StoresMode.LOG
     )
 
 
@@ -98,7 +98,7 @@ def moved(head: Header, claim: Header, mode: StoresMode) -> Header:
     who = identity()
     frontier = Frontier(next_slot(head), head, claim.epoch + 1)
     made = claim_header(
-        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=1_000, stores_mode=mode, moves=True
+        frontier, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, now=Instant(0.0, 1_000), stores_mode=mode, moves=True
     )
     return decode_header(encode_claim(made), slot=made.slot)
 

@@ -33,7 +33,7 @@ from holdfast.commit.leadership.claims import (
     read_page,
 )
 from holdfast.errors import Code, CorruptData, NotFound
-from holdfast.values import LogId, Slot
+from holdfast.values import Instant, LogId, Slot
 
 
 def recovered(*headers: Header) -> Frontier:
@@ -208,7 +208,7 @@ def test_2000_never_lands_and_is_claimed_and_the_data_of_the_next_leader_start_a
     assert plan.predecessor is not None
     assert plan.predecessor.slot == 2001
     who = identity("c")
-    following = claim_header(plan, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, wall_ms=3_000)
+    following = claim_header(plan, who, nonce=who.nonce_seed[:16], log_id=LOG_ID, now=Instant(0.0, 3_000))
     assert (following.slot, following.prev, jump(following.slot)) == (2000, 2001, 1000)
 
 
@@ -271,7 +271,7 @@ def test_a_resigned_leader_is_followed_like_any_other() -> None:
 def test_the_base_of_a_new_log_follows_from_its_id_and_lies_between_its_bounds(log_id: bytes) -> None:
     frontier = plan_recovery(read_page([]), {}, allow_new=True)
     assert isinstance(frontier, Frontier)
-    claim = claim_header(frontier, identity("a"), nonce=b"n" * 16, log_id=LogId(log_id), wall_ms=1)
+    claim = claim_header(frontier, identity("a"), nonce=b"n" * 16, log_id=LogId(log_id), now=Instant(0.0, 1))
     assert 10**8 <= claim.last_version < 10**12
     assert claim.last_version == first_base(LogId(log_id))
     assert (claim.first_version, claim.window_floor, claim.prev_version) == (claim.last_version, claim.last_version, 0)

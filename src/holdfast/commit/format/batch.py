@@ -9,7 +9,8 @@ Header, little-endian, 512 bytes:
     0       8      magic ``HOLDFAST``
     8       2      format version: 1; 2 for a claim that forks the log or retires it; 3 in a log that has stores
     10      1      kind: 1 claim, 2 data, 3 resign
-    11      1      flags: bit 0, the body's buffers are compressed with lz4; bit 1, a claim retires the log
+    11      1      flags: bit 0, the body's buffers are compressed with lz4; bit 1, a claim retires the log; bit 2, the
+                   writer's wall clock has stepped and is not believed
     12      4      transactions: how many the body holds
     16      16     log_id
     32      8      slot
@@ -24,20 +25,26 @@ Header, little-endian, 512 bytes:
     120     8      window_floor: the oldest read version that resolve accepted for this batch
     128     8      durable: the writer's watermark slot when this object was frozen (claim: prev; genesis: its own slot)
     136     8      truncated_through: versions at or below it may have been removed; 0: no version was removed
-    144     8      time_ms: milliseconds since the Unix epoch, never falling along the chain
+    144     8      time_ms: milliseconds since the Unix epoch as far as known, never falling along the chain
     152     8      body_length: bytes of the body, without padding
     160     4      CRC-32 of the body
     164     2      length of the address
     166     256    the leader's advertised address, UTF-8
-    422     16     boot id of the machine on which the address is valid; zero: unknown
-    438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
+    422     16     boot id of the writer's machine; zero: unknown
+    438     8      inode of the namespace in which the address is valid: of the network, or of mounts for a ``unix:``
+                   address; 0: unknown
     446     16     parent_log_id: the log that a fork claim leaves; zero in every other object
     462     8      forked_at: the last version that a fork claim takes over from its parent; 0 in every other object
     470     2      stores_mode: 0, the stores are not in the log; 1, they are; 2, they were
     472     4      entries: how many versions of the body are the stores' own, and no transactions
     476     8      last_transaction_version: the last committed transaction's, at or before this object
-    484     24     zero
+    484     8      lived_ms: at most how long the log has existed, by boot clocks alone; never falling along the chain
+    492     8      boot_ms: milliseconds since the boot at 422
+    500     4      ahead_s: by how many seconds the writer's wall clock was ahead of time_ms, signed
+    504     4      clock_steps: how often a writer's wall clock has stepped between two objects, so far
     508     4      CRC-32 of bytes 0..507
+
+``log_clock`` says what the fields of time mean and how each follows from the header before.
 
 A **fork claim** begins a log of its own after a part of another one: it has a new ``log_id``. Nothing may follow a
 claim that **retires** the log. Versions of Holdfast that do not know them refuse both by their format version.
@@ -125,10 +132,11 @@ FORMAT_VERSION_FORK: Final = 2
 FORMAT_VERSION_STORES: Final = 3
 FLAG_LZ4: Final = 1
 FLAG_RETIRES: Final = 2
+FLAG_CLOCK_DOUBTED: Final = 4
 FORK_JUMP_MAX: Final = 10**12
 """A fork claim's base is ``FORK_JUMP_MIN`` to this much above ``forked_at``: two forks almost never share versions."""
 
-_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQHIQ24x")
+_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ16sQHIQQQiI")
 _CRC: Final = struct.Struct("<I")
 NO_LOG: Final = bytes(16)
 NO_VERSION: Final = Version(0)
@@ -185,13 +193,16 @@ _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class AddressScope:
-    """Where an address is valid: one boot of one machine, and one namespace on it. Zeros mean unknown."""
+    """Where an object was written, one boot of one machine, and where on it the address is valid, one namespace.
+
+    Zeros mean unknown.
+    """
 
     boot_id: bytes = bytes(16)
     namespace: int = 0
 
     def is_known(self) -> bool:
-        """Whether it is known: two unknown scopes are not equal."""
+        """Whether it is known where the address is valid: two unknown scopes are not equal."""
         return bool(self.namespace) and any(self.boot_id)
 
 
@@ -229,6 +240,10 @@ class Header:
     entries: int = 0
     newest_transaction: Version = NO_VERSION
     """As ``last_transaction_version``, in a log with stores only."""
+    lived_ms: int = 0
+    boot_ms: int = 0
+    ahead_s: int = 0
+    clock_steps: int = 0
 
     @property
     def is_fork(self) -> bool:
@@ -239,6 +254,11 @@ class Header:
     def retires(self) -> bool:
         """Whether this claim ends the log: nobody leads after it."""
         return bool(self.flags & FLAG_RETIRES)
+
+    @property
+    def doubts_clock(self) -> bool:
+        """Whether the writer's wall clock had stepped and was not believed."""
+        return bool(self.flags & FLAG_CLOCK_DOUBTED)
 
     @property
     def last_transaction_version(self) -> Version:
@@ -329,6 +349,7 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
         len(address), address, header.scope.boot_id, header.scope.namespace,
         header.parent_log_id or NO_LOG, header.forked_at,
         header.stores_mode, header.entries, header.newest_transaction,
+        header.lived_ms, header.boot_ms, header.ahead_s, header.clock_steps,
     )  # fmt: skip
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
@@ -357,6 +378,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         address_length, address, boot_id, namespace,
         parent_log_id, forked_at,
         stores_mode, entries, newest_transaction,
+        lived_ms, boot_ms, ahead_s, clock_steps,
     ) = _FIELDS.unpack(head)  # fmt: skip
     if format_version not in (FORMAT_VERSION, FORMAT_VERSION_FORK, FORMAT_VERSION_STORES):
         raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
@@ -400,12 +422,16 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         body_length=body_length,
         body_crc=body_crc,
         flags=flags,
-        scope=AddressScope(boot_id, namespace) if namespace else UNKNOWN_SCOPE,
+        scope=AddressScope(boot_id, namespace),
         parent_log_id=LogId(parent_log_id) if is_fork else None,
         forked_at=Version(forked_at),
         stores_mode=StoresMode(stores_mode),
         entries=entries,
         newest_transaction=Version(newest_transaction),
+        lived_ms=lived_ms,
+        boot_ms=boot_ms,
+        ahead_s=ahead_s,
+        clock_steps=clock_steps,
     )
     claims = is_fork or header.retires
     if header.format_version != format_version or (claims and kind != Kind.CLAIM):

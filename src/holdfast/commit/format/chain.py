@@ -53,6 +53,7 @@ def check_link(head: Header, claim: Header, following: Header) -> None:
         (not head.retires, "object comes after the log was retired"),
         (following.prev == head.slot, "prev does not name the head of the chain"),
         (following.time_ms >= head.time_ms, "time falls along the chain"),
+        (following.lived_ms >= head.lived_ms, "lived_ms falls along the chain"),
         (following.prev_version == head.last_transaction_version, "prev_version does not name the last transaction"),
         (following.durable > slot, "durable does not name an older slot"),
         (following.durable <= head.durable, "durable falls back along the chain"),

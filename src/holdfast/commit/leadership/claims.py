@@ -46,9 +46,10 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import broken, next_slot
+from holdfast.commit.format.log_clock import LogClock
 from holdfast.commit.leadership.role import Copied
 from holdfast.errors import Closed, Code, CorruptData, NotFound
-from holdfast.values import FORK_JUMP_MIN, LeaderId, LogId, Slot, Version, slot_text
+from holdfast.values import FORK_JUMP_MIN, Instant, LeaderId, LogId, Slot, Version, slot_text
 
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
@@ -256,7 +257,8 @@ def claim_header(
     *,
     nonce: bytes,
     log_id: LogId,
-    wall_ms: int,
+    now: Instant,
+    believed: bool = True,
     fork: Copied | None = None,
     retires: bool = False,
     stores_mode: StoresMode = StoresMode.DISK,
@@ -264,7 +266,7 @@ def claim_header(
 ) -> Header:
     """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it, unless they
     ``fork`` the log. So is ``stores_mode``, unless the claim ``moves`` the stores. ``retires``: nobody may lead after
-    this claim."""
+    this claim. ``believed``: as for ``LogClock.begin``."""
     before = frontier.predecessor
     if before is not None and not moves:
         stores_mode = before.stores_mode
@@ -276,6 +278,7 @@ def claim_header(
         truncated_through = max(truncated_through, fork.truncated_through)
     else:
         base, log_id = Version(before.last_version + VERSION_JUMP), before.log_id
+    moment = LogClock.begin(before, identity.scope.boot_id, now, believed=believed).take(now)
     return Header(
         kind=Kind.CLAIM,
         log_id=log_id,
@@ -291,10 +294,14 @@ def claim_header(
         window_floor=base,
         durable=before.slot if before else frontier.slot,
         truncated_through=truncated_through,
-        time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
+        time_ms=moment.time_ms,
+        lived_ms=moment.lived_ms,
+        boot_ms=moment.boot_ms,
+        ahead_s=moment.ahead_s,
+        clock_steps=moment.clock_steps,
         address=identity.address,
         scope=identity.scope,
-        flags=FLAG_RETIRES if retires else 0,
+        flags=moment.flags | (FLAG_RETIRES if retires else 0),
         parent_log_id=before.log_id if before and fork else None,
         forked_at=before.last_version if before and fork else Version(0),
         stores_mode=stores_mode,

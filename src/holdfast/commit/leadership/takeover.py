@@ -9,15 +9,15 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, assert_never
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import structlog
 
-from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_SCOPE, AddressScope, StoresMode, object_name
+from holdfast.boot import clock_id, clock_ns
+from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, AddressScope, StoresMode, object_name
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.claims import Identity, read_page
 from holdfast.commit.leadership.role_records import read_records
@@ -61,7 +61,7 @@ class TakeoverOptions(TakeoverRules):
 
 def now() -> Instant:
     """Both clocks, read together."""
-    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000.0, int(time.time() * 1000))
+    return Instant(clock_ns() / 1e6, time.time_ns() // 1_000_000)
 
 
 async def newest_slot(store: ObjectStore) -> Slot | None:
@@ -234,22 +234,19 @@ class Driver:
             return None
 
 
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 NETWORK: Final = "/proc/self/ns/net"
 MOUNTS: Final = "/proc/self/ns/mnt"
 
 
-def local_scope(address: str) -> AddressScope:
-    """Where ``address`` is valid for this process; unknown where the system does not say.
+def local_scope(address: str, *, is_bound: bool = True) -> AddressScope:
+    """This boot of this machine, and where on it ``address`` is valid; unknown where the system does not say.
 
     The same address, 127.0.0.1:8080 for example, is a different endpoint in each container. A namespace lives as long
-    as a process in it, so processes with one boot id and one namespace share their addresses.
+    as a process in it, so processes with one boot id and one namespace share their addresses. An address that this
+    process has not bound (``is_bound``) is valid in no known place.
     """
-    if not address:
-        return UNKNOWN_SCOPE
-    try:
-        boot_id = UUID(BOOT_ID.read_text().strip()).bytes
-        namespace = os.stat(MOUNTS if address.startswith("unix:") else NETWORK).st_ino
-    except (OSError, ValueError):
-        return UNKNOWN_SCOPE
-    return AddressScope(boot_id, namespace)
+    namespace = 0
+    if address and is_bound:
+        with suppress(OSError):
+            namespace = os.stat(MOUNTS if address.startswith("unix:") else NETWORK).st_ino
+    return AddressScope(clock_id(), namespace)

@@ -739,7 +739,7 @@ class TakeoverMachine:
             identity,
             nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
             log_id=self._log_id,
-            wall_ms=now.wall_ms,
+            now=now,
             fork=self._copied if self._forks else None,
             retires=self._rules.retires,
             stores_mode=self._rules.stores_mode if move is None else move.mode,

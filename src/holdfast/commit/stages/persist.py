@@ -30,6 +30,7 @@ from holdfast.commit.format.batch import (
     encode_object,
     jump,
 )
+from holdfast.commit.format.log_clock import LogClock
 from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack, Records
 from holdfast.crc32 import fastest_crc32
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
@@ -148,14 +149,15 @@ class Persist:
     __slots__ = (
         "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
         "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
-        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused", "resigned",
-        "truncate_through",
+        "clock", "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused",
+        "resigned", "truncate_through",
     )  # fmt: skip
 
     def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
         self._claim = claim
         self._nonce_seed = nonce_seed
         self._rules = rules
+        self.clock = LogClock.of(claim)
         self.head: Header = claim
         self.durable_header: Header = claim
         self.in_flight: deque[Batch] = deque()
@@ -306,7 +308,7 @@ class Persist:
         floor: int,
         kind: Kind = Kind.DATA,
     ) -> Put:
-        before = self.head
+        before, moment = self.head, self.clock.take(now)
         slot = self.next_slot
         body = encode_body(logged)
         first = logged[0].version if logged else max(assigned, before.last_version)
@@ -329,7 +331,12 @@ class Persist:
             window_floor=Version(max(floor, before.window_floor)),
             durable=self.durable_slot,
             truncated_through=max(before.truncated_through, self.truncate_through),
-            time_ms=max(now.wall_ms, before.time_ms),
+            time_ms=moment.time_ms,
+            lived_ms=moment.lived_ms,
+            boot_ms=moment.boot_ms,
+            ahead_s=moment.ahead_s,
+            clock_steps=moment.clock_steps,
+            flags=moment.flags,
             address=self._claim.address,
             scope=self._claim.scope,
             transactions=len(transactions),

@@ -14,9 +14,9 @@ import fcntl
 import os
 import sys
 from contextlib import suppress
-from functools import cache
 from mmap import mmap
 
+from holdfast.boot import boot_id
 from holdfast.errors import AlreadyOpen, Code, InternalError
 from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import opened_at
@@ -42,7 +42,6 @@ _locks: dict[int, str] = {}
 ZEROS = 1 << 20
 DELETED = " (deleted)"
 """What Linux shows after the path of an open file that was removed."""
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -208,7 +207,7 @@ class LocalFiles:
 
     def boot_id(self) -> bytes:
         """Linux has one."""
-        return _boot_id()
+        return boot_id()
 
 
 def _raise_if_removed(file: int) -> None:
@@ -234,17 +233,3 @@ def _taken_at(contended: int) -> str | None:
             if os.path.samestat(os.fstat(file), wanted):
                 return location
     return None
-
-
-@cache
-def _boot_id() -> bytes:
-    """It cannot change while this process runs."""
-    try:
-        file = os.open(BOOT_ID, os.O_RDONLY)
-        try:
-            text = os.read(file, 64).decode("ascii")
-        finally:
-            os.close(file)
-        return bytes.fromhex(text.replace("-", ""))[:16].ljust(16, b"\0")
-    except (OSError, ValueError):
-        return bytes(16)

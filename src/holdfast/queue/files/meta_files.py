@@ -62,9 +62,6 @@ def read_write_position(pages: PageDirectory) -> WritePosition | None:
     return None if slot is None else decode_write_position(slot[1])
 
 
-UNKNOWN_BOOT = bytes(16)
-
-
 def _first_slots(boot_id: bytes) -> bytes:
     """Both slots of an empty log."""
     nowhere = DurablePosition(0, 0, 0, 1, 0)

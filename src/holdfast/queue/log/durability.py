@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
+from holdfast.boot import UNKNOWN_BOOT
 from holdfast.errors import Closed, Code
-from holdfast.queue.files.meta_files import UNKNOWN_BOOT, WritePositionFile
+from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.format.frame import SEQ_MASK
 from holdfast.queue.format.meta import DurablePosition, write_position_value
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader

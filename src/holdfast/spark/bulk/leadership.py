@@ -38,6 +38,7 @@ from holdfast.commit.format.batch import (
     jump,
     object_name,
 )
+from holdfast.commit.format.log_clock import LogClock
 from holdfast.commit.leadership.claims import Heartbeat, Identity, has_successor, parse_proof
 from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, newest_slot, now, take_the_lead
 from holdfast.commit.leadership.takeover_machine import Takeover
@@ -275,6 +276,7 @@ class Leadership:
         self._failure: BaseException | None = None
         self._nonce_seed = os.urandom(32)
         self._claim: Header | None = None
+        self._clock: LogClock
         self._durable: Slot | None = None
         self.head: Header
 
@@ -308,6 +310,7 @@ class Leadership:
             fields = {name: str(error.fields.get(name, "")) for name in ("leader_id", "leader_address")}
             raise leader_alive(leading, fields["leader_id"], fields["leader_address"]) from error
         self._claim = self.head = claim
+        self._clock = LogClock.of(claim)
         self._durable = claim.slot
         self._written_s = self._looked_s = time.monotonic()
         threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True).start()
@@ -388,14 +391,14 @@ class Leadership:
 
     def _put_empty(self, kind: Kind) -> Header:
         version = self.head.last_version
-        made = self.next_header(version, version, 0, 0, int(time.time() * 1000))
-        header = replace(made, kind=kind, body_length=0, body_crc=0, flags=0)
+        made = self.next_header(version, version, 0, 0)
+        header = replace(made, kind=kind, body_length=0, body_crc=0)
         self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
         return header
 
-    def next_header(self, first_version: int, last_version: int, floor: int, transactions: int, time_ms: int) -> Header:
+    def next_header(self, first_version: int, last_version: int, floor: int, transactions: int) -> Header:
         """The header of the next batch, without the lengths and CRCs of its body. It becomes the head."""
-        before = self.head
+        before, moment = self.head, self._clock.take(now())
         slot = _next_slot(before)
         assert self._claim is not None, "a leader has claimed"
         assert self._durable is not None, "a claim is durable"
@@ -411,7 +414,12 @@ class Leadership:
             prev_version=before.last_transaction_version,
             window_floor=Version(max(floor, before.window_floor)),
             durable=self._durable,
-            time_ms=max(time_ms, before.time_ms),
+            time_ms=moment.time_ms,
+            lived_ms=moment.lived_ms,
+            boot_ms=moment.boot_ms,
+            ahead_s=moment.ahead_s,
+            clock_steps=moment.clock_steps,
+            flags=moment.flags,
             transactions=transactions,
             entries=0,
             newest_transaction=Version(

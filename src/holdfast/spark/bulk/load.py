@@ -500,16 +500,14 @@ class _Planner:
     def batches(self, leadership: Leadership) -> Iterator[BatchPlan]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         through = self.progress.through
-        time_ms = 0
         chunks = [chunk for chunk in self._staged.chunks if chunk.past > through]
         wanted = [chunk for chunk in chunks if self._assigned[chunk.past] > self._assigned[max(chunk.first, through)]]
         for number, chunk in enumerate(wanted):
-            time_ms = max(time_ms, int(time.time() * 1000))
             # What follows without a version belongs to the batch before it.
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
-            yield self._batch(leadership, chunk, max(chunk.first, through), past, time_ms)
+            yield self._batch(leadership, chunk, max(chunk.first, through), past)
 
-    def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int, time_ms: int) -> BatchPlan:
+    def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
         ordinals = self._resolution.ordinals[begin : chunk.past]
         # A request that the log holds is committed there and has no ordinal here.
@@ -521,7 +519,7 @@ class _Planner:
         floor = int(self._plan.versions(self._assigned[floor_index].astype(np.int64))[0])
         before = leadership.head.last_version
         self.progress = msgspec.structs.replace(self.progress, through=past)
-        header = leadership.next_header(versions[0], versions[1], floor, transactions, time_ms)
+        header = leadership.next_header(versions[0], versions[1], floor, transactions)
         kept = np.where(
             (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
         )

@@ -157,7 +157,7 @@ class Stages:
             body = encode_body(group.transactions)
             versions = group.transactions[0].version, group.transactions[-1].version
             count = len(group.transactions)
-            header = self.leadership.next_header(*versions, group.floor, count, now().wall_ms)
+            header = self.leadership.next_header(*versions, group.floor, count)
             header = replace(header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
             objects.append((header, encode_object(header, body)))
 
