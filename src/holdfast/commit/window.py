@@ -320,8 +320,8 @@ class RecentWrites:
 
     >>> from holdfast.commit.format.transaction import RangeDelete, Write
     >>> window = RecentWrites(100, bytes_max=1 << 20)
-    >>> window.record(101, [Write(b"a", b"")])
-    >>> window.record(105, [RangeDelete(b"b", b"d")])
+    >>> window.record(101, [Write(b"a", b"")]), window.record(105, [RangeDelete(b"b", b"d")])
+    (0, 1)
     >>> window.changed_after(b"c", 100), window.changed_after(b"d", 100), window.range_changed_after(b"a", None, 101)
     (105, 0, 105)
     """
@@ -349,8 +349,8 @@ class RecentWrites:
         self._releasing_runs: list[Run] = []
         self._releasing_versions: list[dict[bytes, int]] = []
 
-    def record(self, version: int, operations: Sequence[Operation], *, further: bool = False) -> None:
-        """Remember what an accepted transaction changed. Versions rise strictly.
+    def record(self, version: int, operations: Sequence[Operation], *, further: bool = False) -> int:
+        """Remember what an accepted transaction changed. Versions rise strictly. Returns how many were range deletions.
 
         A large transaction may be recorded in parts: ``further`` says that this is another part of the newest one. No
         question may be asked between its parts. Cost: O(operations), and the steps of work that as many keys owe.
@@ -363,8 +363,10 @@ class RecentWrites:
         versions = young.versions
         open_keys = self._open_keys
         payload = VERSION_BYTES
+        deletions = 0
         for operation in operations:
             if isinstance(operation, RangeDelete):
+                deletions += 1
                 self._record_range_delete(version, operation)
                 if young is not self._young:
                     young = self._young
@@ -382,6 +384,7 @@ class RecentWrites:
                 self._absorb_resting()
         if young.run_keys >= self._shape.slice_keys or young.payload_bytes >= self._slice_bytes_max:
             self._close_slice()
+        return deletions
 
     def changed_after(self, key: bytes, version: int) -> int:
         """The newest version above ``version`` that changed ``key``, a range deletion over it included, or 0.

@@ -15,18 +15,19 @@ from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
+from tests.one_line_mutants import mutated
 from tests.worlds.harness import Mutants
 from tests.worlds.log.etiquette import run_etiquette
 from tests.worlds.log.world import run_world
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import encode_body, encode_object
-from holdfast.commit.format.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
+from holdfast.commit.format.transaction import Committed, Rejected, Transaction
 from holdfast.commit.leadership import claims, takeover, takeover_machine
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.claims import Heartbeat
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
-from holdfast.commit.stages import attempts, events, persist, pipeline, release, resolve, sequence
+from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
 from holdfast.commit.stages.events import Batch, CommitEntry, Position
 from holdfast.commit.window import RecentWrites
 from holdfast.errors import CorruptData
@@ -351,8 +352,9 @@ def ban_lost_with_a_later_attempt(
 
 
 @MUTANTS.breaks("what is accepted joins the window at once", "record", RecentWrites)
-def writes_not_recorded(self: RecentWrites, version: int, operations: object) -> None:
+def writes_not_recorded(self: RecentWrites, version: int, operations: object, *, further: bool = False) -> int:
     """What is accepted is not remembered."""
+    return 0
 
 
 @MUTANTS.breaks("the window starts empty at the claim's base", "__init__", resolve.Resolve)
@@ -361,19 +363,12 @@ def window_of_the_predecessor(self: resolve.Resolve, base: int, *arguments: Any,
     _resolve_init(self, max(0, base - 2 * batch.VERSION_JUMP), *arguments, **bounds)
 
 
-@MUTANTS.breaks("below the floor nothing is judged", "_judge", resolve.Resolve)
-def floor_ignored(self: resolve.Resolve, txn: Transaction) -> Rejected | None:
-    """A read below the floor is judged by what is left of the window."""
-    recent, failed = self.recent, list[FailedPrecondition]()
-    for index, read in enumerate(txn.preconditions):
-        version = max(recent.floor, (txn.read_version if read.version is None else read.version) or 0)
-        if isinstance(read, PointRead):
-            changed = recent.changed_after(read.key, version)
-        else:
-            changed = recent.range_changed_after(read.begin, read.end, version)
-        if changed:
-            failed.append(FailedPrecondition(index, changed))
-    return Rejected("conflict", tuple(failed)) if failed else None
+# A read below the floor is judged by what is left of the window.
+MUTANTS.add(
+    "floor_ignored",
+    "below the floor nothing is judged",
+    (resolve, "Judge", mutated(judge, "if version < floor:", "if version > (version := max(version, floor)):").Judge),
+)
 
 
 # -- taking over ------------------------------------------------------------------------------------------------------
