@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from holdfast.commit.format.batch import Header, object_name
+from holdfast.commit.format.batch import Header, Kind, body_bytes, object_name
 from holdfast.commit.reading.reader import LoggedBatch
 from holdfast.copies.window import CopyWindow
 from holdfast.errors import Code, InvalidRequest
@@ -23,7 +23,8 @@ async def carry(
 
     An object that is there already counts when it has the same bytes. After a crash, or an error: the copy has
     everything up to the last object that was ``copied``, and may have some of those after it.
-    Raises: InvalidRequest (``log_mismatch``: another object has a name), Unavailable, and what ``objects`` raises.
+    Raises: InvalidRequest (``log_mismatch``: another object has a name), CorruptData (a body is damaged: it is not
+    copied), Unavailable, and what ``objects`` raises.
     """
     window = window or CopyWindow()
     under_way: dict[asyncio.Task[None], Header] = {}
@@ -40,6 +41,8 @@ async def carry(
         async for batch in objects:
             while not window.may_send(batch.header):
                 await land_some()
+            if batch.header.kind is not Kind.CLAIM:
+                body_bytes(batch.data, batch.header)
             window.sent(batch.header)
             under_way[asyncio.ensure_future(_put(copy, batch))] = batch.header
         while under_way:

@@ -1,12 +1,14 @@
 """A mirror: a copy of a log that grows with it, byte for byte, until it is promoted.
 
-    a round     action                                                   a crash after it leaves
-    copy        carry what the source has and the mirror lacks           a shorter mirror
-    snapshots   copy those that the mirror has reached                   parts without a manifest
-    hold        ask the source to keep what is not copied yet            a hold that ends by itself
-    truncate    delete what the source's log says was truncated, once    a sweep that goes on in the next round
-                the mirror has a snapshot of it
+    a round      action                                                   a crash after it leaves
+    copy         carry what the source has and the mirror lacks, up to    a shorter mirror
+                 the next object that truncates
+    foundations  copy snapshots and checkpoints that it has reached       parts without a manifest
+    verify       it can produce its state, also after that truncation     the same; then the copy goes on
+    hold         ask the source to keep what is not copied yet            a hold that ends by itself
+    truncate     delete what the log says was truncated                   a sweep that goes on in the next round
 
+So no object with a ``truncated_through`` comes before the mirror has a whole snapshot of what that takes away.
 The mirror has a place in ``meta/role`` and no state of its own: where it stands is where its chain ends.
 """
 
@@ -15,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Final
 
 import structlog
@@ -29,17 +30,18 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry
-from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, snapshots_between
+from holdfast.copies.holding import Held, held, hold_id, set_source_hold
+from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.restoring import begin_copy, require_role
-from holdfast.copies.source import first_slot_of, objects_from, standing_of
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.copies.source import ended_early, first_slot_of, objects_from, standing_of
+from holdfast.errors import Closed, Code, NotFound, Unavailable
+from holdfast.foundations.families import SNAPSHOTS, Flaw
+from holdfast.foundations.keeping import KeptSnapshots
+from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import slot_through
-from holdfast.retention.generations import Generations
-from holdfast.retention.policies import Content, Hold, set_hold
 from holdfast.retention.sweep import Swept, sweep
 from holdfast.snapshots.making import make_snapshot
-from holdfast.snapshots.removing import KeptSnapshots
 from holdfast.values import slot_text
 
 log = structlog.get_logger("holdfast.copies.mirroring")
@@ -104,13 +106,18 @@ class Mirror:
         self._held_s: float | None = None
         self._hold_refused = False
         # Each mirror of a log has a hold of its own, and keeps it when it starts again.
-        self._hold_id = f"mirror-{sha256(copy.url.encode()).hexdigest()[:16]}"
+        self._hold_id = hold_id("mirror", copy)
         self._truncated_through = 0
+        self._walked = False
+        """Whether this process has read what the mirror is made of."""
+        self._whole_through = 0
+        """The version of the newest snapshot of the mirror that was found whole."""
         self._head: Header | None = None
 
     async def run(self, on_progress: Progress | None = None) -> Mirrored:
         """Copy to the end of the source; with ``follow``, go on until the source is retired.
 
+        Each time that this returns, and before each call of ``on_progress``, the mirror can produce its state.
         Raises: Closed (``not_promoted`` is the rule of a mirror; once promoted it is a log, and this ends), NotFound
         (``log_empty``; ``log_truncated``: the source removed what was not copied yet), InvalidRequest
         (``log_mismatch``), CorruptData; Unavailable without ``follow``. After a crash: run it again.
@@ -139,15 +146,8 @@ class Mirror:
         newest, claim = frontier
         lineage = await lineage_of(self._source, claim)
         role = await self._role(lineage, frontier)
-        await self._carry(role, newest)
-        reached = await find_frontier(self._copy)
-        assert reached is not None, "a mirror has at least the first claim of its source"
-        head, own_claim = reached
-        self._head = head
-        self._snapshots += await copy_new_snapshots(
-            self._source, self._copy, lineage, role.truncated_through, head.last_version
-        )
-        await copy_new_checkpoints(self._source, self._copy, lineage, role.truncated_through, head.last_version)
+        async with self._held_for_a_round(role, lineage, newest):
+            head, own_claim = await self._copy_all(role, lineage, newest)
         await self._hold(head)
         await self._truncate(role, head, own_claim)
         return Mirrored(
@@ -158,6 +158,63 @@ class Mirror:
             lag=await self._lag(head),
             retired=self._retired,
         )
+
+    def _held_for_a_round(self, role: Role, lineage: Lineage, newest: Header) -> AbstractAsyncContextManager[None]:
+        """The hold of a mirror that does not follow; one that follows has its own."""
+        if not self._options.hold or self._options.follow:
+            return nullcontext()
+        return self._round_hold(role, lineage, newest)
+
+    @asynccontextmanager
+    async def _round_hold(self, role: Role, lineage: Lineage, newest: Header) -> AsyncGenerator[None]:
+        reached = await find_frontier(self._copy)
+        through = max(role.truncated_through, 0 if reached is None else reached[0].last_version)
+        snapshot = None
+        if not self._whole_through:
+            snapshot = await newest_needed(self._source, lineage, role.truncated_through, newest.last_version)
+        async with held(self._source, self._hold_id, through, snapshot):
+            yield
+
+    async def _copy_all(self, role: Role, lineage: Lineage, newest: Header) -> tuple[Header, Header]:
+        """Copy until nothing is left or a truncation cannot be followed. Returns where the mirror ends then."""
+        while True:
+            stopped = await self._carry(role, newest)
+            reached = await find_frontier(self._copy)
+            assert reached is not None, "a mirror has at least the first claim of its source"
+            self._head = reached[0]
+            copied = await copy_foundations(
+                self._source, self._copy, lineage, role.truncated_through, reached[0].last_version
+            )
+            self._snapshots += copied.snapshots
+            truncates = 0 if stopped is None else stopped.truncated_through
+            await self._require_state(role, reached, truncates, copied.flaws)
+            if stopped is None:
+                return reached
+
+    async def _require_state(
+        self, role: Role, reached: tuple[Header, Header], truncates: int, passed_over: list[Flaw]
+    ) -> None:
+        """Return if the mirror can produce its state, also once everything up to ``truncates`` has gone.
+
+        The first time all is read that this takes, then what is new. Raises: NotFound (``log_truncated``), CorruptData,
+        Unavailable.
+        """
+        head = reached[0]
+        through = max(role.truncated_through, head.truncated_through, truncates)
+        if self._walked and through <= self._whole_through:
+            return
+        if truncates:
+            there, _ = await SNAPSHOTS.between(
+                self._copy, await lineage_of(self._copy, reached[1]), through, head.last_version
+            )
+            if not there:
+                await make_snapshot(self._copy)
+        depth = Depth.READ if self._walked else Depth.CHAIN
+        found = await require_state(
+            self._copy, reached, head.last_version, depth=depth, truncated_through=through, passed_over=passed_over
+        )
+        self._walked = True
+        self._whole_through = 0 if found.snapshot is None else found.snapshot.version
 
     async def _wait_for_more(self) -> None:
         """Until the source has the next object; a whole round goes by in any case after ``IDLE_SECONDS``."""
@@ -192,8 +249,10 @@ class Mirror:
             require_role(role, "mirror", lineage)
         return role
 
-    async def _carry(self, role: Role, newest: Header) -> None:
+    async def _carry(self, role: Role, newest: Header) -> Header | None:
+        """Copy to the end of the source. Returns the object before which it stopped, because it truncates."""
         before = self._head
+        passed = _Passed(max(role.truncated_through, self._whole_through))
 
         def copied(header: Header) -> None:
             self._objects += before is None or header.slot < before.slot
@@ -201,32 +260,18 @@ class Mirror:
         try:
             standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
             objects = objects_from(self._source, standing, role)
-            async with aclosing(objects), aclosing(self._without_retirement(objects)) as wanted:
+            async with aclosing(objects), aclosing(passed.of(objects)) as wanted:
                 await carry(wanted, self._copy, copied)
         except NotFound as gone:
             raise _removed(role) from gone
+        self._retired = self._retired or passed.retired
         reached = await find_frontier(self._copy)
-        if reached is None or reached[0].slot > newest.slot:
-            # The source had ``newest`` before this round: either it was truncated meanwhile, or it has a hole.
-            if self._retired and reached is not None and reached[0].slot == newest.prev:
-                return
-            now = await find_frontier(self._source)
-            if now is not None and reached is not None and reached[0].last_version < now[0].truncated_through:
-                raise _removed(role)
-            raise CorruptData(
-                "an object of the source has gone",
-                code=Code.CORRUPT_LOG,
-                hint="`holdfast log verify` names what is missing; `holdfast log repair` makes a log without it",
-                mirrored_through=None if reached is None else reached[0].last_version,
-                newest=object_name(newest.slot),
-            )
-
-    async def _without_retirement(self, objects: AsyncGenerator[LoggedBatch]) -> AsyncGenerator[LoggedBatch]:
-        async for batch in objects:
-            if batch.header.retires:
-                self._retired = True
-                return
-            yield batch
+        if passed.stopped is not None or (reached is not None and reached[0].slot <= newest.slot):
+            return passed.stopped
+        # The source had ``newest`` before this round: either it was truncated meanwhile, or it has a hole.
+        if self._retired and reached is not None and reached[0].slot == newest.prev:
+            return None
+        raise await ended_early(self._source, None if reached is None else reached[0])
 
     async def _hold(self, head: Header) -> None:
         """Keep the source from truncating what is not copied yet. A policy is what truncates, so none needs none."""
@@ -236,30 +281,14 @@ class Mirror:
         if self._held_s is not None and now_s - self._held_s < HOLD_EVERY_SECONDS:
             return
         self._held_s = now_s
-
-        def wall_ms() -> int:
-            return int(time.time() * 1000)
-
-        generations = Generations(self._source, wall_ms)
-        try:
-            if not Content.of(await generations.newest()).policies:
-                return
-            hold = Hold(from_version=head.last_version, expires_ms=wall_ms() + HOLD_LASTS_MS)
-            await generations.change(set_hold(self._hold_id, hold, now_ms=wall_ms()), "mirror")
-        except NotFound:
-            raise
-        except HoldfastError as error:
-            self._hold_refused = True
-            log.warning("mirror_without_hold", error=str(error), hint="the source may truncate what is not copied yet")
+        held_on = await set_source_hold(self._source, self._hold_id, head.last_version, lasts_ms=HOLD_LASTS_MS)
+        self._hold_refused = held_on is Held.REFUSED
 
     async def _truncate(self, role: Role, head: Header, claim: Header) -> None:
-        """Delete what the log says was truncated, once a snapshot here stands for it."""
+        """Delete what the log says was truncated. A whole snapshot has the state: the objects that say so are here."""
         through = head.truncated_through
         if through <= max(self._truncated_through, role.truncated_through):
             return
-        lineage = await lineage_of(self._copy, claim)
-        if not await snapshots_between(self._copy, lineage, through, head.last_version):
-            await make_snapshot(self._copy)
         kept = KeptSnapshots(self._copy, claim, keep=self._options.snapshots_keep)
         oldest = await kept.oldest(())
         if oldest is None or oldest < through:
@@ -284,6 +313,29 @@ class Mirror:
             sum(row.size for row in rows if row.key < name),
             max(0, newest.time_ms - head.time_ms) / 1000.0,
         )
+
+
+class _Passed:
+    """What of the source goes into the mirror now: up to the first object that truncates further than ``allowed``.
+
+    ``retired``: the source ended with a claim that retires it, which is not copied.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self.stopped: Header | None = None
+        self.retired = False
+
+    async def of(self, objects: AsyncGenerator[LoggedBatch]) -> AsyncGenerator[LoggedBatch]:
+        """The objects."""
+        async for batch in objects:
+            if batch.header.truncated_through > self._allowed:
+                self.stopped = batch.header
+                return
+            if batch.header.retires:
+                self.retired = True
+                return
+            yield batch
 
 
 def _removed(role: Role) -> NotFound:

@@ -1,6 +1,7 @@
 """Make a copy a log of its own: the record that permits it, then the fork claim.
 
     step      action                                              a crash after this step leaves
+    verify    the mirror can produce its state                    a mirror
     record    create meta/promoted with the id of the new log     a log: the first who leads it writes the fork claim
     claim     claim with that id                                  a log that anybody may lead
 
@@ -10,6 +11,7 @@ Nothing asks the copier to stop. It obeys the rules of a leader, so what it stil
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,10 +20,9 @@ from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, take_the_lead
-from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
-from holdfast.copies.manifests import require_checkpoint, snapshots_between
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.values import LeaderId, LogId
@@ -37,11 +38,12 @@ class PromotedLog:
     base: int
 
 
-async def promote(copy: ObjectStore) -> PromotedLog:
+async def promote(copy: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None) -> PromotedLog:
     """Make a mirror a log, or finish what an earlier call began. The source may go on; this cannot stop it.
 
-    Raises: InvalidRequest (this is no mirror), NotFound (``log_empty``; ``log_truncated``: the mirror has no snapshot
-    of what was removed from the log yet), CorruptData, Unavailable. After a crash: see the module.
+    Cost: the newest whole snapshot of the mirror is read, and the chain after it; without one the whole mirror.
+    Raises: InvalidRequest (this is not a mirror), NotFound (``log_empty``; ``log_truncated``: the mirror cannot produce
+    the state of the log yet), CorruptData, Unavailable. After a crash: see the module.
     """
     role, promoted = (await read_records(copy)).decoded()
     if role is None or role.role != "mirror":
@@ -53,19 +55,17 @@ async def promote(copy: ObjectStore) -> PromotedLog:
     frontier = await find_frontier(copy)
     if frontier is None:
         raise NotFound("the mirror is empty", code=Code.LOG_EMPTY, hint="run `holdfast log mirror` first")
-    head, claim = frontier
+    head, _ = frontier
+    is_done = promoted is not None and head.log_id.hex() == promoted.log_id
+    await require_state(
+        copy,
+        frontier,
+        head.last_version,
+        depth=Depth.READ if is_done else Depth.CHAIN,
+        truncated_through=role.truncated_through,
+        on_progress=on_progress,
+    )
     if promoted is None:
-        truncated_through = max(role.truncated_through, head.truncated_through)
-        lineage = await lineage_of(copy, claim)
-        if truncated_through and not await snapshots_between(copy, lineage, truncated_through, head.last_version):
-            raise NotFound(
-                "the mirror has no snapshot of what was removed from the log",
-                code=Code.LOG_TRUNCATED,
-                hint="let `holdfast log mirror` go on until it has copied one",
-                truncated_through=truncated_through,
-                mirrored_through=head.last_version,
-            )
-        await require_checkpoint(copy, claim, lineage, head.last_version, truncated_through)
         promoted = Promoted(log_id=secrets.token_hex(16))
     claimed = await fork(copy, promoted.log_id)
     return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version)

@@ -7,14 +7,14 @@ log. Their preconditions are left out, because they name versions of the old one
 
     step        action                                                     a crash after this step leaves
     look        read every object of the source, and of the backup         nothing
-    copy        role, objects before the damage, snapshots, verify, fork   as ``restoring``
+    copy        role, objects before the damage, foundations, verify, fork as ``restoring``
     append      the transactions after the damage, then a resign record    a log without some of them: begin again
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -41,10 +41,13 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier
 from holdfast.copies.chain import carry
-from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, snapshots_between
+from holdfast.copies.holding import held, hold_id
+from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.promoting import fork
-from holdfast.copies.restoring import begin_copy, require_role
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.copies.restoring import begin_copy, require_role, verify_copy
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.foundations.families import Flaw
+from holdfast.foundations.state import Depth, find_foundation
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX, Slot, Version, slot_text
 
@@ -75,14 +78,20 @@ class Finding:
     """What a look at a damaged log found. ``cut``: everything up to this version is copied unchanged; None for all.
 
     ``truncated_through`` and ``first_slot``: what retention had removed, and where the log begins after it.
+    ``forked_at``: the logs that it was forked from, and where.
     """
 
     log_id: str = ""
     objects: int = 0
     damage: list[Damage] = field(default_factory=list[Damage])
+    forked_at: dict[str, int] = field(default_factory=dict[str, int])
     cut: int | None = None
     truncated_through: int = 0
     first_slot: int = FIRST_SLOT
+
+    def lineage(self) -> Lineage:
+        """The log, and the logs that it was forked from, by the claims that can be read."""
+        return Lineage(self.log_id, self.forked_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +137,9 @@ class DamagedLog:
             if batch is not None and self._fits(batch.header, head, claim_slot):
                 header = batch.header
                 self._note_lost(header)
-                if head is None or self.found.log_id == "":
-                    self.found.log_id = header.log_id.hex()
+                self.found.log_id = header.log_id.hex()
+                if header.parent_log_id is not None:
+                    self.found.forked_at[header.parent_log_id.hex()] = header.forked_at
                 self.found.objects += 1
                 if on_progress is not None:
                     on_progress(self.found.objects, len(self._slots))
@@ -277,23 +287,16 @@ async def repair(
             "a repair begins at an empty prefix, and this one holds a copy", hint="choose another prefix", url=copy.url
         )
     found = await look(source, backup, on_progress)
-    lineage = Lineage(found.log_id)
-    through = found.truncated_through
+    lineage, through = found.lineage(), found.truncated_through
     cut = VERSION_MAX if found.cut is None else found.cut
-    if through and not await snapshots_between(source, lineage, through, cut):
-        raise NotFound(
-            "the log was truncated, and no snapshot is left of the part before the damage",
-            code=Code.LOG_TRUNCATED,
-            hint="repair it with --from and a backup that has the damaged objects",
-            truncated_through=through,
-            damaged_after=found.cut,
-        )
+    stores = (source,) if backup is None else (source, backup)
+    await _require_foundation(stores, lineage, cut, through)
     role = await begin_copy(
         copy,
         Role(
             role="restoring",
             source_log_id=found.log_id,
-            truncated_through=found.truncated_through,
+            truncated_through=through,
             first_slot=slot_text(found.first_slot),
             cut_version=found.cut,
             log_id=secrets.token_hex(16),
@@ -301,14 +304,20 @@ async def repair(
     )
     require_role(role, "restoring", lineage)
     assert role.log_id is not None, "a repaired log has a new id"
-    log = DamagedLog(source, backup)
-    async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as wanted:
-        await carry(wanted, copy, lambda _: None)
-    reached = await find_frontier(copy)
-    if reached is None:
-        raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
-    await copy_new_snapshots(source, copy, lineage, through, reached[0].last_version)
-    await copy_new_checkpoints(source, copy, lineage, through, reached[0].last_version)
+    snapshot = await newest_needed(source, lineage, through, cut)
+    async with held(source, hold_id("repair", copy), through, snapshot):
+        log = DamagedLog(source, backup)
+        async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as wanted:
+            await carry(wanted, copy, lambda _: None)
+        reached = await find_frontier(copy)
+        if reached is None:
+            raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
+        if log.found.cut != found.cut or log.found.truncated_through != through:
+            raise Unavailable("the source changed while it was repaired", hint="repair it again, to an empty prefix")
+        flaws: list[Flaw] = []
+        for each in stores:
+            flaws += (await copy_foundations(each, copy, lineage, through, reached[0].last_version)).flaws
+    await verify_copy(copy, through, passed_over=flaws)
     claim = await fork(copy, role.log_id)
     appended = left_out = 0
     if found.cut is not None:
@@ -325,6 +334,23 @@ async def repair(
         async with aclosing(rest.batches()) as batches, aclosing(_appended(batches, claim, leave_out)) as objects:
             await carry(objects, copy, count)
     return Repaired(role.log_id, found.log_id, claim.forked_at, appended, found.damage, left_out)
+
+
+async def _require_foundation(stores: Sequence[ObjectStore], lineage: Lineage, cut: int, truncated: int) -> None:
+    """Return if one of ``stores`` has a snapshot for the part before the damage: a repair without one ends early.
+
+    Raises: NotFound, CorruptData, Unavailable.
+    """
+    error: HoldfastError | None = None
+    for store in stores:
+        try:
+            await find_foundation(store, lineage, cut, truncated, None, depth=Depth.LISTED)
+        except (NotFound, CorruptData) as refused:
+            error = error or refused
+        else:
+            return
+    assert error is not None, "there is a source"
+    raise error
 
 
 async def _before_damage(batches: AsyncGenerator[LoggedBatch], log: DamagedLog) -> AsyncGenerator[LoggedBatch]:

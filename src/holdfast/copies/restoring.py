@@ -2,20 +2,21 @@
 
     step        action                                                    a crash after this step leaves
     role        create meta/role: the source, the cut, the new log id     a prefix where nobody may lead
+    hold        ask the source to keep what is copied                     a hold that ends by itself
     objects     copy the chain up to the cut                              the same; a rerun goes on
-    snapshots   copy those up to the cut                                  the same
+    foundations copy snapshots and checkpoints up to the cut              the same
     policies    copy the retention policies, no holds                     the same
-    verify      read everything back                                      the same
+    verify      read everything back: it can produce its state at the cut the same
     promote     create meta/promoted, write the fork claim                a log: the first who leads it forks it, too
 
-The source is only read. A rerun takes the cut from ``meta/role``. Stores on a leader's disk are not in the log.
+Of the source everything but the hold is only read. A rerun takes the cut from ``meta/role``, whatever the source has
+removed since: it goes on, or it is refused. Stores on a leader's disk are not in the log.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -25,12 +26,15 @@ from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier
-from holdfast.commit.reading.survey import verify_log
+from holdfast.commit.reading.survey import LogCheck, verify_log
 from holdfast.copies.chain import carry
-from holdfast.copies.manifests import copy_new_checkpoints, copy_new_snapshots, require_checkpoint, snapshots_between
+from holdfast.copies.holding import held, hold_id, wall_ms
+from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.promoting import fork
-from holdfast.copies.source import cut_at, first_slot_of, objects_from, standing_of, version_at
+from holdfast.copies.source import Cut, ended_early, first_slot_of, objects_from, standing_of, version_at
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.foundations.families import SNAPSHOTS, Flaw
+from holdfast.foundations.state import Depth, Foundation, require_state
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.generations import Generations
@@ -67,7 +71,8 @@ async def restore(
 ) -> Restored:
     """Restore ``source`` at ``point`` into ``copy``, or go on with a restore that was interrupted.
 
-    Cost: the log up to the cut is read once and written once, and the copy is read once. After a crash: see the module.
+    The copy can produce its state at the cut when this returns (``foundations.state``).
+    Cost: the log up to the cut is read and written once, and the copy is read twice. After a crash: see the module.
     Raises: NotFound (``log_empty``; ``log_truncated``, naming the oldest point that can be restored), InvalidRequest
     (``future_version``; ``log_mismatch``: the prefix holds something else), CorruptData, Unavailable.
     """
@@ -79,28 +84,13 @@ async def restore(
     role = await _role(source, copy, frontier, lineage, point)
     assert role.cut_version is not None, "a restore has a cut"
     assert role.log_id is not None, "a restore has a new log id"
-    cut, truncated_through = role.cut_version, role.truncated_through
-    done = await find_frontier(copy)
-    if done is None or done[0].log_id.hex() != role.log_id:
-
-        def copied(header: Header) -> None:
-            report("copying", header.last_version, cut)
-
-        standing = await standing_of(source, copy, truncated_through=truncated_through)
-        objects = objects_from(source, standing, role)
-        async with aclosing(objects), aclosing(cut_at(objects, cut)) as wanted:
-            await carry(wanted, copy, copied)
-        await copy_new_snapshots(source, copy, lineage, truncated_through, cut)
-        await copy_new_checkpoints(source, copy, lineage, truncated_through, cut)
-        await _copy_policies(source, copy)
-        check = await verify_log(
-            copy, lambda read, total: report("verifying", read, total), truncated_through=truncated_through
-        )
-        if check.last_version > cut:
-            raise InvalidRequest("the copy is past the cut", code=Code.LOG_MISMATCH, cut=cut, copy=check.last_version)
+    _, promoted = (await read_records(copy)).decoded()
+    if promoted is None:
+        await _copy(source, copy, frontier, role, report)
     claim = await fork(copy, role.log_id)
-    check = await verify_log(copy)
-    kept = await snapshots_between(copy, await lineage_of(copy, claim), 0, cut)
+    check, restored = await verify_copy(copy)
+    kept, _ = await SNAPSHOTS.between(copy, await lineage_of(copy, claim), 0, claim.forked_at)
+    assert restored.version >= claim.forked_at, "it was verified to its end"
     return Restored(
         log_id=role.log_id,
         source_log_id=role.source_log_id,
@@ -110,6 +100,66 @@ async def restore(
         snapshots=len(kept),
         base=claim.last_version,
     )
+
+
+async def _copy(
+    source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], role: Role, report: Progress
+) -> None:
+    """The steps before the claim. Raises: as ``restore``."""
+    cut, truncated_through = role.cut_version, role.truncated_through
+    assert cut is not None, "a restore has a cut"
+    lineage = await lineage_of(source, frontier[1])
+    snapshot = await newest_needed(source, lineage, truncated_through, cut)
+
+    def copied(header: Header) -> None:
+        report("copying", header.last_version, cut)
+
+    async with held(source, hold_id("restore", copy), truncated_through, snapshot):
+        standing = await standing_of(source, copy, truncated_through=truncated_through)
+        wanted = Cut(cut, standing)
+        objects = objects_from(source, standing, role)
+        async with aclosing(objects), aclosing(wanted.of(objects)) as parts:
+            await carry(parts, copy, copied)
+        if not wanted.is_reached:
+            reached = await find_frontier(copy)
+            raise await ended_early(source, None if reached is None else reached[0])
+        copied_too = await copy_foundations(source, copy, lineage, truncated_through, cut)
+        await _copy_policies(source, copy, truncated_through)
+    check, _ = await verify_copy(
+        copy,
+        truncated_through,
+        lambda read, total: report("verifying", read, total),
+        version=cut,
+        passed_over=copied_too.flaws,
+    )
+    if check.last_version > cut:
+        raise InvalidRequest("the copy is past the cut", code=Code.LOG_MISMATCH, cut=cut, copy=check.last_version)
+
+
+async def verify_copy(
+    copy: ObjectStore,
+    truncated_through: int = 0,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    *,
+    version: int | None = None,
+    passed_over: Sequence[Flaw] = (),
+) -> tuple[LogCheck, Foundation]:
+    """Read all of a copy, and return if it can produce its state at ``version``, by default at its end.
+
+    Raises: CorruptData, NotFound (``log_truncated``: its foundation is missing), Unavailable.
+    """
+    check = await verify_log(copy, on_progress, truncated_through=truncated_through)
+    frontier = await find_frontier(copy)
+    assert frontier is not None, "it was read just now"
+    found = await require_state(
+        copy,
+        frontier,
+        frontier[0].last_version if version is None else version,
+        depth=Depth.READ,
+        truncated_through=truncated_through,
+        passed_over=passed_over,
+    )
+    return check, found
 
 
 def _no_report(step: str, done: int, total: int | None) -> None:
@@ -122,7 +172,7 @@ async def _role(
     """The role of the copy, created now or by an earlier run. Raises: as ``restore``."""
     role, _ = (await read_records(copy)).decoded()
     if role is None:
-        cut = await _cut(source, frontier, lineage, point)
+        cut = await _cut(source, frontier, point)
         role = Role(
             role="restoring",
             source_log_id=lineage.log_id,
@@ -134,7 +184,7 @@ async def _role(
         role = await begin_copy(copy, role)
     require_role(role, "restoring", lineage)
     if point != Point():
-        cut = await _cut(source, frontier, lineage, point)
+        cut = await _cut(source, frontier, point)
         if cut != role.cut_version:
             raise InvalidRequest(
                 "a restore to another point was begun here",
@@ -145,8 +195,8 @@ async def _role(
     return role
 
 
-async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: Point) -> int:
-    head, claim = frontier
+async def _cut(source: ObjectStore, frontier: tuple[Header, Header], point: Point) -> int:
+    head, _ = frontier
     if point.time_ms is not None:
         cut = await version_at(source, frontier, point.time_ms)
     else:
@@ -155,18 +205,7 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], lineage: Li
         raise InvalidRequest(
             "the log has not reached this version", code=Code.FUTURE_VERSION, at=cut, last_version=head.last_version
         )
-    truncated_through = head.truncated_through
-    if truncated_through and not await snapshots_between(source, lineage, truncated_through, cut):
-        later = await snapshots_between(source, lineage, truncated_through, head.last_version)
-        raise NotFound(
-            "the log was truncated, and no snapshot that is left is so old",
-            code=Code.LOG_TRUNCATED,
-            hint="restore a later point" if later else "make a snapshot of the source first: `holdfast log snapshot`",
-            at=cut,
-            oldest=later[0].version if later else None,
-            truncated_through=truncated_through,
-        )
-    await require_checkpoint(source, claim, lineage, cut, truncated_through)
+    await require_state(source, frontier, cut, depth=Depth.LISTED)
     return cut
 
 
@@ -209,14 +248,9 @@ def require_role(role: Role, wanted: Literal["mirror", "restoring"], source: Lin
         )
 
 
-async def _copy_policies(source: ObjectStore, copy: ObjectStore) -> None:
-    def now_ms() -> int:
-        return int(time.time() * 1000)
-
-    generation = await Generations(source, now_ms).newest()
+async def _copy_policies(source: ObjectStore, copy: ObjectStore, truncated_through: int) -> None:
+    generation = await Generations(source, wall_ms).newest()
     if generation is None:
         return
-    content = Content.of(generation)
-    truncated = content.truncate_through
-    policies = Content(content.policies, {}, truncated)
-    await Generations(copy, now_ms).change(set_content(policies), "restore")
+    policies = Content(Content.of(generation).policies, {}, truncated_through)
+    await Generations(copy, wall_ms).change(set_content(policies), "restore")

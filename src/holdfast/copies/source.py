@@ -38,7 +38,7 @@ from holdfast.commit.reading.reader import (
     read_header,
 )
 from holdfast.commit.reading.survey import walker_from
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot, Version, slot_text
 
@@ -140,27 +140,70 @@ async def _claims_before(source: ObjectStore, slot: Slot) -> AsyncGenerator[Logg
         yield LoggedBatch(decode_header(data, slot=found), data)
 
 
-async def cut_at(objects: AsyncIterator[LoggedBatch], version: int) -> AsyncGenerator[LoggedBatch]:
-    """The objects up to ``version``; one that the version divides is encoded again with its part."""
-    async for batch in objects:
+class Cut:
+    """The objects up to ``version``; one that the version divides is encoded again with its part.
+
+    ``is_reached`` once an object showed that nothing up to the version is missing. A source that is truncated while it
+    is read may end early.
+    """
+
+    def __init__(self, version: int, standing: ChainWalker | None) -> None:
+        """``standing``: where the copy goes on."""
+        self._version = version
+        head = None if standing is None else standing.head
+        self.is_reached = head is not None and head.last_version >= version
+
+    async def of(self, objects: AsyncIterator[LoggedBatch]) -> AsyncGenerator[LoggedBatch]:
+        """The objects that the copy gets."""
+        async for batch in objects:
+            self.is_reached = self.is_reached or batch.header.last_version >= self._version
+            if batch.header.last_version <= self._version:
+                yield batch
+                continue
+            part = self._part(batch)
+            if part is not None:
+                yield part
+            return
+
+    def _part(self, batch: LoggedBatch) -> LoggedBatch | None:
         header = batch.header
-        if header.last_version <= version:
-            yield batch
-            continue
-        kept = [logged for logged in _all_of(batch) if logged.version <= version]
-        if kept:
-            transactions = [logged.version for logged in kept if isinstance(logged, LoggedTransaction)]
-            newest = transactions[-1] if transactions else header.prev_version
-            part = replace(
-                header,
-                last_version=Version(kept[-1].version),
-                transactions=len(transactions),
-                entries=len(kept) - len(transactions),
-                newest_transaction=Version(newest if header.stores_mode else 0),
-            )
-            data = encode_object(part, encode_body(kept, compress=bool(header.flags & FLAG_LZ4)))
-            yield LoggedBatch(decode_header(data, slot=header.slot), data)
-        return
+        kept = [logged for logged in _all_of(batch) if logged.version <= self._version]
+        if not kept:
+            return None
+        transactions = [logged.version for logged in kept if isinstance(logged, LoggedTransaction)]
+        newest = transactions[-1] if transactions else header.prev_version
+        part = replace(
+            header,
+            last_version=Version(kept[-1].version),
+            transactions=len(transactions),
+            entries=len(kept) - len(transactions),
+            newest_transaction=Version(newest if header.stores_mode else 0),
+        )
+        data = encode_object(part, encode_body(kept, compress=bool(header.flags & FLAG_LZ4)))
+        return LoggedBatch(decode_header(data, slot=header.slot), data)
+
+
+async def ended_early(source: ObjectStore, copied: Header | None) -> HoldfastError:
+    """Why the source ended before an object that it had when the copy began. ``copied``: how far the copy is.
+
+    Raises: CorruptData, Unavailable.
+    """
+    now = await find_frontier(source)
+    through = None if copied is None else copied.last_version
+    if now is not None and (through or 0) < now[0].truncated_through:
+        return NotFound(
+            "the source has removed what was not copied yet",
+            code=Code.LOG_TRUNCATED,
+            hint="begin another copy at an empty prefix; a copier that may write under meta/ of the source holds it",
+            copied_through=through,
+            truncated_through=now[0].truncated_through,
+        )
+    return CorruptData(
+        "an object of the source has gone",
+        code=Code.CORRUPT_LOG,
+        hint="`holdfast log verify` names what is missing; `holdfast log repair` makes a log without it",
+        copied_through=through,
+    )
 
 
 def _all_of(batch: LoggedBatch) -> list[Logged]:

@@ -3,6 +3,7 @@
     step        action                                                a crash after this step leaves
     look        read the newest generation and the snapshots          nothing
     decide      find the cut: the newest object nothing needs         nothing
+    verify      the log can produce its state without what goes       nothing
     permit      create a generation whose truncate_through is T       policies below T are refused; nothing is deleted
     truncate    a batch carries T; wait until it is durable and       readers below T get log_truncated
                 this leader is proved to own the log
@@ -26,7 +27,10 @@ from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, StoresMode, j
 from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import CorruptData, Fenced, HoldfastError, NotFound
+from holdfast.foundations.keeping import KeptSnapshots, StrayParts
+from holdfast.foundations.readings import Readings
+from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import NOTHING, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
@@ -42,7 +46,6 @@ from holdfast.retention.policies import (
     truncate_to,
 )
 from holdfast.retention.sweep import Swept, freed, sweep
-from holdfast.snapshots.removing import KeptSnapshots, StrayParts
 from holdfast.values import Slot, Version
 from holdfast.wire.log import RetentionPlan
 
@@ -55,6 +58,7 @@ WARN_AGAIN_MS: Final = 3_600_000.0
 HELD_BACK_AGAIN_MS: Final = 86_400_000.0
 NO_SNAPSHOT: Final = "nothing is truncated: the log has no verified snapshot; `holdfast log snapshot` makes one"
 STORES_NEED_IT: Final = "nothing is truncated: the stores live in the log, and have no verified checkpoint yet"
+NOT_WHOLE: Final = "nothing is truncated: a snapshot or checkpoint that would be needed is damaged"
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 FEW_SLOTS: Final = "nothing is truncated: a truncation waits until it is worth its batch"
 PLANNED_OBJECTS_MAX: Final = 50_000
@@ -68,6 +72,7 @@ class TruncatorOptions:
 
     ``slots_min``: a truncation moves by at least this many slots. The batch that carries one lets another object go, so
     without it an idle leader would write and truncate without end.
+    ``readings``: of the snapshots, shared with the scrub.
     """
 
     policy: Policy | None = None
@@ -79,6 +84,7 @@ class TruncatorOptions:
     slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
     stores_from: Callable[[], Awaitable[int]] | None = None
+    readings: Readings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,8 @@ class Truncator:
         self._clock = clock
         self.generations = Generations(store, lambda: clock().wall_ms)
         self.state = RetentionState()
-        self._snapshots = KeptSnapshots(store, service.claim, keep=options.snapshots_keep)
+        self._readings = options.readings or Readings(boot_ms=lambda: clock().boot_ms)
+        self._snapshots = KeptSnapshots(store, service.claim, keep=options.snapshots_keep, readings=self._readings)
         self._stray = StrayParts(store, min_age_ms=STRAY_MS)
         self._author = f"leader {service.leader_id}"
         self._held = HeldBytes(store)
@@ -223,10 +230,36 @@ class Truncator:
         cut = await find_cut(self._store, claim, newest, borders)
         if cut is None or not await self._is_worth_it(cut, newest):
             return
+        if not await self._can_do_without(cut.last_version, needs, newest):
+            return
         if cut.last_version > content.truncate_through and not await self._permit(content, cut.last_version):
             return
         await self._service.truncate(Version(cut.last_version))
         log.info("log_truncated", through=cut.last_version, leader_id=self._service.leader_id)
+
+    async def _can_do_without(self, through: int, needs: Needs, newest: Header) -> bool:
+        """Whether the log can produce its state at its new beginning once everything up to ``through`` has gone.
+
+        What was read when it was found may have rotted since.
+        """
+        assert needs.snapshot is not None, "without one nothing is cut"
+        begins = min(newest.last_version, max(needs.snapshot, needs.stores or 0))
+        try:
+            await require_state(
+                self._store,
+                (newest, self._service.claim),
+                begins,
+                depth=Depth.READ,
+                truncated_through=through,
+                readings=self._readings,
+            )
+        except (CorruptData, NotFound) as error:
+            self.state.warning = NOT_WHOLE
+            hint = "`holdfast log verify` names what is damaged; `holdfast log snapshot` makes another snapshot"
+            log.error("retention_waits_for_whole_snapshot", error=error.statement(), hint=hint)
+            await self._snapshots.look_again(needs.snapshot)
+            return False
+        return True
 
     async def _bytes_border(self, content: Content) -> dict[int, int]:
         sizes = {policy.max_bytes for policy in content.policies.values()} - {None}

@@ -156,7 +156,7 @@ def test_a_truncated_log_is_repaired_from_its_snapshot_on() -> None:
         assert len(repaired.damage) == 1
         await verify_log(copy)
         damage(source, Slot(int(data[-1][-20:])), "body")
-        with pytest.raises(NotFound, match="no snapshot is left"):
+        with pytest.raises(NotFound, match="no whole snapshot is left"):
             await repair(source.store, MemoryStore(MemoryObjects()))
         with pytest.raises(InvalidRequest, match="empty prefix"):
             await repair(source.store, copy)

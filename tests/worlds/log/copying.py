@@ -335,7 +335,7 @@ class CopyWorld(World):
         self.agenda.after(200.0 * self.draw.random(), None, self._copier_starts, copier)
 
     async def _mirrors(self, copier: Process) -> None:
-        mirror = Mirror(SourceStore(copier), CopyStore(copier), MirrorOptions(deletes_per_second=1e9))
+        mirror = Mirror(SourceStore(copier), CopyStore(copier), MirrorOptions(hold=False, deletes_per_second=1e9))
         while True:
             try:
                 mirrored = await mirror.round()

@@ -17,6 +17,8 @@ from holdfast.commit.reading import reader
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch
 from holdfast.copies import chain, mirroring, source
+from holdfast.copies.manifests import CopiedFoundations
+from holdfast.copies.mirroring import Mirror
 from holdfast.copies.window import CopyWindow
 from holdfast.errors import NotFound
 from holdfast.objects.port import Created, ObjectStore, Refused
@@ -77,21 +79,21 @@ async def refused_is_own(store: ObjectStore, key: str, data: bytes) -> bool:
                 continue
 
 
-_copy_new_snapshots = mirroring.copy_new_snapshots
+_copy_foundations = mirroring.copy_foundations
 
 
 @MUTANTS.breaks(
-    "a manifest comes after the chain has reached its version", "copy_new_snapshots", mirroring, first_seed=75
+    "a manifest comes after the chain has reached its version", "copy_foundations", mirroring, first_seed=75
 )
 async def manifest_comes_early(
     origin: ObjectStore, copy: ObjectStore, lineage: Lineage, lowest: int, through: int
-) -> int:
+) -> CopiedFoundations:
     """Every snapshot of the source is copied at once."""
-    return await _copy_new_snapshots(origin, copy, lineage, lowest, through + 10**6)
+    return await _copy_foundations(origin, copy, lineage, lowest, through + 10**6)
 
 
-async def _a_snapshot_is_there(*_: object) -> list[int]:
-    return [1]
+async def _nothing_is_required(*_: object) -> None:
+    pass
 
 
 class _EverySnapshotCounts:
@@ -105,7 +107,7 @@ class _EverySnapshotCounts:
 MUTANTS.add(
     "truncates_without_a_snapshot",
     "a mirror truncates only what its own snapshot has",
-    (mirroring, "snapshots_between", _a_snapshot_is_there),
+    (Mirror, "_require_state", _nothing_is_required),
     (mirroring, "KeptSnapshots", _EverySnapshotCounts),
     play=TRUNCATED,
     first_seed=80,

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.commit import builders
 
 from holdfast.errors import Unavailable
+from holdfast.foundations.keeping import KeptSnapshots, StrayParts
 from holdfast.objects.memory import MemoryStore
 from holdfast.snapshots.manifest import FORMAT, Manifest, encode_manifest, manifest_key, part_key, part_name
 from holdfast.snapshots.part import encode_part
 from holdfast.snapshots.reading import list_versions
-from holdfast.snapshots.removing import KeptSnapshots, StrayParts
 
 LOG_ID = builders.LOG_ID.hex()
 DAY_MS = 86_400_000.0

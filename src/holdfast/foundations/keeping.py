@@ -1,7 +1,7 @@
 """Remove snapshots that newer ones replace, and parts that no manifest names. Only a log's leader does this.
 
 A snapshot goes manifest first, so a crash in between leaves parts that no manifest names, and those go later. It goes
-only after enough newer snapshots were read back in full and verified.
+only after enough newer snapshots were read in full and found whole, the oldest of them right before.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Final
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.errors import CorruptData, NotFound, Unavailable
+from holdfast.errors import CorruptData, Unavailable
+from holdfast.foundations.families import SNAPSHOTS, Flaw
+from holdfast.foundations.readings import Readings
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import PREFIX, Manifest, manifest_key, part_key
-from holdfast.snapshots.reading import list_versions, read_manifest, read_part
+from holdfast.snapshots.reading import list_versions, read_manifest
 
 KEEP_MIN: Final = 2
 PAGE: Final = 1_000
@@ -24,33 +26,38 @@ RETRY_MS: Final = 1_000
 class KeptSnapshots:
     """The snapshots of one log that stay: the newest ``keep``, and older ones that a hold names."""
 
-    def __init__(self, store: ObjectStore, claim: Header, *, keep: int) -> None:
-        """``claim`` is the newest claim of the log."""
+    def __init__(self, store: ObjectStore, claim: Header, *, keep: int, readings: Readings | None = None) -> None:
+        """``claim`` is the newest claim of the log. ``readings`` may be shared with others that read snapshots."""
         assert keep >= KEEP_MIN, "one snapshot alone may be damaged"
         self._store = store
         self._claim = claim
         self._lineage: Lineage | None = None
         self._keep = keep
-        self._verified: dict[int, Manifest] = {}
+        self._readings = readings or Readings()
+        self._whole: dict[int, Manifest] = {}
         self._damaged: set[int] = set()
         self._looked_at: frozenset[int] = frozenset()
 
     async def oldest(self, held: Collection[int]) -> int | None:
-        """Remove what may go, and return the oldest verified version that stays; None without a verified one.
+        """Remove what may go, and return the oldest whole version that stays; None without a whole one.
 
-        ``held``: versions that a hold names. Cost: a LIST, and each snapshot is read once in the life of this object.
-        Raises: Unavailable.
+        ``held``: versions that a hold names. Cost: a LIST, and each snapshot is read once in the life of this object;
+        before one is removed, what takes its place is read again. Raises: Unavailable.
         """
         versions = await list_versions(self._store)
         if self._lineage is None and versions:
             self._lineage = await lineage_of(self._store, self._claim)
+        self._readings.forget_others(SNAPSHOTS, versions)
+        self._damaged &= {*versions}
+        self._whole = {version: self._whole[version] for version in versions if version in self._whole}
         for version in versions:
-            await self._verify(version)
-        self._verified = {version: self._verified[version] for version in versions if version in self._verified}
+            await self._look_at(version, fresh=False)
         self._looked_at = frozenset(versions)
         for version in self._superseded(held):
-            await self._remove(self._verified.pop(version))
-        return min(self._verified, default=None)
+            if not await self._stays_whole(min(each for each in self._whole if each > version)):
+                break
+            await self._remove(self._whole.pop(version))
+        return min(self._whole, default=None)
 
     async def expected(self, held: Collection[int]) -> int | None:
         """What ``oldest`` would return, without removing anything.
@@ -60,31 +67,45 @@ class KeptSnapshots:
         versions = frozenset(await list_versions(self._store))
         if versions - self._looked_at:
             raise Unavailable("a new snapshot of the log is not verified yet", retry_after_ms=RETRY_MS)
-        return min((self._verified.keys() & versions).difference(self._superseded(held)), default=None)
+        return min((self._whole.keys() & versions).difference(self._superseded(held)), default=None)
 
     def _superseded(self, held: Collection[int]) -> list[int]:
         """The snapshots that newer ones replace."""
-        return [version for version in sorted(self._verified)[: -self._keep] if version not in held]
+        return [version for version in sorted(self._whole)[: -self._keep] if version not in held]
 
     @property
     def damaged(self) -> int:
-        """How many snapshots of the log could not be verified."""
+        """How many snapshots of the log are not whole."""
         return len(self._damaged)
 
-    async def _verify(self, version: int) -> None:
-        if version in self._verified or version in self._damaged:
+    async def _stays_whole(self, version: int) -> bool:
+        """Read again what an older snapshot is removed for: it may have rotted since it was read first."""
+        await self._look_at(version, fresh=True)
+        return version in self._whole
+
+    async def _look_at(self, version: int, *, fresh: bool) -> None:
+        if not fresh and (version in self._whole or version in self._damaged):
             return
+        self._whole.pop(version, None)
         try:
             manifest = await read_manifest(self._store, version)
-            assert self._lineage is not None, "it was found before the first look"
-            if manifest is None or not self._lineage.holds(manifest.log_id, manifest.version):
-                return
-            for part in manifest.parts:
-                await read_part(self._store, manifest, part)
-        except (CorruptData, NotFound):
+        except CorruptData as error:
+            flaw = Flaw(SNAPSHOTS.name(version), manifest_key(version), error.message)
+            self._readings.note_unreadable(SNAPSHOTS, version, flaw)
             self._damaged.add(version)
+            return
+        assert self._lineage is not None, "it was found before the first look"
+        if manifest is None or not self._lineage.holds(manifest.log_id, manifest.version):
+            return
+        if await self._readings.flaw_of(SNAPSHOTS, self._store, manifest, fresh=fresh) is None:
+            self._whole[version] = manifest
+            self._damaged.discard(version)
         else:
-            self._verified[version] = manifest
+            self._damaged.add(version)
+
+    async def look_again(self, version: int) -> None:
+        """A reading showed that a snapshot is not what it was."""
+        await self._look_at(version, fresh=True)
 
     async def _remove(self, manifest: Manifest) -> None:
         await self._store.delete(manifest_key(manifest.version))

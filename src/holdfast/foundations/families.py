@@ -1,0 +1,155 @@
+"""Snapshots of a log's keys and checkpoints of its stores: two families of manifests that name their parts.
+
+A member of a family is *whole* when each of its parts was read and has the bytes that the manifest names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, Generic, Protocol, TypeVar
+
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.errors import CorruptData, NotFound
+from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.snapshots import manifest as snapshot
+from holdfast.snapshots import reading
+from holdfast.stores import checkpoint_objects as checkpoint
+
+PAGE: Final = 1_000
+THREAD_BYTES_MIN: Final = 1 << 20
+
+
+class OfALog(Protocol):
+    """A manifest says of which log and version it is."""
+
+    @property
+    def log_id(self) -> str:
+        """The log, in hex."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version."""
+        ...
+
+
+M = TypeVar("M", bound=OfALog)
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """A foundation that cannot be used: ``name`` says which one, ``key`` which object, ``problem`` why."""
+
+    name: str
+    key: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem} ({self.key})"
+
+
+@dataclass(frozen=True)
+class Family(Generic[M]):
+    """One sort of foundations. ``parts_of``: the key, the bytes and the SHA-256 of each object that one names."""
+
+    noun: str
+    list_versions: Callable[[ObjectStore], Awaitable[list[int]]]
+    read_manifest: Callable[[ObjectStore, int], Awaitable[M | None]]
+    manifest_key: Callable[[int], str]
+    parts_of: Callable[[M], Iterable[tuple[str, int, str]]]
+
+    def name(self, version: int) -> str:
+        """A member for people."""
+        return f"{self.noun} {version}"
+
+    async def between(
+        self, store: ObjectStore, lineage: Lineage, lowest: int, highest: int
+    ) -> tuple[list[M], list[Flaw]]:
+        """Those of a log in this range of versions, oldest first, and the manifests that cannot be read.
+
+        Raises: Unavailable.
+        """
+        found: list[M] = []
+        flaws: list[Flaw] = []
+        for version in await self.list_versions(store):
+            if not lowest <= version <= highest:
+                continue
+            try:
+                manifest = await self.read_manifest(store, version)
+            except CorruptData as error:
+                flaws.append(Flaw(self.name(version), self.manifest_key(version), error.message))
+                continue
+            if manifest is not None and lineage.holds(manifest.log_id, manifest.version):
+                found.append(manifest)
+        return found, flaws
+
+    async def read_parts(
+        self, store: ObjectReader, manifest: M, each: Callable[[str, bytes], Awaitable[None]] | None = None
+    ) -> Flaw | None:
+        """Read every part, and give it to ``each``. Returns the first part that is not what the manifest says.
+
+        Memory: one part. Raises: Unavailable, what ``each`` raises.
+        """
+        for key, size, digest in self.parts_of(manifest):
+            try:
+                data = await store.read(key)
+            except NotFound:
+                return Flaw(self.name(manifest.version), key, "a part is missing")
+            if len(data) != size or await _digest(data) != digest:
+                return Flaw(self.name(manifest.version), key, "a part has other bytes than its manifest says")
+            if each is not None:
+                await each(key, data)
+        return None
+
+    async def look_at_parts(self, store: ObjectStore, manifest: M) -> Flaw | None:
+        """As ``read_parts``, by the listed sizes alone. Cost: a LIST for each 1,000 objects next to the parts."""
+        sizes: dict[str, dict[str, int]] = {}
+        for key, size, _ in self.parts_of(manifest):
+            folder = key[: key.rindex("/") + 1]
+            if folder not in sizes:
+                sizes[folder] = await _sizes(store, folder)
+            if sizes[folder].get(key) != size:
+                problem = "a part is missing" if key not in sizes[folder] else "a part has another size"
+                return Flaw(self.name(manifest.version), key, problem)
+        return None
+
+
+async def _digest(data: bytes) -> str:
+    """On a thread where it takes long: a leader answers meanwhile."""
+    if len(data) < THREAD_BYTES_MIN:
+        return sha256(data).hexdigest()
+    return await asyncio.to_thread(lambda: sha256(data).hexdigest())
+
+
+async def _sizes(store: ObjectStore, folder: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    after = ""
+    while True:
+        rows = await store.list(folder, after=after, limit=PAGE)
+        found |= {row.key: row.size for row in rows}
+        if len(rows) < PAGE:
+            return found
+        after = rows[-1].key
+
+
+def _parts_of_snapshot(manifest: snapshot.Manifest) -> Iterable[tuple[str, int, str]]:
+    return ((snapshot.part_key(manifest.version, part.name), part.size, part.sha256) for part in manifest.parts)
+
+
+def _parts_of_checkpoint(manifest: checkpoint.Manifest) -> Iterable[tuple[str, int, str]]:
+    return ((file.key, file.size, file.sha256) for file in manifest.files)
+
+
+SNAPSHOTS: Final = Family(
+    "snapshot", reading.list_versions, reading.read_manifest, snapshot.manifest_key, _parts_of_snapshot
+)
+CHECKPOINTS: Final = Family(
+    "checkpoint of the stores",
+    checkpoint.list_versions,
+    checkpoint.read_manifest,
+    checkpoint.manifest_key,
+    _parts_of_checkpoint,
+)
