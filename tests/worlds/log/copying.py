@@ -215,6 +215,7 @@ class CopyWorld(World):
         self.promoted: promoting.PromotedLog | None = None
         self.acknowledged: list[int] = []
         self.walker = ChainWalker()
+        self._covered: set[int] = set()
         self._copiers = [Process(self, f"copier-{number}") for number in range(COPIERS)]
         self._impatient = Process(self, "impatient")
         self._promoter = Process(self, "promoter")
@@ -250,6 +251,7 @@ class CopyWorld(World):
             self.promises.break_("a mirror has only what its source has", key)
         else:
             self._judge_order(header)
+            self._judge_truncation(header)
         while (there := self._there(self.walker.next_slot)) is not None:
             self.walker.accept(decode_header(there, slot=self.walker.next_slot))
         return None
@@ -273,6 +275,17 @@ class CopyWorld(World):
             self.promises.break_("a mirror has at most W slots in flight", f"{header.slot}, missing {missing}")
         if header.slot < missing and (header.kind is Kind.CLAIM or header.claim != self._claim_slot()):
             self.promises.break_("a mirror sends nothing after a claim before all of it has landed", f"{header.slot}")
+
+    def _judge_truncation(self, header: Header) -> None:
+        """An object that truncates takes away what a snapshot of the copy has."""
+        through = header.truncated_through
+        if self._begins_late() or not through or through in self._covered:
+            return
+        versions = [version_of_manifest(row.key) for row in self.copy.list("snapshots/")]
+        if not any(version is not None and version >= through for version in versions):
+            self.promises.break_("a mirror has a snapshot before an object that truncates", f"{header.slot}")
+        self._covered.add(through)
+        self.seen["copied_truncation"] += 1
 
     def _begins_late(self) -> bool:
         data = self.copy_of(ROLE_KEY)

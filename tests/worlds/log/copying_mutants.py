@@ -92,8 +92,23 @@ async def manifest_comes_early(
     return await _copy_foundations(origin, copy, lineage, lowest, through + 10**6)
 
 
-async def _nothing_is_required(*_: object) -> None:
-    pass
+async def _nothing_is_required(self: Mirror, *_: object) -> None:
+    self._whole_through = 1 << 62
+
+
+async def _nothing_is_copied(*_: object) -> CopiedFoundations:
+    return CopiedFoundations()
+
+
+_passed = mirroring._Passed.__init__
+
+
+@MUTANTS.breaks(
+    "a mirror has a snapshot before an object that truncates", "__init__", mirroring._Passed, play=TRUNCATED
+)
+def truncation_is_an_object_like_others(self: mirroring._Passed, allowed: int) -> None:
+    """The mirror goes on to the end of the source at once."""
+    _passed(self, 1 << 62)
 
 
 class _EverySnapshotCounts:
@@ -108,6 +123,7 @@ MUTANTS.add(
     "truncates_without_a_snapshot",
     "a mirror truncates only what its own snapshot has",
     (Mirror, "_require_state", _nothing_is_required),
+    (mirroring, "copy_foundations", _nothing_is_copied),
     (mirroring, "KeptSnapshots", _EverySnapshotCounts),
     play=TRUNCATED,
     first_seed=80,
