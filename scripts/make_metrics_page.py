@@ -99,7 +99,7 @@ EVENTS = {
     "table_types_widen": "columns of a table get wider types",
     "view_goes_on_in_the_log": "older history could not be read further; the view reads the log",
     "view_in_temporary_directory": "another process keeps the view of this directory, so this one builds its own",
-    "view_interrupted": "the store did not answer the view; it tries again",
+    "view_interrupted": "the store did not answer the view; it keeps what it has read, and goes on there",
     "view_passes_over_snapshot": "the newest snapshot cannot be read; the view reads the log from its beginning",
     "view_process_ended": "the view process ended; it is started again",
     "view_process_lost": "the connection to the view process was lost; it is started again",

@@ -16,11 +16,12 @@ import pytest
 
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.objects.budget import BudgetedStore
-from holdfast.objects.faults import FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
 from holdfast.objects.probe import PREFIX, clean_up, probe
+from holdfast.objects.retrying import RetryingStore
 
 MakeStore = Callable[[], ObjectStore]
 Scenario = Callable[[ObjectStore], Awaitable[None]]
@@ -276,6 +277,18 @@ class TestBudgetedStore(ObjectStoreLaws):
     def make_store(self) -> MakeStore:
         objects = MemoryObjects()
         return lambda: BudgetedStore(FaultyStore(FaultyObjects(objects, Random(1))), connections_max=3, creates_max=2)
+
+
+class TestRetryingStore(ObjectStoreLaws):
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        objects = MemoryObjects()
+
+        async def at_once(_: float) -> None:
+            return None
+
+        rates = FaultRates(torn_listing=0.2, failed_read=0.2, failed_delete=0.2)
+        return lambda: RetryingStore(FaultyStore(FaultyObjects(objects, Random(1), rates)), sleep=at_once)
 
 
 class TestDirectoryStore(ObjectStoreLaws):

@@ -18,6 +18,7 @@ from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.budget import BudgetedStore, StoreMetrics, TimeLimited
 from holdfast.objects.memory import MemoryStore
+from holdfast.objects.retrying import ANSWERING, RetryingStore
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF, LeaderHint
@@ -561,8 +562,8 @@ class HangingReads(GatedStore):
 
 def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_takes() -> None:
     store = HangingReads()
-    # As `serve` has it: readers try twice, each within the time of a request. Here that time never ends.
-    reading = BudgetedStore(TimeLimited(store, 3_600_000), connections_max=4, creates_max=2)
+    # As `serve` has it: each attempt of a reader ends within the time of a request. Here that time never ends.
+    reading = RetryingStore(BudgetedStore(TimeLimited(store, 3_600_000), connections_max=4, creates_max=2), ANSWERING)
     options = ServiceOptions(address="test", allow_new=True, take_over=True, probe=False)
 
     async def scenario() -> None:

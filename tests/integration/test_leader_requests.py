@@ -17,6 +17,7 @@ from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
+from holdfast.objects.retrying import ANSWERING, RetryingStore
 from holdfast.server import run as serve
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import StoreWatch
@@ -114,7 +115,7 @@ async def serving(store: Held, chosen: Settings) -> tuple[serve._Process, Any, C
     process._gateway = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
     process._stop = asyncio.get_running_loop().create_future()
     budgeted = serve._budgeted(store, chosen)
-    service = await process._lead(budgeted)
+    service = await process._lead(RetryingStore(budgeted, ANSWERING, metrics=budgeted.metrics), budgeted.own)
     assert service is not None
     return process, budgeted, service
 

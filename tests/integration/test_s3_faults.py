@@ -32,7 +32,7 @@ def behind_proxy(gateway: Gateway, s3_bucket: str) -> Told:
             at = urlsplit(gateway.endpoint)
             async with asyncio.timeout(100), FaultProxy(at.hostname or "", at.port or 0) as proxy:
                 url = gateway.url(s3_bucket, prefix="log", endpoint=proxy.endpoint)
-                store = open_store(url, request_timeout_ms=timeout_ms)
+                store = open_store(url, request_timeout_ms=timeout_ms, retry=None)
                 direct = open_store(gateway.url(s3_bucket, prefix="log"))
                 try:
                     await story(store, direct, proxy)

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.test_commit_service import Gate, lead
 
 from holdfast.commit.service import CommitService
-from holdfast.server.view.child import CLOSE_SECONDS, ViewChild
+from holdfast.server.view.child import CLOSE_SECONDS, ReadCounts, ViewChild
 from holdfast.server.view.messages import Report, ViewStart
 
 
@@ -22,7 +22,7 @@ class Scripted(ViewChild):
     def __init__(self, service: CommitService, said: bytes, report: Report) -> None:
         self._lines = [said, msgspec.json.encode(report) + b"\n"]
         self._kept: socket.socket | None = None
-        super().__init__(ViewStart(log_url="memory:"), service)
+        super().__init__(ViewStart(log_url="memory:"), service, ReadCounts())
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         theirs.sendall(self._lines.pop(0))

@@ -1,18 +1,17 @@
-"""A store within limits: connections, time per request, retries of reads, counters and health.
+"""A store within limits: connections, time per request, counters and health.
 
 Three parts of the connections cannot starve each other: creates take at most ``creates_max``, a leader's requests about
 its own log (``own``) at most ``own_max``, everything else the rest. ``TimeLimited`` belongs inside a budget: the time
 of a request begins when it holds a connection.
 
-An ``Unavailable`` read or listing is repeated with capped exponential backoff and full jitter, a bounded number of
-times. Creates and requests of ``own`` are not repeated, because the leader repeats them by its own rules.
+Each call is one request. ``retrying`` belongs outside a budget, so that a pause holds no connection. A leader uses
+``own`` without it, because it repeats its requests by its own rules.
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
-import random
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -70,11 +69,6 @@ class TimeLimited:
             raise Unavailable(f"the object store did not {what} in time", url=self.url, key=key) from error
 
 
-def timed_out(error: Unavailable) -> bool:
-    """Whether a request failed because it had no answer in time."""
-    return isinstance(error.__cause__, TimeoutError)
-
-
 T = TypeVar("T")
 
 LATENCY_BOUNDS_MS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
@@ -83,35 +77,13 @@ UNHEALTHY_AFTER_FAILURES: Final = 3
 WARN_EVERY_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How a failed read or listing is repeated. Units: milliseconds. ``attempts_max`` counts the first one too.
-
-    ``unanswered_max`` bounds those among the attempts that had no answer in time: each of them took long, where one
-    that the store refused took nothing.
-    """
-
-    attempts_max: int = 5
-    backoff_ms: float = 50.0
-    backoff_ms_max: float = 2_000.0
-    unanswered_max: int = 5
-
-    def wait_ms(self, attempts: int, retry_after_ms: int | None, draw: float) -> float:
-        """How long to wait after ``attempts`` failures: full jitter, and never less than the store asked for.
-
-        >>> RetryPolicy().wait_ms(3, None, 0.5), RetryPolicy().wait_ms(1, 700, 0.0)
-        (100.0, 700.0)
-        """
-        ceiling = min(self.backoff_ms_max, self.backoff_ms * 2.0 ** (attempts - 1))
-        return max(draw * ceiling, float(retry_after_ms or 0))
-
-
 @dataclass(slots=True)
 class RequestCounts:
     """The requests of one kind (create, read, list, delete). All of it counts from the start of the process.
 
     Shape: ``outcomes`` by created, refused, unknown (creates) or ok, not_found, unavailable; ``latency_buckets`` are
-    counts per bound of ``LATENCY_BOUNDS_MS`` and one above, not cumulative.
+    counts per bound of ``LATENCY_BOUNDS_MS`` and one above, not cumulative. ``retries`` counts requests that were sent
+    again, ``interruptions`` those that failed after their last attempt; both stay 0 without ``retrying``.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -121,6 +93,7 @@ class RequestCounts:
     in_flight: int = 0
     waiting: int = 0
     retries: int = 0
+    interruptions: int = 0
 
     def finished(self, outcome: str, latency_ms: float, moved: int) -> None:
         """Count one request."""
@@ -162,8 +135,8 @@ class BudgetedStore:
 
     ``connections_max`` is the whole budget, ``creates_max`` the part of creates (the span in flight and its hedges),
     ``own_max`` the part of ``own``, 0 for no reserved part. At least one connection is left for the rest. ``clock``
-    returns seconds, ``draw`` a number in 0..1. ``not_created(key, detail)`` is called for a create without a response,
-    at most once in ten seconds.
+    returns seconds. ``not_created(key, detail)`` is called for a create without a response, at most once in ten
+    seconds.
     """
 
     def __init__(
@@ -173,10 +146,7 @@ class BudgetedStore:
         connections_max: int,
         creates_max: int,
         own_max: int = 0,
-        retry: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         not_created: Callable[[str, str], None] | None = None,
     ) -> None:
         assert creates_max >= 1, "creates need at least one connection"
@@ -185,14 +155,10 @@ class BudgetedStore:
         self._store = store
         self._creates = asyncio.Semaphore(creates_max)
         self._others = asyncio.Semaphore(max(1, connections_max - creates_max - own_max))
-        self._retry = retry if retry is not None else RetryPolicy()
         self._clock = clock
-        self._draw = draw
-        self._sleep = sleep
         self._not_created = not_created
         self.own = copy(self)
-        """This store for a leader's requests about its own log: on reserved connections, without retries."""
-        self.own._retry = RetryPolicy(attempts_max=1)
+        """This store for a leader's requests about its own log: on reserved connections."""
         if own_max:
             self.own._others = asyncio.Semaphore(own_max)
 
@@ -214,38 +180,22 @@ class BudgetedStore:
         return result
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """As the port says, after the retries."""
-        return await self._repeat(self.metrics.read, lambda: self._store.read(key, start=start, length=length), len)
+        """As the port says."""
+        return await self._once(self.metrics.read, lambda: self._store.read(key, start=start, length=length), len)
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        """As the port says, after the retries."""
-        return await self._repeat(
+        """As the port says."""
+        return await self._once(
             self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), lambda _: 0
         )
 
     async def delete(self, *keys: str) -> None:
-        """As the port says, after the retries: deleting twice is harmless."""
-        await self._repeat(self.metrics.delete, lambda: self._store.delete(*keys), lambda _: 0)
+        """As the port says."""
+        await self._once(self.metrics.delete, lambda: self._store.delete(*keys), lambda _: 0)
 
     async def close(self) -> None:
         """As the port says."""
         await self._store.close()
-
-    async def _repeat(
-        self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
-    ) -> T:
-        attempts = unanswered = 0
-        while True:
-            attempts += 1
-            try:
-                return await self._once(counts, request, size_of)
-            except Unavailable as error:
-                unanswered += timed_out(error)
-                if attempts >= self._retry.attempts_max or unanswered >= self._retry.unanswered_max:
-                    raise
-                wait_ms = self._retry.wait_ms(attempts, error.retry_after_ms, self._draw())
-            counts.retries += 1
-            await self._sleep(wait_ms / 1000)
 
     async def _once(self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]) -> T:
         async with _Connection(self._others, counts):

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, StoreDenies, Unknown, require_key
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
@@ -203,7 +203,9 @@ class CloudStore:
         """As the port says. The client's connections end with it."""
 
     def _unavailable(self, what: str, error: Exception, key: str) -> Unavailable:
-        return Unavailable(f"the object store did not {what}", url=self.url, key=key, cause=_detail(error))
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
+        kind = StoreDenies if denied else Unavailable
+        return kind(f"the object store did not {what}", url=self.url, key=key, cause=_detail(error))
 
 
 def _bad(url: str, hint: str) -> InvalidRequest:

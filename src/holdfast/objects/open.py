@@ -17,20 +17,34 @@ from urllib.parse import unquote, urlsplit
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.objects.retrying import READING, RetryingReader, RetryingStore, RetryPolicy
 
 _memory: dict[str, MemoryObjects] = {}
 
 
 def open_store(
-    url: str, *, create_missing: bool = False, request_timeout_ms: int = 10_000, connections_max: int = 64
+    url: str,
+    *,
+    create_missing: bool = False,
+    request_timeout_ms: int = 10_000,
+    connections_max: int = 64,
+    retry: RetryPolicy | None = READING,
 ) -> ObjectStore:
     """The store that ``url`` names, ready for use on the running event loop.
 
     ``create_missing`` makes an absent directory; otherwise an absent one is an empty, unmounted-looking store and
-    raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store.
+    raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store. ``retry``: how reads,
+    listings and deletes are repeated; None leaves that to the caller.
 
     Raises: InvalidRequest, NotFound, Unavailable.
     """
+    store = _open(url, create_missing, request_timeout_ms, connections_max)
+    if retry is None or isinstance(store, MemoryStore):
+        return store
+    return RetryingStore(store, retry)
+
+
+def _open(url: str, create_missing: bool, request_timeout_ms: int, connections_max: int) -> ObjectStore:
     scheme, _, rest = url.partition(":")
     match scheme.lower():
         case "memory":
@@ -53,16 +67,19 @@ def open_store(
             )
 
 
-def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8) -> ObjectReader:
-    """A reader for objects that another process made durable; it makes nothing durable itself. Raises: InvalidRequest,
-    also for ``memory:``, which no other process can read."""
+def open_durable_reader(
+    url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8, retry: RetryPolicy | None = READING
+) -> ObjectReader:
+    """A reader for objects that another process made durable; it makes nothing durable itself. ``retry``: as for
+    ``open_store``. Raises: InvalidRequest, also for ``memory:``, which no other process can read."""
     if url.partition(":")[0].lower() == "file":
         from holdfast.objects.directory.store import DurableDirectory
 
-        return DurableDirectory(_directory_path(url))
+        reader = DurableDirectory(_directory_path(url))
+        return reader if retry is None else RetryingReader(reader, retry)
     if url.partition(":")[0].lower() == "memory":
         raise InvalidRequest("the memory of a process has no other reader", code=Code.BAD_CONFIGURATION, url=url)
-    return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
+    return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max, retry=retry)
 
 
 def _directory_path(url: str) -> Path:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
 
 KEY_LENGTH_MAX: Final = 512
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=%-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._=%-]*)*")
@@ -55,6 +55,11 @@ class Listed:
 
     key: str
     size: int
+
+
+class StoreDenies(Unavailable):
+    """The store refuses these credentials, or has no such bucket: the same request gets the same answer until that is
+    changed. Only ``retrying`` asks; for every other caller it is ``Unavailable``."""
 
 
 class ObjectReader(Protocol):

@@ -188,10 +188,22 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
             GAUGE,
             "Durable versions that the view lacks; not those a new leader left unused",
         ),
+        Described("holdfast_view_retries", COUNTER, "Reads of the view's process sent again"),
+        Described(
+            "holdfast_view_interruptions",
+            COUNTER,
+            "Reads of the view's process that failed after their last attempt; it keeps what it has read",
+        ),
     ),
     "The object store": (
         Described("holdfast_store_requests", COUNTER, "Requests to the object store", ("kind", "outcome")),
-        Described("holdfast_store_retries", COUNTER, "Reads and listings sent again", ("kind",)),
+        Described("holdfast_store_retries", COUNTER, "Reads, listings and deletes sent again", ("kind",)),
+        Described(
+            "holdfast_store_interruptions",
+            COUNTER,
+            "Reads, listings and deletes that failed after their last attempt",
+            ("kind",),
+        ),
         Described("holdfast_store_bytes", COUNTER, "Bytes sent and received", ("kind",)),
         Described("holdfast_store_in_flight", GAUGE, "Requests under way", ("kind",)),
         Described("holdfast_store_waiting", GAUGE, "Requests that wait for a connection", ("kind",)),

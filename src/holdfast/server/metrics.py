@@ -213,6 +213,8 @@ class ServerMetrics(Collector):
         if view is None or not view.enabled:
             return
         yield gauge("holdfast_view_version", view.version)
+        yield counter("holdfast_view_retries", view.counts.retries)
+        yield counter("holdfast_view_interruptions", view.counts.interruptions)
         base, before = service.claim.last_version, service.claim.prev_version
         lag = view_lag(service.pipeline.release.durable_version, view.version, base=base, before=before)
         yield gauge("holdfast_view_lag_versions", lag)
@@ -237,6 +239,7 @@ class ServerMetrics(Collector):
     def _store(self, store: StoreMetrics) -> Iterator[Metric]:
         requests = labelled("holdfast_store_requests")
         retries = labelled("holdfast_store_retries")
+        interruptions = labelled("holdfast_store_interruptions")
         moved = labelled("holdfast_store_bytes")
         in_flight = labelled("holdfast_store_in_flight")
         waiting = labelled("holdfast_store_waiting")
@@ -246,11 +249,12 @@ class ServerMetrics(Collector):
             for outcome, count in sorted(counts.outcomes.items()):
                 requests.add_metric([kind, outcome], count)
             retries.add_metric([kind], counts.retries)
+            interruptions.add_metric([kind], counts.interruptions)
             moved.add_metric([kind], counts.bytes_moved)
             in_flight.add_metric([kind], counts.in_flight)
             waiting.add_metric([kind], counts.waiting)
             seconds.add_metric([kind], cumulative_buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
-        yield from (requests, retries, moved, in_flight, waiting, seconds)
+        yield from (requests, retries, interruptions, moved, in_flight, waiting, seconds)
         yield gauge("holdfast_store_healthy", int(store.is_healthy))
 
 

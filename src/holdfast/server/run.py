@@ -39,11 +39,12 @@ from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited
+from holdfast.objects.budget import BudgetedStore, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
+from holdfast.objects.retrying import ANSWERING, RetryingStore
 from holdfast.retention.truncator import STORES_NEED_IT
 from holdfast.server.children.console_child import ConsoleChild, url_for_console
 from holdfast.server.commit.log_job_routes import LogJobs
@@ -84,8 +85,6 @@ OWN_CONNECTIONS: Final = 4
 """For the leader's ownership checks and read-backs."""
 READER_CONNECTIONS: Final = 8
 """For readers of history."""
-UNANSWERED_MAX: Final = 2
-"""How often a read may time out: one request may be lost."""
 log = structlog.get_logger("holdfast.server")
 
 
@@ -279,9 +278,11 @@ class _Process:
             create_missing=self._init,
             request_timeout_ms=int(settings.persist.request_timeout_ms),
             connections_max=settings.persist.target_pool_size,
+            retry=None,
         )
-        store = _budgeted(opened, settings)
-        self._metrics.store = self._watch.store = store.metrics
+        budgeted = _budgeted(opened, settings)
+        self._metrics.store = self._watch.store = budgeted.metrics
+        store = RetryingStore(budgeted, ANSWERING, metrics=budgeted.metrics)
         try:
             if self._read_only:
                 return await self._serve_readers(store, addresses)
@@ -290,7 +291,7 @@ class _Process:
                 return 0
             await require_durability(store, settings.stores)
             while True:
-                service = await self._lead(store)
+                service = await self._lead(store, budgeted.own)
                 if service is None:
                     return 0
                 try:
@@ -316,9 +317,9 @@ class _Process:
         """Whether the process waits for its turn when its leadership is over."""
         return (self._standby or self._gateway.stands_by_next) and not self._stop.done()
 
-    async def _lead(self, store: BudgetedStore) -> CommitService | None:
+    async def _lead(self, store: ObjectStore, own: ObjectStore) -> CommitService | None:
         """Become the leader. None when a signal comes first."""
-        leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
+        leading = asyncio.ensure_future(CommitService.lead(store, self._options(), own))
         if not (self._standby or self._gateway.stands_by_next):
             return leading.result() if await self._ends_before_stop(leading) else None
         following = asyncio.ensure_future(self._follow_while_standing_by(store))
@@ -329,7 +330,7 @@ class _Process:
             await asyncio.wait({following})
             self._gateway.reader = None
 
-    async def _follow_while_standing_by(self, store: BudgetedStore) -> None:
+    async def _follow_while_standing_by(self, store: ObjectStore) -> None:
         """Answer readers until this process leads. A log that cannot be followed yet is tried again."""
         while True:
             try:
@@ -347,7 +348,7 @@ class _Process:
                 await asyncio.wait({keeping})
             log.info("followed_leader_ended", leader_id=followed.leader_id, reason=followed.ended.result())
 
-    async def _keep_stores_up(self, followed: FollowedLog, store: BudgetedStore) -> None:
+    async def _keep_stores_up(self, followed: FollowedLog, store: ObjectStore) -> None:
         """A standby follows the stores that live in the log, so that it can serve them at once."""
         if followed.durable_header().stores_mode is not StoresMode.LOG or self._settings.stores.hosted is None:
             return
@@ -355,7 +356,7 @@ class _Process:
             self._local_copy = LocalCopy(store, self._settings.stores, followed.log_id, self._address)
         await self._local_copy.keep_up(followed)
 
-    async def _serve_readers(self, store: BudgetedStore, addresses: list[str]) -> int:
+    async def _serve_readers(self, store: ObjectStore, addresses: list[str]) -> int:
         """Follow the log until a signal, also when its leader changes. Nothing is written."""
         said = False
         while True:
@@ -579,7 +580,6 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
         connections_max=pool,
         creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - kept)),
         own_max=max(1, min(OWN_CONNECTIONS, kept // 3)),
-        retry=RetryPolicy(unanswered_max=UNANSWERED_MAX),
         not_created=lambda key, detail: log.warning("store_did_not_create", key=key, error=detail),
     )
 

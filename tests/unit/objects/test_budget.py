@@ -1,4 +1,4 @@
-"""The connection budget: who may hold how many connections, what is repeated, what is counted."""
+"""The connection budget: who may hold how many connections, and what is counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.budget import LATENCY_BOUNDS_MS, BudgetedStore, RetryPolicy
+from holdfast.objects.budget import LATENCY_BOUNDS_MS, BudgetedStore
 from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Refused, Unknown
@@ -94,16 +94,17 @@ def test_what_a_leader_asks_about_its_own_log_never_waits_behind_readers() -> No
     asyncio.run(scenario())
 
 
-def test_a_leaders_own_question_is_asked_once() -> None:
-    """An ownership check is worth as much as the time at which it was asked."""
+def test_each_call_is_one_request() -> None:
+    """An ownership check is worth as much as the time at which it was asked; a leader repeats by its own rules."""
 
     async def scenario() -> None:
-        failing = Failing(99)
-        store = BudgetedStore(failing, connections_max=3, creates_max=1, own_max=1)
-        with pytest.raises(Unavailable):
-            await store.own.read("a")
-        assert failing.asked == 1
-        assert store.metrics.read.outcomes == {"unavailable": 1}
+        for mine in (False, True):
+            failing = Failing(99)
+            store = BudgetedStore(failing, connections_max=3, creates_max=1, own_max=1)
+            with pytest.raises(Unavailable):
+                await (store.own if mine else store).read("a")
+            assert failing.asked == 1
+            assert store.metrics.read.outcomes == {"unavailable": 1}
 
     asyncio.run(scenario())
 
@@ -126,61 +127,19 @@ def test_a_cancelled_request_gives_its_connection_back() -> None:
 
 
 class Failing(MemoryStore):
-    def __init__(self, failures: int, retry_after_ms: int | None = None) -> None:
+    def __init__(self, failures: int) -> None:
         super().__init__()
         self.failures = failures
-        self.retry_after_ms = retry_after_ms
         self.asked = 0
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         self.asked += 1
         if self.asked <= self.failures:
-            raise Unavailable("busy", retry_after_ms=self.retry_after_ms)
+            raise Unavailable("busy")
         return await super().read(key, start=start, length=length)
 
 
-def reading(failing: Failing, draw: float = 0.5) -> tuple[list[float], BudgetedStore, bytes | Exception]:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    async def scenario() -> tuple[BudgetedStore, bytes | Exception]:
-        store = BudgetedStore(
-            failing, connections_max=2, creates_max=1, retry=RetryPolicy(5, 50, 300), draw=lambda: draw, sleep=sleep
-        )
-        await store.create("a", b"there")
-        try:
-            return store, await store.read("a")
-        except Unavailable as error:
-            return store, error
-
-    store, answer = asyncio.run(scenario())
-    return slept, store, answer
-
-
-def test_a_failed_read_is_repeated_with_backoff_that_doubles_up_to_its_cap() -> None:
-    slept, store, answer = reading(Failing(4), draw=1.0)
-    assert answer == b"there"
-    assert slept == [0.05, 0.1, 0.2, 0.3]
-    assert store.metrics.read.retries == 4
-    assert store.metrics.read.outcomes == {"unavailable": 4, "ok": 1}
-
-
-def test_full_jitter_waits_anything_down_to_nothing_but_never_less_than_asked() -> None:
-    assert reading(Failing(2), draw=0.0)[0] == [0.0, 0.0]
-    assert reading(Failing(2, retry_after_ms=700), draw=0.5)[0] == [0.7, 0.7]
-
-
-def test_repeating_ends_and_the_last_failure_is_raised() -> None:
-    failing = Failing(99)
-    slept, _, answer = reading(failing)
-    assert isinstance(answer, Unavailable)
-    assert failing.asked == 5
-    assert len(slept) == 4
-
-
-def test_not_found_is_an_answer_and_is_not_repeated() -> None:
+def test_not_found_is_an_answer() -> None:
     async def scenario() -> None:
         store = BudgetedStore(MemoryStore(), connections_max=2, creates_max=1)
         with pytest.raises(NotFound):
@@ -230,13 +189,19 @@ def test_a_store_that_takes_nothing_is_told_once_in_a_while() -> None:
 
 
 def test_health_follows_the_last_requests() -> None:
-    _, store, _ = reading(Failing(3))
-    assert store.metrics.consecutive_failures == 0
-    assert store.metrics.is_healthy
-    _, store, _ = reading(Failing(99))
-    assert store.metrics.consecutive_failures == 5
-    assert not store.metrics.is_healthy
-    assert "busy" in store.metrics.last_failure
+    async def scenario() -> None:
+        store = BudgetedStore(Failing(3), connections_max=2, creates_max=1)
+        await store.create("a", b"there")
+        for failures in (1, 2, 3):
+            with pytest.raises(Unavailable):
+                await store.read("a")
+            assert store.metrics.consecutive_failures == failures
+            assert store.metrics.is_healthy is (failures < 3)
+        assert "busy" in store.metrics.last_failure
+        assert await store.read("a") == b"there"
+        assert store.metrics.is_healthy
+
+    asyncio.run(scenario())
 
 
 def test_latencies_are_counted_under_their_bound() -> None:

@@ -39,7 +39,7 @@ def test_directories_open_absolute_and_relative_and_with_escapes(
         f"file:{tmp_path}/a log",
         f"file://localhost{tmp_path}/a log",
     ):
-        store = open_store(url)
+        store = open_store(url, retry=None)
         assert isinstance(store, DirectoryStore)
         assert store.url == f"file://{tmp_path}/a%20log"
     with pytest.raises(NotFound):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited, timed_out
+from holdfast.objects.budget import BudgetedStore, TimeLimited
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
 
@@ -46,9 +46,8 @@ def test_every_request_to_a_black_hole_ends_as_the_port_says() -> None:
         store = TimeLimited(BlackHole(), 1)
         assert isinstance(await store.create("a", b""), Unknown)
         for request in (store.read("a"), store.list(""), store.list("", limit=2000), store.delete("a")):
-            with pytest.raises(Unavailable) as caught:
+            with pytest.raises(Unavailable, match="in time"):
                 await request
-            assert timed_out(caught.value)
 
     asyncio.run(scenario())
 
@@ -92,7 +91,6 @@ def test_a_black_hole_is_counted_told_and_unhealthy() -> None:
             connections_max=4,
             creates_max=2,
             own_max=1,
-            retry=RetryPolicy(backoff_ms=0),
             not_created=lambda key, detail: told.append((key, detail)),
         )
         assert isinstance(await store.create("a", b""), Unknown)
@@ -106,19 +104,5 @@ def test_a_black_hole_is_counted_told_and_unhealthy() -> None:
         assert metrics.consecutive_failures == 3
         assert not metrics.is_healthy
         assert told == [("a", "no answer in time")]
-
-    asyncio.run(scenario())
-
-
-def test_a_read_that_runs_out_of_time_is_repeated_less_often_than_one_that_is_refused() -> None:
-    async def scenario() -> None:
-        hole = BlackHole()
-        store = BudgetedStore(
-            TimeLimited(hole, 1), connections_max=2, creates_max=1, retry=RetryPolicy(backoff_ms=0, unanswered_max=2)
-        )
-        with pytest.raises(Unavailable):
-            await store.read("a")
-        assert hole.asked == 2
-        assert store.metrics.read.outcomes == {"unavailable": 2}
 
     asyncio.run(scenario())

@@ -21,6 +21,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -107,10 +108,19 @@ class ViewFile:
             connection.close()
 
 
+@dataclass(slots=True)
+class ReadCounts:
+    """What failed requests to the store cost the view: ``retries`` time, ``interruptions`` more of it."""
+
+    retries: int = 0
+    interruptions: int = 0
+
+
 class ViewChild:
     """One leadership's view process, and the file it keeps."""
 
-    def __init__(self, start: ViewStart, service: LogReader) -> None:
+    def __init__(self, start: ViewStart, service: LogReader, counts: ReadCounts) -> None:
+        """``counts`` goes on counting from what it has."""
         self._start = start
         self._service = service
         self._file: ViewFile | None = None
@@ -118,6 +128,7 @@ class ViewChild:
         self.pid: int | None = None
         """The process, while it runs."""
         self._damage: Damage | None = None
+        self._counts = counts
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._poked = asyncio.Event()
@@ -178,9 +189,13 @@ class ViewChild:
         reports, announcements = await asyncio.open_connection(sock=ours)
         announcing = asyncio.ensure_future(self._announce(announcements))
         decode = msgspec.json.Decoder(Report).decode
+        before = replace(self._counts)
         try:
             while (line := await reports.readline()).endswith(b"\n"):
-                self._reported(decode(line))
+                report = decode(line)
+                self._counts.retries = before.retries + report.retries
+                self._counts.interruptions = before.interruptions + report.interruptions
+                self._reported(report)
         finally:
             self.pid = None
             announcing.cancel()

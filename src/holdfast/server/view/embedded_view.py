@@ -22,7 +22,7 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.server.view.child import ViewChild, ViewFile
+from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.view import View
 from holdfast.view.storage import Row, Stored
@@ -35,6 +35,8 @@ class EmbeddedView:
 
     def __init__(self, enabled: bool, start: ViewStart, subscribe: Subscribe) -> None:
         self.enabled = enabled
+        self.counts = ReadCounts()
+        """What failed requests to the store cost it, since this process began."""
         self._start = start
         self._subscribe = subscribe
         self._kept: ViewChild | ViewInProcess | None = None
@@ -115,7 +117,7 @@ class EmbeddedView:
             self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="holdfast-view-")
             directory = self._temporary.name
         start = msgspec.structs.replace(self._start, log_id=service.log_id, directory=directory)
-        self._kept = ViewChild(start, service)
+        self._kept = ViewChild(start, service, self.counts)
 
     async def stop(self) -> None:
         """Stop following."""

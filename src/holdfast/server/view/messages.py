@@ -51,10 +51,13 @@ class Damage(Struct, frozen=True):
 class Report(Struct, frozen=True, omit_defaults=True):
     """From the process: the file at ``path`` is the state at ``version``. ``done``: with the last announcement.
 
-    With ``damage`` it is the last report: the file stays where it is.
+    With ``damage`` it is the last report: the file stays where it is. ``retries`` and ``interruptions`` count its
+    requests to the store since the process began; see ``objects.retrying``.
     """
 
     path: str
     version: int
     done: bool
     damage: Damage | None = None
+    retries: int = 0
+    interruptions: int = 0

@@ -2,9 +2,10 @@
 
 Changes wait in memory until ``FLUSH_BYTES`` or ``FLUSH_SECONDS`` are reached or a reader waits. A lock keeps a second
 process, of a deposed leader, from writing older values; without the lock the file is in a temporary directory. Killed
-at any point, the process leaves the file at a position from which the next one continues. A file that does not fit the
-log is removed, and the process ends. Damage of the log is reported once; the part before it stays readable. The process
-ends when the server closes the socket; it ignores signals, because a terminal sends them to the whole group.
+at any point, the process leaves the file at a position from which the next one continues. A store that cannot be read
+interrupts it: it keeps what it has read, and goes on there. A file that does not fit the log is removed, and the
+process ends. Damage of the log is reported once; the part before it stays readable. The process ends when the server
+closes the socket; it ignores signals, because a terminal sends them to the whole group.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.budget import StoreMetrics
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.objects.open import open_durable_reader, open_store
-from holdfast.objects.port import ObjectReader
+from holdfast.objects.port import ObjectReader, StoreDenies
+from holdfast.objects.retrying import ANSWERING, RetryingReader, RetryingStore
 from holdfast.private_files import private, restrict_to_owner
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
@@ -70,7 +73,8 @@ class ViewProcess:
     ) -> None:
         self._start = start
         self._older = older
-        self._store = store
+        self._metrics = StoreMetrics()
+        self._store = RetryingReader(store, ANSWERING, metrics=self._metrics)
         self._reports = reports
         self._newest: Announcement | None = None
         self._news = asyncio.Event()
@@ -85,15 +89,8 @@ class ViewProcess:
         """Keep the file at ``path`` up with the log. Returns when it did not fit, and is gone."""
         while True:
             try:
-                builder = ViewBuilder(path, self._start.log_id)
-                began_at = builder.position[0]
-                with contextlib.closing(builder):
-                    try:
-                        await self._follow(path, builder)
-                    except CorruptData as error:
-                        if began_at and error.code is not Code.CORRUPT_BATCH:
-                            raise
-                        await self._stay_before(error, path, builder)
+                with contextlib.closing(ViewBuilder(path, self._start.log_id)) as builder:
+                    await self._keep(path, builder)
             except (CorruptData, InvalidRequest, NotFound) as error:
                 log.warning("view_starts_over", error=str(error))
                 for suffix in ("", "-wal", "-shm"):
@@ -101,9 +98,32 @@ class ViewProcess:
                 return
             except (HoldfastError, OSError, sqlite3.Error) as error:
                 log.warning("view_interrupted", error=str(error))
-            await asyncio.sleep(RETRY_SECONDS)
-            if self._newest is not None:
-                self._news.set()
+            await self._pause()
+
+    async def _keep(self, path: Path, builder: ViewBuilder) -> None:
+        """Follow the log with one builder, over every interruption of the store."""
+        began_at = builder.position[0]
+        walker: ChainWalker | None = None
+        while True:
+            try:
+                if walker is None:
+                    walker = await self._stand(path, builder)
+                await self._follow(path, builder, walker)
+            except CorruptData as error:
+                if began_at and error.code is not Code.CORRUPT_BATCH:
+                    raise
+                await self._stay_before(error, path, builder)
+            except Unavailable as error:
+                log.warning("view_interrupted", error=str(error), view_version=builder.seen[0])
+                if walker is not None:  # before it stands, the file may be of another state than the log's
+                    self._flush(path, builder)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait a moment, and then go on with the newest announcement again."""
+        await asyncio.sleep(RETRY_SECONDS)
+        if self._newest is not None:
+            self._news.set()
 
     async def _stay_before(self, error: CorruptData, path: Path, builder: ViewBuilder) -> NoReturn:
         """Show the part before the damage, until the server ends this process."""
@@ -113,10 +133,10 @@ class ViewProcess:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing sets this future")
 
-    async def _follow(self, path: Path, builder: ViewBuilder) -> None:
-        loop = asyncio.get_running_loop()
+    async def _stand(self, path: Path, builder: ViewBuilder) -> ChainWalker:
+        """Bring the builder to where the log goes on, and return a walker there. An interruption keeps what it has."""
         announcement = await self._next(path, builder)
-        if not builder.position.version:
+        if not builder.seen.version:
             await self._load_snapshot(path, builder, announcement)
         if self._older is not None:
             announcement = await self._add_older(self._older, path, builder, announcement)
@@ -124,9 +144,16 @@ class ViewProcess:
         if walker.head is not None and walker.head.last_version > builder.seen[0]:
             # Before genesis there is nothing to stand on: the walk begins at the claim, whose version is settled too.
             builder.add(walker.head, b"")
-        self._flush_due = loop.time() + FLUSH_SECONDS
+        self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
         self._report(path, builder, done=False)
+        self._news.set()
+        return walker
+
+    async def _follow(self, path: Path, builder: ViewBuilder, walker: ChainWalker) -> None:
+        """Read on from ``walker``, which stays at the last object that the builder took."""
+        loop = asyncio.get_running_loop()
         while True:
+            announcement = await self._next(path, builder)
             async for logged in follow(self._store, walker, until=Slot(announcement.slot), prefetch=PREFETCH):
                 builder.add(logged.header, logged.data)
                 if builder.waiting_bytes >= FLUSH_BYTES or loop.time() >= self._flush_due:
@@ -134,7 +161,6 @@ class ViewProcess:
             if announcement.flush:
                 self._flush(path, builder)
             self._report(path, builder, done=True)
-            announcement = await self._next(path, builder)
 
     async def _load_snapshot(self, path: Path, builder: ViewBuilder, announcement: Announcement) -> None:
         """Begin a new file with the newest snapshot of the log, if there is one that can be read."""
@@ -142,7 +168,10 @@ class ViewProcess:
         claim = await read_header(self._store, announcement.claim)
         if newest is None or claim is None:
             return
-        store = open_store(self._start.log_url, request_timeout_ms=self._start.request_timeout_ms, connections_max=8)
+        opened = open_store(
+            self._start.log_url, request_timeout_ms=self._start.request_timeout_ms, connections_max=8, retry=None
+        )
+        store = RetryingStore(opened, metrics=self._metrics)
         try:
             manifest = await newest_snapshot(store, await lineage_of(store, claim), newest.last_version)
             if manifest is not None:
@@ -150,7 +179,7 @@ class ViewProcess:
                 await builder.load(store, manifest)
                 log.info("view_reads_snapshot", version=manifest.version, rows=manifest.rows)
                 self._report(path, builder, done=False)
-        except (CorruptData, NotFound, Unavailable) as error:
+        except (CorruptData, NotFound, StoreDenies) as error:
             log.warning("view_passes_over_snapshot", error=str(error))
         finally:
             await store.close()
@@ -174,8 +203,11 @@ class ViewProcess:
                     if builder.waiting_bytes >= FLUSH_BYTES:
                         self._flush(path, builder)
         except (CorruptData, Unavailable) as error:
+            if isinstance(error, Unavailable) and newest.truncated_through > builder.seen[0]:
+                raise  # the log alone does not have what comes next
             log.warning("view_goes_on_in_the_log", view_version=builder.seen[0], cause=str(error))
-        builder.flush()
+        finally:
+            builder.flush()
         return self._newest or announcement
 
     async def _next(self, path: Path, builder: ViewBuilder) -> Announcement:
@@ -197,7 +229,16 @@ class ViewProcess:
         self._report(path, builder, done=False)
 
     def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: Damage | None = None) -> None:
-        self._reports.write(msgspec.json.encode(Report(str(path), builder.position[0], done, damage)) + b"\n")
+        counts = self._metrics.kinds().values()
+        report = Report(
+            str(path),
+            builder.position[0],
+            done,
+            damage,
+            retries=sum(each.retries for each in counts),
+            interruptions=sum(each.interruptions for each in counts),
+        )
+        self._reports.write(msgspec.json.encode(report) + b"\n")
 
     async def _walker_after(self, position: Position, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state a position is. Raises: CorruptData when the log has no such object."""
@@ -250,7 +291,7 @@ async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProc
 
 async def _run(server: socket.socket, start: ViewStart) -> None:
     announcements, reports = await asyncio.open_connection(sock=server)
-    store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms)
+    store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms, retry=None)
     process = ViewProcess(start, store, reports, segment_history(start.segments_url))
     decode = msgspec.json.Decoder(Announcement).decode
 

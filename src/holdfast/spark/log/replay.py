@@ -27,6 +27,7 @@ from holdfast.errors import Closed, Code, HoldfastError, NotFound
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectReader
+from holdfast.objects.retrying import RetryingStore
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.source.plan import log_head
@@ -122,8 +123,8 @@ class Replay:
         return self._start(work).result()
 
     async def _lead(self) -> CommitService:
-        opened = open_store(self._output_url, create_missing=True, connections_max=CONNECTIONS_MAX)
-        store = BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=CREATES_MAX)
+        opened = open_store(self._output_url, create_missing=True, connections_max=CONNECTIONS_MAX, retry=None)
+        store = RetryingStore(BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=CREATES_MAX))
         try:
             return await CommitService.lead(store, ServiceOptions(allow_new=True))
         except BaseException:

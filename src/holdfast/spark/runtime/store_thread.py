@@ -35,6 +35,7 @@ from holdfast.objects.port import (
     Unknown,
     require_key,
 )
+from holdfast.objects.retrying import RetryingStore
 
 
 class _DirectoryHere:
@@ -201,7 +202,7 @@ def with_store(url: str, work: Callable[[ObjectStore], Coroutine[object, object,
         return thread.start(work).result()
 
 
-def _budgeted(url: str) -> BudgetedStore:
-    return BudgetedStore(
-        open_store(url, connections_max=CONNECTIONS_MAX), connections_max=CONNECTIONS_MAX, creates_max=1
-    )
+def _budgeted(url: str) -> ObjectStore:
+    opened = open_store(url, connections_max=CONNECTIONS_MAX, retry=None)
+    budgeted = BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=1)
+    return RetryingStore(budgeted, metrics=budgeted.metrics)
