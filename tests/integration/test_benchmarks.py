@@ -26,6 +26,7 @@ USUAL = {"conflict_window", "queue_floor"}
 NEEDS = {
     "commit_on_s3": ("radosgw", "wrk"),
     "commit_vs_etcd": ("etcd", "h2load", "wrk"),
+    "failing_store": ("radosgw",),
     "http_lanes": ("wrk",),
     "spark": ("java",),
     "spark_audit": ("java",),
