@@ -31,6 +31,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import broken
+from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
@@ -274,6 +275,15 @@ class CommitService:
             return
         self._queued += len(entries)
         self._step(events.Arrived(self._clock(), entries))
+
+    def moment(self) -> Moment:
+        """The log's time now: what a header that this leader writes now would say."""
+        return self.pipeline.persist.clock.at(self._clock())
+
+    def accept_clock(self) -> None:
+        """The wall clock is right now: the log's time follows it again, and the next header says so."""
+        self._step(events.ClockAccepted(self._clock()))
+        self._step(events.Tick(self._clock(), heartbeat=True))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.

@@ -38,7 +38,7 @@ class Held(Enum):
 
 
 def wall_ms() -> int:
-    """The time by which holds expire."""
+    """The time of the generations that a copier writes. It is for people: holds end by the time of the log."""
     return int(time.time() * 1000)
 
 
@@ -61,8 +61,8 @@ async def set_source_hold(
 
     def change(now: Content) -> Content:
         begins = max(from_version, now.truncate_through)
-        hold = Hold(from_version=begins, expires_ms=wall_ms() + lasts_ms, snapshot=snapshot)
-        return set_hold(name, hold, now_ms=wall_ms())(now)
+        hold = Hold(from_version=begins, lasts_ms=lasts_ms, snapshot=snapshot)
+        return set_hold(name, hold)(now)
 
     try:
         await generations.change(change, "copy")

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from holdfast.commit.format.batch import PREFIX, Header, slot_of
+from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.reader import leaderships_back, newest_where
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import PAGE, Border
@@ -30,7 +31,7 @@ class Ages:
 
 
 async def bytes_by_age(
-    store: ObjectStore, claim: Header, newest: Header, *, now_ms: int, seconds: Sequence[float], objects_max: int
+    store: ObjectStore, claim: Header, newest: Header, *, now: Moment, seconds: Sequence[float], objects_max: int
 ) -> Ages:
     """The bytes by age. ``seconds`` rise. Dead objects count, because they take space as well.
 
@@ -38,7 +39,7 @@ async def bytes_by_age(
     passes, about log2(objects) of them for each age, and a LIST for each 1,000 objects, of which at most
     ``objects_max`` are counted. Raises: Unavailable, CorruptData.
     """
-    borders = await _borders(store, claim, newest, [now_ms - age * 1000 for age in seconds])
+    borders = await _borders(store, claim, newest, [Border.of_age(now, age * 1000.0) for age in seconds])
     objects, sizes = [0] * (len(borders) + 1), [0] * (len(borders) + 1)
     band, counted, after = 0, 0, ""
     while counted < objects_max:
@@ -56,23 +57,23 @@ async def bytes_by_age(
     return Ages(_bands(seconds, objects, sizes), False)
 
 
-async def _borders(store: ObjectStore, claim: Header, newest: Header, times_ms: Sequence[float]) -> list[int]:
-    """For each time, newest first, the slot of the newest data object from before it; 2^64 for none."""
+async def _borders(store: ObjectStore, claim: Header, newest: Header, ages: Sequence[Border]) -> list[int]:
+    """For each age, youngest first, the slot of the newest data object that is older; 2^64 for none."""
     borders: list[int] = []
     async with aclosing(leaderships_back(store, claim)) as leaderships:
         async for leadership in leaderships:
-            while len(borders) < len(times_ms):
-                border = Border(older_than_ms=times_ms[len(borders)])
+            while len(borders) < len(ages):
+                border = ages[len(borders)]
                 if not border.lets_go(leadership.claim):
                     break  # what a leader writes is younger than its claim
                 slot, header = await newest_where(store, leadership, newest, border.lets_go)
                 if slot is None:
                     break
                 borders.append(1 << 64 if header is None else int(slot))
-            if leadership.before is None or len(borders) == len(times_ms):
+            if leadership.before is None or len(borders) == len(ages):
                 break
             newest = leadership.before
-    return borders + [1 << 64] * (len(times_ms) - len(borders))
+    return borders + [1 << 64] * (len(ages) - len(borders))
 
 
 def _bands(seconds: Sequence[float], objects: Sequence[int], sizes: Sequence[int]) -> tuple[AgeBand, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.commit.format.batch import PREFIX, SPAN_MAX, Header, slot_of
+from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.reader import leaderships_back, newest_where
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.policies import Content, Hold, Policy
@@ -26,19 +27,26 @@ NOTHING: Final = 0
 class Border:
     """What one need allows to remove: objects for which all of these hold.
 
-    ``below``: their last version is less. ``older_than_ms``: they were written before. ``above``: their slot is older
-    (higher) than this.
+    ``below``: their last version is less. ``older_than_ms``, ``lived_below_ms``: they are older by both of the log's
+    times. ``above``: their slot is older (higher) than this.
     """
 
     below: int | None = None
     older_than_ms: float | None = None
+    lived_below_ms: float | None = None
     above: int | None = None
+
+    @classmethod
+    def of_age(cls, now: Moment, age_ms: float, *, below: int | None = None, above: int | None = None) -> Border:
+        """What is at least this old. A wall clock alone may be wrong, so ``lived_ms`` must say the same."""
+        return cls(below, now.time_ms - age_ms, now.lived_ms - age_ms, above)
 
     def lets_go(self, header: Header) -> bool:
         """Whether this need does without the object. Falls along the chain from True to False at most once."""
         return (
             (self.below is None or header.last_version < self.below)
             and (self.older_than_ms is None or header.time_ms < self.older_than_ms)
+            and (self.lived_below_ms is None or header.lived_ms < self.lived_below_ms)
             and (self.above is None or header.slot > self.above)
         )
 
@@ -59,7 +67,7 @@ class Needs:
 
 
 def borders_of(
-    content: Content, needs: Needs, *, watermark: Slot, now_ms: int, bytes_border: Mapping[int, int]
+    content: Content, needs: Needs, *, watermark: Slot, now: Moment, bytes_border: Mapping[int, int]
 ) -> list[Border] | None:
     """Every border, or None when nothing may be removed: no policy, no snapshot, or a policy that keeps everything.
 
@@ -70,9 +78,9 @@ def borders_of(
     if any(policy.keep is not None for policy in content.policies.values()):
         return None
     borders = [
-        Border(below=needs.snapshot, older_than_ms=now_ms - needs.min_age_ms, above=watermark + SPAN_MAX),
-        *(border_of(policy, now_ms, bytes_border) for policy in content.policies.values()),
-        *(border_of_hold(hold) for hold in content.holds.values() if hold.expires_ms > now_ms),
+        Border.of_age(now, needs.min_age_ms, below=needs.snapshot, above=watermark + SPAN_MAX),
+        *(border_of(policy, now, bytes_border) for policy in content.policies.values()),
+        *(border_of_hold(hold) for hold in content.holds.values() if hold.holds(now)),
     ]
     if needs.segments is not None:
         borders.append(Border(below=needs.segments + 1))
@@ -81,14 +89,14 @@ def borders_of(
     return borders
 
 
-def border_of(policy: Policy, now_ms: int, bytes_border: Mapping[int, int]) -> Border:
+def border_of(policy: Policy, now: Moment, bytes_border: Mapping[int, int]) -> Border:
     """The border of one policy; see ``borders_of``."""
     if policy.keep is not None:
         return Border(below=NOTHING)
     if policy.max_bytes is not None:
         return Border(above=bytes_border[policy.max_bytes])
     if policy.max_age_seconds is not None:
-        return Border(older_than_ms=now_ms - policy.max_age_seconds * 1000.0)
+        return Border.of_age(now, policy.max_age_seconds * 1000.0)
     return Border(below=policy.keep_from_version)
 
 

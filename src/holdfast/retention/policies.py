@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.values import VERSION_MAX
 from holdfast.wire.log import RetentionPolicy
@@ -30,14 +31,32 @@ Policy = RetentionPolicy
 
 
 class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A reader that still needs ``from_version`` and all later versions, until it releases or ``expires_ms`` passes.
+    """A reader that still needs ``from_version`` and all later versions, until it releases, or for ``lasts_ms``.
 
-    ``snapshot``: the version of a snapshot that it also needs.
+    ``snapshot``: the version of a snapshot that it also needs. The reader's clock does not count: the time begins when
+    the leader first sees the hold, and ends when both of the log's times have reached what the leader then notes,
+    ``expires_ms`` and ``expires_lived_ms``.
     """
 
     from_version: int
-    expires_ms: int
+    lasts_ms: int
     snapshot: int | None = None
+    expires_ms: int | None = None
+    expires_lived_ms: int | None = None
+
+    def begun(self, now: Moment) -> Hold:
+        """The same hold, whose time begins now unless it has begun."""
+        if self.expires_ms is not None:
+            return self
+        return msgspec.structs.replace(
+            self, expires_ms=now.time_ms + self.lasts_ms, expires_lived_ms=now.lived_ms + self.lasts_ms
+        )
+
+    def holds(self, now: Moment) -> bool:
+        """Whether it is in force."""
+        if self.expires_ms is None or self.expires_lived_ms is None:
+            return True
+        return now.time_ms < self.expires_ms or now.lived_ms < self.expires_lived_ms
 
 
 class Generation(Struct, frozen=True, kw_only=True):
@@ -154,15 +173,25 @@ def remove_policy(policy_id: str) -> Change:
     return change
 
 
-def set_hold(hold_id: str, hold: Hold, *, now_ms: int) -> Change:
-    """The change that sets or moves a hold. Holds that have expired go with it."""
+def set_hold(hold_id: str, hold: Hold) -> Change:
+    """The change that sets or moves a hold."""
 
     def change(now: Content) -> Content:
         _require_kept(hold.from_version + 1, now)
-        holds = {name: each for name, each in now.holds.items() if each.expires_ms > now_ms and name != hold_id}
+        holds = {name: each for name, each in now.holds.items() if name != hold_id}
         if len(holds) >= HOLDS_MAX:
             raise InvalidRequest(f"a log has at most {HOLDS_MAX} holds")
         return Content(now.policies, {**holds, hold_id: hold}, now.truncate_through)
+
+    return change
+
+
+def settle_holds(now: Moment) -> Change:
+    """The leader's change: the time of new holds begins, and holds whose time is over go."""
+
+    def change(content: Content) -> Content:
+        holds = {name: hold.begun(now) for name, hold in content.holds.items() if hold.holds(now)}
+        return Content(content.policies, holds, content.truncate_through)
 
     return change
 

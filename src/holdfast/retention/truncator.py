@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, StoresMode, jump
+from holdfast.commit.format.log_clock import Moment, age_ms
 from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
@@ -43,6 +44,7 @@ from holdfast.retention.policies import (
     Policy,
     remove_policy,
     set_policy,
+    settle_holds,
     truncate_to,
 )
 from holdfast.retention.sweep import Swept, freed, sweep
@@ -106,8 +108,8 @@ class RetentionState:
     swept: Swept = field(default_factory=Swept)
 
 
-def _held_snapshots(content: Content, now_ms: float) -> list[int]:
-    held = {hold.snapshot for hold in content.holds.values() if hold.expires_ms > now_ms}
+def _held_snapshots(content: Content, now: Moment) -> list[int]:
+    held = {hold.snapshot for hold in content.holds.values() if hold.holds(now)}
     return sorted(version for version in held if version is not None)
 
 
@@ -134,7 +136,7 @@ class Truncator:
         self._store = store
         self._options = options
         self._clock = clock
-        self.generations = Generations(store, lambda: clock().wall_ms)
+        self.generations = Generations(store, lambda: service.moment().time_ms)
         self.state = RetentionState()
         self._readings = options.readings or Readings(boot_ms=lambda: clock().boot_ms)
         self._snapshots = KeptSnapshots(store, service.claim, keep=options.snapshots_keep, readings=self._readings)
@@ -146,10 +148,6 @@ class Truncator:
         self._warned_ms = -WARN_AGAIN_MS
         self._held_back_ms = -HELD_BACK_AGAIN_MS
         self._now = asyncio.Event()
-
-    def now_ms(self) -> int:
-        """The time by which holds expire."""
-        return self._clock().wall_ms
 
     def look_now(self) -> None:
         """Do not wait for the next look."""
@@ -181,12 +179,11 @@ class Truncator:
     async def look(self) -> None:
         """One round of the table above. Raises: Fenced, Unavailable, CorruptData."""
         await self._apply_configuration()
-        generation = await self.generations.newest()
+        generation = await self._settle(await self.generations.newest())
         content = Content.of(generation)
         self.state.generation = generation
-        now = self._clock()
-        oldest = await self._snapshots.oldest(_held_snapshots(content, now.wall_ms))
-        await self._stray.sweep(now.boot_ms)
+        oldest = await self._snapshots.oldest(_held_snapshots(content, self._service.moment()))
+        await self._stray.sweep(self._clock().boot_ms)
         if content.policies:
             await self._truncate(content, oldest)
         else:
@@ -194,6 +191,18 @@ class Truncator:
         await self._sweep()
         if generation is not None:
             await self.generations.remove_old(generation)
+
+    async def _settle(self, generation: Generation | None) -> Generation | None:
+        """Let the time of new holds begin, and remove holds whose time is over.
+
+        Only a leader's clock counts for the log. A leader that was deposed in its sleep has an older one, so the proof
+        of ownership comes after the look at the clock.
+        """
+        content, now = Content.of(generation), self._service.moment()
+        if settle_holds(now)(content) == content:
+            return generation
+        await self._service.version()
+        return await self.generations.change(settle_holds(now), self._author)
 
     async def _apply_configuration(self) -> None:
         policy = self._options.policy
@@ -205,10 +214,10 @@ class Truncator:
         await self.generations.change(change, self._author)
 
     async def _truncate(self, content: Content, oldest_snapshot: int | None) -> None:
-        newest, claim, now_ms = self._service.durable_header(), self._service.claim, self._clock().wall_ms
+        newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
         bytes_border, needs = await self._bytes_border(content), await self._needs(oldest_snapshot)
         cuts = {
-            name: await find_cut(self._store, claim, newest, [border_of(policy, now_ms, bytes_border)])
+            name: await find_cut(self._store, claim, newest, [border_of(policy, now, bytes_border)])
             for name, policy in content.policies.items()
         }
         held = await self._held.look(
@@ -217,13 +226,13 @@ class Truncator:
         self.state.kept = {
             name: Kept(
                 (newest.truncated_through if cut is None else cut.last_version) + 1,
-                max(0.0, (now_ms - (await self._oldest_ms(newest) if cut is None else cut.time_ms)) / 1000.0),
+                age_ms(now, await self._oldest(newest) if cut is None else cut) / 1000.0,
                 held[name],
             )
             for name, cut in cuts.items()
         }
         self._warn_of_held_back(content)
-        borders = borders_of(content, needs, watermark=newest.slot, now_ms=now_ms, bytes_border=bytes_border)
+        borders = borders_of(content, needs, watermark=newest.slot, now=now, bytes_border=bytes_border)
         self._warn(content, needs)
         if borders is None:
             return
@@ -281,12 +290,12 @@ class Truncator:
         while a new snapshot is not verified; CorruptData.
         """
         content = change(Content.of(await self.generations.newest()))
-        newest, claim, now_ms = self._service.durable_header(), self._service.claim, self._clock().wall_ms
-        needs = await self._needs(await self._snapshots.expected(_held_snapshots(content, now_ms)))
+        newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
+        needs = await self._needs(await self._snapshots.expected(_held_snapshots(content, now)))
         border = await self._bytes_border(content)
 
         async def cut_at(watermark: Slot) -> Header | None:
-            borders = borders_of(content, needs, watermark=watermark, now_ms=now_ms, bytes_border=border)
+            borders = borders_of(content, needs, watermark=watermark, now=now, bytes_border=border)
             return None if borders is None else await find_cut(self._store, claim, newest, borders)
 
         watermark, cut, through = newest.slot, await cut_at(newest.slot), newest.truncated_through
@@ -311,14 +320,14 @@ class Truncator:
             before = FIRST_SLOT if found is None else found
         return before - cut.slot >= self._options.slots_min
 
-    async def _oldest_ms(self, newest: Header) -> int:
-        """When the oldest object was written that is not truncated."""
+    async def _oldest(self, newest: Header) -> Header:
+        """The oldest object that is not truncated."""
         slot: int = FIRST_SLOT
         if newest.truncated_through:
             found = await slot_through(self._store, self._service.claim, newest, newest.truncated_through)
             slot = FIRST_SLOT if found is None else found - 1
         header = await read_header(self._store, Slot(slot))
-        return newest.time_ms if header is None else header.time_ms
+        return newest if header is None else header
 
     def _warn_of_held_back(self, content: Content) -> None:
         """A policy that names a version does not move by itself: somebody may have forgotten it."""

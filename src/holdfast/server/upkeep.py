@@ -126,7 +126,7 @@ class Upkeep:
             make=make,
             wanted=lambda: retention.state.warning == NO_SNAPSHOT,
         )
-        schedule = SnapshotSchedule(service, service.store, options, now)
+        schedule = SnapshotSchedule(service, service.store, options)
         printed = ("--json", "--progress-lines")
         snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
         verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)

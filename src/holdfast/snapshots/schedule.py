@@ -14,7 +14,6 @@ from typing import Final
 import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, slot_of
-from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
@@ -44,11 +43,10 @@ class ScheduleOptions:
 class SnapshotSchedule:
     """The schedule of one leadership. ``run`` it until the leadership ends."""
 
-    def __init__(self, service: CommitService, store: ObjectStore, options: ScheduleOptions, clock: Clock) -> None:
+    def __init__(self, service: CommitService, store: ObjectStore, options: ScheduleOptions) -> None:
         self._service = service
         self._store = store
         self._options = options
-        self._clock = clock
         self._newest: Manifest | None = None
         self._known = False
         self._bytes_before = 0
@@ -92,7 +90,7 @@ class SnapshotSchedule:
             return "retention"
         if self._bytes_before + self._written() - self._counted >= self._options.every_bytes:
             return "bytes"
-        if self._clock().wall_ms - self._made_ms >= self._options.every_seconds * 1000.0:
+        if self._service.moment().time_ms - self._made_ms >= self._options.every_seconds * 1000.0:
             return "age"
         return None
 

@@ -222,7 +222,7 @@ class PolicyState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HoldState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reader that needs the log from a version on, and perhaps a snapshot, until ``expires_ms`` (Unix time)."""
+    """A reader that needs the log from a version on, and perhaps a snapshot, until ``expires_ms`` (the log's time)."""
 
     from_version: int
     expires_ms: int

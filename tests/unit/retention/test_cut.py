@@ -9,6 +9,7 @@ from tests.one_line_mutants import mutated
 from tests.unit.commit.builders import genesis, record
 
 from holdfast.commit.format.batch import SPAN_MAX, Header
+from holdfast.commit.format.log_clock import Moment
 from holdfast.retention import cut
 from holdfast.retention.cut import Needs
 from holdfast.retention.policies import Content, Policy
@@ -16,6 +17,7 @@ from holdfast.values import Slot
 
 WATERMARK = Slot(1 << 40)
 CLAIM = genesis()
+LATER = Moment(CLAIM.time_ms + 1_000_000, CLAIM.lived_ms + 1_000_000, 0, 0, 0, doubted=False)
 OLD = record(CLAIM, CLAIM, CLAIM.last_version + 1)
 NEEDS = Needs(snapshot=OLD.last_version + 1, min_age_ms=0.0)
 POLICY = {"any": Policy(keep_from_version=OLD.last_version + 1)}
@@ -23,9 +25,7 @@ POLICY = {"any": Policy(keep_from_version=OLD.last_version + 1)}
 
 
 def goes(code: ModuleType, header: Header) -> bool:
-    borders = code.borders_of(
-        Content(POLICY, {}, 0), NEEDS, watermark=WATERMARK, now_ms=header.time_ms + 1_000_000, bytes_border={}
-    )
+    borders = code.borders_of(Content(POLICY, {}, 0), NEEDS, watermark=WATERMARK, now=LATER, bytes_border={})
     return borders is not None and all(border.lets_go(header) for border in borders)
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Backpressure, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
@@ -25,12 +26,14 @@ from holdfast.retention.policies import (
     require_id,
     set_hold,
     set_policy,
+    settle_holds,
     truncate_to,
 )
 
 HEAD = 1_000
 AGE = Policy(max_age_seconds=60.0)
 NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
 
 
 @pytest.fixture(autouse=True)
@@ -175,8 +178,8 @@ def test_a_policy_must_name_what_the_log_has() -> None:
     with pytest.raises(NotFound, match="truncated"):
         set_policy("a", Policy(keep_from_version=500), head=HEAD)(cut)
     with pytest.raises(NotFound, match="truncated"):
-        set_hold("h", Hold(from_version=499, expires_ms=NOW_MS + 1), now_ms=NOW_MS)(cut)
-    assert set_hold("h", Hold(from_version=500, expires_ms=NOW_MS + 1), now_ms=NOW_MS)(cut).holds
+        set_hold("h", Hold(from_version=499, lasts_ms=1))(cut)
+    assert set_hold("h", Hold(from_version=500, lasts_ms=1))(cut).holds
 
 
 def test_policies_and_holds_are_bounded() -> None:
@@ -184,11 +187,30 @@ def test_policies_and_holds_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match=f"at most {POLICIES_MAX}"):
         set_policy("one-more", AGE, head=HEAD)(full)
     assert set_policy("p0", Policy(max_bytes=5), head=HEAD)(full).policies["p0"].max_bytes == 5
-    hold = Hold(from_version=1, expires_ms=NOW_MS + 1)
+    hold = Hold(from_version=1, lasts_ms=1)
     held = Content({}, {f"h{number}": hold for number in range(HOLDS_MAX)}, 0)
     with pytest.raises(InvalidRequest, match=f"at most {HOLDS_MAX}"):
-        set_hold("one-more", hold, now_ms=NOW_MS)(held)
-    assert list(set_hold("one-more", hold, now_ms=NOW_MS + 1)(held).holds) == ["one-more"], "expired holds go"
+        set_hold("one-more", hold)(held)
+    assert set_hold("h0", hold)(held).holds == held.holds
+
+
+def test_a_hold_lasts_its_time_from_the_leaders_first_look_by_both_times() -> None:
+    def moment(time_ms: int, lived_ms: int) -> Moment:
+        return Moment(time_ms, lived_ms, 0, 0, 0, doubted=False)
+
+    set_ = set_hold("h", Hold(from_version=1, lasts_ms=1_000))(EMPTY)
+    assert set_.holds["h"].holds(moment(1 << 60, 1 << 60)), "no clock but the leader's counts"
+    begun = settle_holds(moment(5_000, 70))(set_)
+    assert (begun.holds["h"].expires_ms, begun.holds["h"].expires_lived_ms) == (6_000, 1_070)
+    for time_ms, lived_ms, holds in (
+        (5_999, 1_069, True),
+        (DAY_MS * 400, 1_069, True),
+        (5_999, DAY_MS, True),
+        (6_000, 1_070, False),
+    ):
+        now = moment(time_ms, lived_ms)
+        assert begun.holds["h"].holds(now) is holds
+        assert (settle_holds(now)(begun).holds == begun.holds) is holds, "begun once, and gone when it is over"
 
 
 def test_truncate_through_never_falls() -> None:

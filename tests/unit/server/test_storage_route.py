@@ -26,7 +26,11 @@ class Slow:
         self.may_end = asyncio.Event()
         self.error: Exception | None = None
         self.service = SimpleNamespace(
-            leader_id="a", store=None, claim=SimpleNamespace(stores_mode=StoresMode.DISK), durable_header=lambda: None
+            leader_id="a",
+            store=None,
+            claim=SimpleNamespace(stores_mode=StoresMode.DISK),
+            durable_header=lambda: None,
+            moment=lambda: None,
         )
         gateway = SimpleNamespace(leading=lambda: self.service)
         self.route = StoredLog(cast(Any, gateway))

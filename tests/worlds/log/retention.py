@@ -111,8 +111,8 @@ class Operator:
             self.needs.pop(name, None)
             self._change(node, name, release_hold(name), None)
         else:
-            hold = Hold(from_version=version, expires_ms=FOR_EVER_MS)
-            self._replace(node, name, set_hold(name, hold, now_ms=node.now().wall_ms), version + 1)
+            hold = Hold(from_version=version, lasts_ms=FOR_EVER_MS)
+            self._replace(node, name, set_hold(name, hold), version + 1)
 
     def _replace(self, node: Node, name: str, change: Change, version: int) -> None:
         # Until the answer either the old or the new one may be in force: only what both need is promised.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from tests.worlds.harness import Mutants, WorldReport
@@ -11,6 +12,7 @@ from tests.worlds.log.shape import OFTEN_MS, draw_shape
 from tests.worlds.log.world import World
 
 from holdfast.commit.format.batch import CLAIM_BYTES, Header, slot_of
+from holdfast.commit.format.log_clock import Moment
 from holdfast.objects.port import Created, Listed, Refused
 from holdfast.retention import cut, policies, sweep, truncator
 from holdfast.retention.cut import Border, Needs
@@ -75,11 +77,11 @@ async def sweeps_before_it_is_durable(self: Truncator) -> None:
 
 
 def cuts_at_the_watermark(
-    content: Content, needs: Needs, *, watermark: Slot, now_ms: int, bytes_border: dict[int, int]
+    content: Content, needs: Needs, *, watermark: Slot, now: Moment, bytes_border: dict[int, int]
 ) -> list[Border] | None:
     """The watermark itself is the border."""
     border = Slot(max(0, watermark - 1_000))
-    return _borders_of(content, needs, watermark=border, now_ms=now_ms, bytes_border=bytes_border)
+    return _borders_of(content, needs, watermark=border, now=now, bytes_border=bytes_border)
 
 
 def sweeps_to_the_watermark(row: Listed, newest_freed: Slot, watermark: Slot) -> bool:
@@ -111,15 +113,15 @@ def holds_do_not_count(hold: Hold) -> Border:
 
 @MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=204)
 def snapshot_is_not_needed(
-    content: Content, needs: Needs, *, watermark: Slot, now_ms: int, bytes_border: dict[int, int]
+    content: Content, needs: Needs, *, watermark: Slot, now: Moment, bytes_border: dict[int, int]
 ) -> list[Border] | None:
     """A log without a snapshot is truncated as well."""
     needs = Needs(snapshot=1 << 62, min_age_ms=needs.min_age_ms)
-    return _borders_of(content, needs, watermark=watermark, now_ms=now_ms, bytes_border=bytes_border)
+    return _borders_of(content, needs, watermark=watermark, now=now, bytes_border=bytes_border)
 
 
 @MUTANTS.breaks("every policy is asked", "border_of", cut, first_seed=2)
-def policies_do_not_count(policy: policies.Policy, now_ms: int, bytes_border: dict[int, int]) -> Border:
+def policies_do_not_count(policy: policies.Policy, now: Moment, bytes_border: dict[int, int]) -> Border:
     """One permission is enough."""
     return Border()
 
@@ -129,5 +131,5 @@ async def cuts_one_object_too_far(
     store: object, claim: Header, newest: Header, borders: list[Border], find: Callable[..., object] = cut.find_cut
 ) -> Header | None:
     """The first object that is needed goes as well."""
-    lenient = [Border(None if b.below is None else b.below + 1, b.older_than_ms, b.above) for b in borders]
+    lenient = [replace(b, below=None if b.below is None else b.below + 1) for b in borders]
     return await find(store, claim, newest, lenient)  # type: ignore[misc, no-any-return]

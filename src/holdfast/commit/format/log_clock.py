@@ -50,6 +50,11 @@ class Moment(NamedTuple):
         return self.ahead_s * 1000 if self.doubted else 0
 
 
+def age_ms(now: Moment, header: Header) -> int:
+    """How old an object is at least: the lesser of its ages by the two times."""
+    return max(0, min(now.time_ms - header.time_ms, now.lived_ms - header.lived_ms))
+
+
 class LogClock:
     """The clock of one leadership, from its claim on. Pure: it is told what the two clocks show.
 

@@ -205,6 +205,10 @@ class TruncationDue(_Timed, frozen=True):
     ticket: object
 
 
+class ClockAccepted(_Timed, frozen=True):
+    """The wall clock is right now, whatever it showed before."""
+
+
 class Drain(_Timed, frozen=True):
     """Accept nothing more, finish work in progress, resign."""
 
@@ -215,7 +219,17 @@ class Abandon(_Timed, frozen=True):
 
 Asked = VersionAsked | StatusAsked | NoopAsked
 Event = (
-    Arrived | RecordsReady | PutAnswered | HeaderFound | OwnershipSeen | Asked | Tick | TruncationDue | Drain | Abandon
+    Arrived
+    | RecordsReady
+    | PutAnswered
+    | HeaderFound
+    | OwnershipSeen
+    | Asked
+    | Tick
+    | TruncationDue
+    | ClockAccepted
+    | Drain
+    | Abandon
 )
 
 

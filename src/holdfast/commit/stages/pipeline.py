@@ -11,6 +11,7 @@
     NoopAsked         travels through all four stages                                  its position
     TruncationDue     join the next batch, or an empty one                             that batch
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
+    ClockAccepted     the next header has the wall clock's time                        nothing
     Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
 
@@ -188,6 +189,8 @@ class Pipeline:
             case events.TruncationDue(through=through, ticket=ticket):
                 self.persist.truncate_through = max(self.persist.truncate_through, through)
                 self._truncations.append((through, ticket))
+            case events.ClockAccepted():
+                self.persist.clock.accept(now)
             case events.Drain():
                 self.draining = True
             case events.Abandon():

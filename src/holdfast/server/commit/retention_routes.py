@@ -70,7 +70,7 @@ class RetentionHost:
                 None if kept is None else kept.bytes,
             )
         holds = {
-            name: HoldState(hold.from_version, hold.expires_ms, hold.snapshot)
+            name: HoldState(hold.from_version, hold.expires_ms or generation.time_ms + hold.lasts_ms, hold.snapshot)
             for name, hold in generation.holds.items()
         }
         return RetentionAnswer(

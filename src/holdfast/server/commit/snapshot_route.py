@@ -105,10 +105,9 @@ class SnapshotSender:
             yield
             return
         name = f"load:{secrets.token_hex(16)}"
-        now_ms = truncator.now_ms()
-        hold = Hold(from_version=manifest.version, expires_ms=now_ms + LOAD_MS, snapshot=manifest.version)
+        hold = Hold(from_version=manifest.version, lasts_ms=LOAD_MS, snapshot=manifest.version)
         try:
-            await truncator.change(set_hold(name, hold, now_ms=now_ms), "request")
+            await truncator.change(set_hold(name, hold), "request")
         except InvalidRequest as error:  # as many holds as there may be
             raise Backpressure(error.message, retry_after_ms=1000) from error
         try:

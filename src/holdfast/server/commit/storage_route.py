@@ -88,7 +88,7 @@ class StoredLog:
         if self._ages is None or now_ms > self._count_again_ms:
             newest = service.durable_header()
             ages = await bytes_by_age(
-                store, service.claim, newest, now_ms=now_ms, seconds=AGES, objects_max=COUNTED_OBJECTS_MAX
+                store, service.claim, newest, now=service.moment(), seconds=AGES, objects_max=COUNTED_OBJECTS_MAX
             )
             self._ages, ended_ms = (now_ms, ages), _now_ms()
             self._count_again_ms = ended_ms + max(COUNT_AGAIN_MS, COUNT_TIMES * (ended_ms - now_ms))
