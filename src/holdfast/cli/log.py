@@ -113,7 +113,8 @@ def verify(
 ) -> None:
     """Read the whole log, or a range, and check every rule: the chain, every CRC, every version.
 
-    Exit code 6 if a rule is broken, with its name and the slot.
+    Without --after it also reads each snapshot and checkpoint, and checks that the log can produce its state. Exit code
+    6 if a rule is broken, with its name and the slot or the object.
     """
     from holdfast.cli import log_views
 

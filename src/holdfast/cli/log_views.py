@@ -30,6 +30,7 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import Survey, check_reached, survey, verify_log, walker_after
 from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.foundations.verification import StateCheck, verify_all
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
@@ -252,9 +253,16 @@ def _print_row(row: Row, snapshot: int, *, as_json: bool) -> None:
 
 def verify(url: str, *, after: int, through: int | None, as_json: bool, progress_lines: bool) -> None:
     """Read and check everything, or a range of versions."""
+    state: StateCheck | None = None
     with progress("verifying", shown=not as_json, as_lines=progress_lines) as moved:
-        check = with_store(url, lambda store: verify_log(store, moved, after=after, through=through))
+        if after:
+            check = with_store(url, lambda store: verify_log(store, moved, after=after, through=through))
+        else:
+            state = with_store(url, lambda store: verify_all(store, moved, through=through))
+            check = state.log
     fields = asdict(check) | {"newest_slot": slot_text(check.newest_slot)}
+    if state is not None:
+        fields |= _state_fields(state)
     if as_json:
         print_json({"url": url, "ok": True} | fields)
         return
@@ -262,6 +270,16 @@ def verify(url: str, *, after: int, through: int | None, as_json: bool, progress
     what = "the log is intact" if not after and through is None else "this range of the log is intact"
     removed = check.truncated_through
     print_line(f"{what} after version {removed}; retention removed what was before" if removed else what)
+
+
+def _state_fields(state: StateCheck) -> dict[str, object]:
+    base, checkpoint = state.state.snapshot, state.state.checkpoint
+    return {
+        "foundations": len(state.readings),
+        "foundation_bytes": sum(each.bytes for each in state.readings),
+        "state_from_snapshot": None if base is None else base.version,
+        "stores_from_checkpoint": None if checkpoint is None else checkpoint.version,
+    }
 
 
 def stat(url: str, *, as_json: bool) -> None:

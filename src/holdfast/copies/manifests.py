@@ -60,7 +60,7 @@ async def _copy_new(
     there = {*await family.list_versions(copy)}
     copied = 0
     manifests, unreadable = await family.between(source, lineage, lowest, through)
-    flaws += unreadable
+    flaws += [flaw for _, flaw in unreadable]
     for manifest in manifests:
         if manifest.version not in there:
             copied += await _copy(family, source, copy, manifest, flaws)

@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
 from holdfast.doctor.finding import Finding, Level
-from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.foundations.record import Report, newest_record
+from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe import probe
 from holdfast.retention.generations import Generations
@@ -23,6 +26,7 @@ LONG_LOG: Final = 100_000
 """Slots above which a log without policies is worth a warning."""
 AHEAD_MS: Final = 5_000
 LEADERSHIPS_MAX: Final = 3
+OLD_READING_SECONDS: Final = 7 * 86_400.0
 
 AskLeader = Callable[[str], Awaitable[str | None]]
 
@@ -50,6 +54,7 @@ async def check_log(store: ObjectStore, ask_leader: AskLeader | None = None) -> 
         yield _clock(head)
         yield await _leader(claim, ask_leader)
         yield await _snapshots(store, head)
+        yield await _foundation(store, found)
         yield await _retention(store, head)
     except CorruptData as error:
         yield Finding(
@@ -150,6 +155,38 @@ async def _snapshots(store: ObjectStore, head: Header) -> Finding:
             "run `holdfast log snapshot`; the service makes them unless snapshots.every_* are off",
         )  # fmt: skip
     return Finding(Level.OK, "snapshots", "none yet")
+
+
+async def _foundation(store: ObjectStore, frontier: tuple[Header, Header]) -> Finding:
+    """Whether the log can produce its state, by names and sizes; and what its leader has read of it, and when."""
+    head, claim = frontier
+    check = "state"
+    fix = "`holdfast log verify` says what is damaged; `holdfast log repair` makes a log with what another copy has"
+    try:
+        await require_state(store, frontier, head.last_version, depth=Depth.LISTED)
+    except (CorruptData, NotFound) as error:
+        return Finding(Level.ERROR, check, error.statement(), fix)
+    record = await newest_record(store)
+    if record is None or not (await lineage_of(store, claim)).holds(record.log_id, 0):
+        return Finding(Level.OK, check, "all that it is made of is listed; no leader has read it yet")
+    report = Report.of(record.readings)
+    if report.problem is not None:
+        return Finding(Level.ERROR, check, f"{report.name} is damaged, {_ago(report)}: {report.problem}", fix)
+    if report.name is None:
+        return Finding(Level.OK, check, "all that it is made of is listed; the log has no snapshot")
+    age_seconds = report.age_seconds(int(time.time() * 1000))
+    assert age_seconds is not None, "a reading has a time"
+    if age_seconds > OLD_READING_SECONDS:
+        return Finding(
+            Level.WARNING, check, f"{report.name} was last found whole {_ago(report)}",
+            "run `holdfast log verify`; a leader reads it again once a day unless log.scrub_days is off",
+        )  # fmt: skip
+    return Finding(Level.OK, check, f"{report.name} was found whole {_ago(report)}")
+
+
+def _ago(report: Report) -> str:
+    age_seconds = report.age_seconds(int(time.time() * 1000)) or 0.0
+    return f"{age_seconds / 3600:.1f} h ago"
 
 
 async def _retention(store: ObjectStore, head: Header) -> Finding:

@@ -67,24 +67,31 @@ class Family(Generic[M]):
 
     async def between(
         self, store: ObjectStore, lineage: Lineage, lowest: int, highest: int
-    ) -> tuple[list[M], list[Flaw]]:
-        """Those of a log in this range of versions, oldest first, and the manifests that cannot be read.
+    ) -> tuple[list[M], list[tuple[int, Flaw]]]:
+        """Those of a log in this range of versions, oldest first, and the versions whose manifest cannot be read.
 
         Raises: Unavailable.
         """
         found: list[M] = []
-        flaws: list[Flaw] = []
+        flaws: list[tuple[int, Flaw]] = []
         for version in await self.list_versions(store):
             if not lowest <= version <= highest:
                 continue
             try:
                 manifest = await self.read_manifest(store, version)
             except CorruptData as error:
-                flaws.append(Flaw(self.name(version), self.manifest_key(version), error.message))
+                flaws.append((version, Flaw(self.name(version), self.manifest_key(version), error.message)))
                 continue
             if manifest is not None and lineage.holds(manifest.log_id, manifest.version):
                 found.append(manifest)
         return found, flaws
+
+    async def has_gone(self, store: ObjectStore, version: int) -> bool:
+        """Whether it was removed: a leader removes the manifest before the parts. Raises: Unavailable."""
+        try:
+            return await self.read_manifest(store, version) is None
+        except CorruptData:
+            return False
 
     async def read_parts(
         self, store: ObjectReader, manifest: M, each: Callable[[str, bytes], Awaitable[None]] | None = None

@@ -69,6 +69,10 @@ class KeptSnapshots:
             raise Unavailable("a new snapshot of the log is not verified yet", retry_after_ms=RETRY_MS)
         return min((self._whole.keys() & versions).difference(self._superseded(held)), default=None)
 
+    async def has_news(self) -> bool:
+        """Whether a snapshot was made since the last look. Cost: a LIST. Raises: Unavailable."""
+        return bool(frozenset(await list_versions(self._store)) - self._looked_at)
+
     def _superseded(self, held: Collection[int]) -> list[int]:
         """The snapshots that newer ones replace."""
         return [version for version in sorted(self._whole)[: -self._keep] if version not in held]

@@ -99,6 +99,10 @@ class Readings:
         for name in gone:
             del self._read[name]
 
+    def forget(self, family: Family[M], version: int) -> None:
+        """It was removed while it was read."""
+        self._read.pop((family.noun, version), None)
+
     def all(self) -> list[Reading]:
         """Every reading, by family and version."""
         return [self._read[name][0] for name in sorted(self._read)]

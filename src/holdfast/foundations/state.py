@@ -145,7 +145,7 @@ class _Look:
         if not lowest and self.depth is not Depth.CHAIN:
             return None
         found, unreadable = await family.between(self.store, self.lineage, lowest, highest)
-        flaws += unreadable
+        flaws += [flaw for _, flaw in unreadable]
         for manifest in reversed(found):
             flaw = await self._flaw(family, manifest)
             if flaw is None:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.values import VERSION_MAX
 from holdfast.wire.log import RetentionPolicy
 
@@ -228,13 +229,13 @@ def _require_kept(version: int, now: Content) -> None:
 
 def encode_generation(generation: Generation) -> bytes:
     """The JSON of a generation."""
-    return msgspec.json.format(msgspec.json.encode(generation), indent=1) + b"\n"
+    return encode_sealed(generation)
 
 
 def decode_generation(data: bytes, key: str) -> Generation:
     """The generation in the object ``key``. Raises: CorruptData."""
     try:
-        generation = msgspec.json.decode(data, type=Generation)
+        generation = decode_sealed(data, Generation)
     except msgspec.DecodeError as error:
         raise CorruptData("a retention generation is damaged", key=key, cause=str(error)) from error
     if generation.format != FORMAT:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -63,6 +64,7 @@ STORES_NEED_IT: Final = "nothing is truncated: the stores live in the log, and h
 NOT_WHOLE: Final = "nothing is truncated: a snapshot or checkpoint that would be needed is damaged"
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 FEW_SLOTS: Final = "nothing is truncated: a truncation waits until it is worth its batch"
+REFRESH_SECONDS: Final = 5.0
 PLANNED_OBJECTS_MAX: Final = 50_000
 """As many are counted of what a plan would remove."""
 
@@ -148,21 +150,40 @@ class Truncator:
         self._warned_ms = -WARN_AGAIN_MS
         self._held_back_ms = -HELD_BACK_AGAIN_MS
         self._now = asyncio.Event()
+        self._looked = asyncio.Event()
 
     def look_now(self) -> None:
         """Do not wait for the next look."""
         self._now.set()
 
+    async def refresh(self) -> None:
+        """Look now where a warning may be out of date, because a snapshot was made since the last look.
+
+        Waits ``REFRESH_SECONDS`` at most: a large snapshot takes longer to verify. Cost: a LIST or two while there is a
+        warning. Raises: Unavailable.
+        """
+        if self.state.warning not in (NO_SNAPSHOT, NOT_WHOLE) or not await self._snapshots.has_news():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REFRESH_SECONDS):
+                while True:  # the look that is going on may have listed before
+                    self._looked.clear()
+                    self.look_now()
+                    await self._looked.wait()
+                    if not await self._snapshots.has_news():
+                        return
+
     async def run(self) -> None:
         """Look every ``check_seconds`` until the leadership ends. Errors of the store are logged, and tried again."""
         while True:
+            self._now.clear()
             try:
                 await self.look()
             except Fenced:
                 return
             except HoldfastError as error:
                 log.warning("retention_waits", error=str(error))
-            self._now.clear()
+            self._looked.set()
             try:
                 async with asyncio.timeout(self._options.check_seconds):
                     await self._now.wait()

@@ -16,6 +16,8 @@ from typing import Final
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
+from holdfast.foundations.record import Report
+from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
@@ -23,7 +25,14 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.wire.log import STANDBY_HEADER, STANDBY_PROOF_HEADER, Liveness, PipelineResponse, Readiness
+from holdfast.wire.log import (
+    STANDBY_HEADER,
+    STANDBY_PROOF_HEADER,
+    FoundationReading,
+    Liveness,
+    PipelineResponse,
+    Readiness,
+)
 
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_CHARACTERS_MAX: Final = 256
@@ -60,7 +69,9 @@ async def _readyz(gateway: Gateway, watch: StoreWatch, stores: StoreHost | None,
             raise NotFound("this process has no message stores", hint="stores.directory says where they are")
         stores.opened()
     condition = "none" if stores is None else stores.condition
-    return json_response(Readiness(True, reader.leader_id, reader.local_version(), condition, watch.damage()))
+    return json_response(
+        Readiness(True, reader.leader_id, reader.local_version(), condition, watch.damage(), watch.foundation())
+    )
 
 
 async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: Call) -> Response:
@@ -138,6 +149,7 @@ class StoreWatch:
         self._stalled_ms_max = stalled_ms_max
         self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
+        self.foundations: FoundationScrub | None = None
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
@@ -153,6 +165,15 @@ class StoreWatch:
         """The newest damage that anything met in the log under this leader, None for none."""
         reader = self._gateway.reader
         return None if reader is None else reader.damage.newest
+
+    def foundation(self) -> FoundationReading | None:
+        """The newest reading of a snapshot, or of a damaged foundation; None where none is known. Cheap."""
+        if self.foundations is None:
+            return None
+        report = self.foundations.report()
+        if report == Report():
+            return None
+        return FoundationReading(report.name, report.age_seconds(int(time.time() * 1000)), report.problem)
 
     def _store_problem(self) -> HoldfastError | None:
         service, store, boot_ms = self.service, self.store, now().boot_ms

@@ -411,6 +411,7 @@ class _Process:
             self._jobs,
             oldest_checkpoint=self._oldest_checkpoint,
             older=self._older,
+            watch=self._watch,
         )
         self._metrics.service = self._watch.service = service
         self._upkeep.lead(service)

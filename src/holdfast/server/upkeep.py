@@ -15,10 +15,13 @@ from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
 from holdfast.commit.subscription import OlderHistory
+from holdfast.foundations.readings import Readings
+from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
 from holdfast.server.children.log_job import LogJob, seconds_of
 from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.retention_routes import RetentionHost
+from holdfast.server.health import StoreWatch
 from holdfast.server.metrics import ServerMetrics
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
@@ -30,7 +33,7 @@ log = structlog.get_logger("holdfast.server")
 
 
 class Upkeep:
-    """The background work of a leader: reading the log again, truncating it, and making snapshots of it.
+    """The background work of a leader: reading the log and its foundations again, truncating it, making snapshots.
 
     ``oldest_checkpoint``: the version that the stores in the log still need, 0 without any. ``older``: the history in
     segments, None without it.
@@ -45,6 +48,7 @@ class Upkeep:
         *,
         oldest_checkpoint: Callable[[], Awaitable[int]],
         older: OlderHistory | None,
+        watch: StoreWatch,
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -52,6 +56,9 @@ class Upkeep:
         self._jobs = jobs
         self._oldest_checkpoint = oldest_checkpoint
         self._older = older
+        self._watch = watch
+        self._readings = Readings(settings.log.scrub_bytes_per_second)
+        self._reading: asyncio.Task[None] | None = None
         self._scrubbing: asyncio.Task[None] | None = None
         self._truncating: asyncio.Task[None] | None = None
         self._snapshotting: asyncio.Task[None] | None = None
@@ -63,6 +70,7 @@ class Upkeep:
     def begin(self, service: CommitService) -> None:
         """Begin all of it."""
         self._begin_scrub(service)
+        self._begin_reading(service)
         self._truncating = asyncio.ensure_future(self._retention.leading().run())
         self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
         self._begin_snapshots(service)
@@ -82,6 +90,10 @@ class Upkeep:
             self._scrubbing.cancel()
             await asyncio.wait({self._scrubbing})
             self._scrubbing = self._metrics.scrub = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+            self._reading = self._watch.foundations = None
 
     def _begin_scrub(self, service: CommitService) -> None:
         settings = self._settings.log
@@ -98,6 +110,20 @@ class Upkeep:
         )
         self._scrubbing = asyncio.ensure_future(scrub.run())
         self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
+
+    def _begin_reading(self, service: CommitService) -> None:
+        settings = self._settings.log
+        scrub = self._watch.foundations = FoundationScrub(
+            service.store,
+            service.claim,
+            service.durable_header,
+            service.damage,
+            self._readings,
+            days=settings.scrub_days,
+            bytes_per_second=settings.scrub_bytes_per_second,
+        )
+        self._reading = asyncio.ensure_future(scrub.run())
+        self._reading.add_done_callback(partial(_tell_ended, "scrub_failed"))
 
     def _begin_snapshots(self, service: CommitService) -> None:
         settings, log_settings = self._settings.snapshots, self._settings.log
@@ -151,6 +177,7 @@ class Upkeep:
             warn_after_seconds=settings.retention.warn_after_seconds,
             segments_through=None if older is None else segments_through,
             stores_from=self._oldest_checkpoint,
+            readings=self._readings,
         )
 
 

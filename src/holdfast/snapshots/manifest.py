@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.errors import CorruptData
+from holdfast.sealed import decode_sealed, encode_sealed
 
 PREFIX: Final = "snapshots/"
 FORMAT: Final = 1
@@ -93,13 +94,13 @@ def version_of_manifest(key: str) -> int | None:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The JSON of a manifest: equal manifests have equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    return encode_sealed(manifest)
 
 
 def decode_manifest(data: bytes, version: int) -> Manifest:
     """The manifest of the snapshot at ``version``. Raises: CorruptData, which names the rule that is broken."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decode_sealed(data, Manifest)
     except msgspec.DecodeError as error:
         raise _broken("a manifest is not JSON of this form", version, cause=str(error)) from error
     if manifest.format != FORMAT:
@@ -121,5 +122,5 @@ def decode_manifest(data: bytes, version: int) -> Manifest:
 
 
 def _broken(message: str, version: int, **facts: object) -> CorruptData:
-    hint = "delete this manifest: an older snapshot, or the log, has the state"
+    hint = "delete nothing before `holdfast log verify` says that the log has its state without this snapshot"
     return CorruptData(message, hint=hint, facts={"snapshot": version, **facts})

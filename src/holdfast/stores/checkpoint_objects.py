@@ -29,6 +29,7 @@ from holdfast.errors import CorruptData, InternalError, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory, private
+from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import INDEX_NAME
 
@@ -81,7 +82,7 @@ def manifest_key(version: int) -> str:
 def decode_manifest(data: bytes, version: int) -> Manifest:
     """The manifest of the checkpoint at ``version``. Raises: CorruptData."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decode_sealed(data, Manifest)
     except msgspec.DecodeError as error:
         raise CorruptData("the manifest of a checkpoint is not JSON of this form", version=version) from error
     names = [file.name for file in manifest.files]
@@ -160,7 +161,7 @@ async def upload_files(store: ObjectStore, directory: str, names: Iterable[str])
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of the object."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    return encode_sealed(manifest)
 
 
 def _hash(data: bytes) -> str:

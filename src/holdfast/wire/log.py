@@ -157,10 +157,23 @@ class Liveness(msgspec.Struct, frozen=True):
     address: str
 
 
+class FoundationReading(msgspec.Struct, frozen=True):
+    """The newest result of reading the log's snapshots and checkpoints again.
+
+    ``name``: the newest snapshot, or a damaged one; None where none was read. ``age_seconds``: since it was read.
+    ``problem``: what is damaged, or why the log cannot produce its state; None for nothing.
+    """
+
+    name: str | None
+    age_seconds: float | None
+    problem: str | None
+
+
 class Readiness(msgspec.Struct, frozen=True):
     """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended.
 
     ``damage``: the newest damage that anything met in the log since this process leads. Commits go on all the same.
+    ``foundation``: None where nothing is known of a snapshot.
     """
 
     ready: bool
@@ -168,6 +181,7 @@ class Readiness(msgspec.Struct, frozen=True):
     version: int
     stores: str
     damage: str | None = None
+    foundation: FoundationReading | None = None
 
 
 class PipelineResponse(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from holdfast.errors import Closed, Code, CorruptData
+from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.values import LogId, Slot, Version, is_log_id, parse_slot, slot_text
 
 T = TypeVar("T")
@@ -113,11 +114,11 @@ def _slot(role: Role) -> Slot:
 
 def _decode(data: bytes, kind: type[T], key: str) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_sealed(data, kind)
+    except msgspec.DecodeError as error:
         raise CorruptData("a record of a copied log is damaged", key=key, cause=str(error)) from error
 
 
 def encode_record(record: Role | Promoted) -> bytes:
     """The JSON of a record."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return encode_sealed(record)

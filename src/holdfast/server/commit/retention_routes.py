@@ -80,11 +80,13 @@ class RetentionHost:
 
 async def _list(host: RetentionHost, call: Call) -> Response:
     del call
+    await host.leading().refresh()
     return json_response(host.answer())
 
 
 async def _get(host: RetentionHost, call: Call) -> Response:
     name = require_id(call.path_text("policy_id"))
+    await host.leading().refresh()
     answer = host.answer()
     if name not in answer.policies:
         raise NotFound("there is no retention policy of this name", policy=name)

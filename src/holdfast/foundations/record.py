@@ -1,0 +1,97 @@
+"""The newest readings of a log's foundations, kept in the log's store: what a start and ``holdfast doctor`` report.
+
+| object | content |
+|---|---|
+| ``meta/readings/{2^64-1 - number:020d}`` | ``Record`` as JSON; the highest number counts |
+
+Only a leader writes it. It is a report: no decision rests on it, because it says what was true when it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast.commit.format.batch import FIRST_SLOT
+from holdfast.errors import CorruptData, NotFound, Unavailable
+from holdfast.foundations.families import SNAPSHOTS
+from holdfast.foundations.readings import Reading
+from holdfast.objects.port import Created, ObjectStore
+from holdfast.sealed import decode_sealed, encode_sealed
+
+PREFIX: Final = "meta/readings/"
+FORMAT: Final = 1
+OLDER_MAX: Final = 100
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of the foundations of the log ``log_id``."""
+
+    format: int = FORMAT
+    number: int
+    log_id: str
+    readings: list[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The newest result. ``name``: the foundation, None for none; ``read_ms``: when it was read (wall clock).
+
+    ``problem``: what is wrong with it, or why the log cannot produce its state; None for nothing.
+    """
+
+    name: str | None = None
+    read_ms: int | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, readings: Iterable[Reading]) -> Report:
+        """A damaged one, if there is one; otherwise the newest snapshot."""
+        known = sorted(readings, key=lambda each: (each.noun == SNAPSHOTS.noun, each.version), reverse=True)
+        flawed = [each for each in known if each.flaw is not None]
+        for each in (*flawed, *known):
+            return cls(each.name, each.read_ms, each.flaw)
+        return cls()
+
+    def age_seconds(self, now_ms: int) -> float | None:
+        """How long ago it was read; 0 where the clocks disagree."""
+        return None if self.read_ms is None else max(0, now_ms - self.read_ms) / 1000.0
+
+
+def key_of(number: int) -> str:
+    """The name of a record.
+
+    >>> key_of(1)
+    'meta/readings/18446744073709551614'
+    """
+    return f"{PREFIX}{FIRST_SLOT - number:020d}"
+
+
+async def newest_record(store: ObjectStore) -> Record | None:
+    """The newest record, None before the first one. Cost: a LIST, a GET. Raises: CorruptData, Unavailable."""
+    rows = await store.list(PREFIX, limit=1)
+    if not rows:
+        return None
+    try:
+        return decode_sealed(await store.read(rows[0].key), Record)
+    except NotFound:
+        return None  # a newer one has taken its place since the listing
+    except msgspec.DecodeError as error:
+        raise CorruptData("the record of what was read is damaged", key=rows[0].key, cause=str(error)) from error
+
+
+async def write_record(store: ObjectStore, log_id: str, readings: list[Reading]) -> None:
+    """Write the next record and remove the older ones. Another leader may be faster: then its record counts.
+
+    After a crash: the record is there or not, and perhaps older ones. Raises: Unavailable.
+    """
+    rows = await store.list(PREFIX, limit=OLDER_MAX)
+    number = 1 + (FIRST_SLOT - int(rows[0].key.removeprefix(PREFIX)) if rows else 0)
+    record = Record(number=number, log_id=log_id, readings=readings)
+    if isinstance(await store.create(key_of(number), encode_sealed(record)), Created) and rows:
+        with suppress(Unavailable):  # without the right to delete the older ones stay
+            await store.delete(*(row.key for row in rows))

@@ -1,0 +1,178 @@
+"""The scrub of foundations: a leader reads every snapshot and checkpoint again from time to time, and says how it went.
+
+A pass reads each of them once, the newest first. It takes a day, or ``days`` where that is less, and no more than
+``bytes_per_second``. What retention reads of snapshots counts as well. The results go into the log's store, where a
+start and ``holdfast doctor`` find them (``record``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.reading.lineage import Lineage, lineage_of
+from holdfast.commit.reading.verify import OBJECT_BYTES_MIN, DamageLog
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, M
+from holdfast.foundations.readings import Reading, Readings
+from holdfast.foundations.record import Report, newest_record, write_record
+from holdfast.foundations.state import Depth, require_state
+from holdfast.objects.port import ObjectStore
+from holdfast.values import VERSION_MAX
+
+DAY_SECONDS: Final = 86_400.0
+TICK_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 600.0
+RECORD_SECONDS: Final = 3_600.0
+
+log = structlog.get_logger("holdfast.foundations")
+
+
+class FoundationScrub:
+    """The scrub of one leadership. ``run`` ends only by cancellation."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        claim: Header,
+        durable_header: Callable[[], Header],
+        damage: DamageLog,
+        readings: Readings,
+        *,
+        days: float | None,
+        bytes_per_second: int,
+        seconds: Callable[[], float] = lambda: now().boot_ms / 1000.0,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``days``: None reads nothing again; what others read is reported all the same."""
+        self._store = store
+        self._claim = claim
+        self._durable_header = durable_header
+        self._damage = damage
+        self._readings = readings
+        self._pass_seconds = None if days is None else min(days, 1.0) * DAY_SECONDS
+        self._bytes_per_second = bytes_per_second
+        self._seconds = seconds
+        self._pause = pause
+        self._recorded = Report()
+        self._problem: str | None = None
+        self._written: list[Reading] = []
+        self._written_s = -RECORD_SECONDS
+        self._read_s: dict[str, float] = {}
+        self.passes = 0
+        readings.noted = self._noted
+
+    def report(self) -> Report:
+        """The newest result, also that of an earlier leader. Cost: O(readings)."""
+        readings = self._readings.all()
+        report = Report.of(readings) if readings else self._recorded
+        return report if self._problem is None else Report(report.name, report.read_ms, self._problem)
+
+    async def run(self) -> None:
+        """Look, read again what is due, write down what was found. Errors of the store are tried again."""
+        looked_s = -LOOK_SECONDS
+        began = False
+        while True:
+            try:
+                if self._seconds() - looked_s >= LOOK_SECONDS:
+                    looked_s = self._seconds()
+                    await self.look()
+                    if not began:
+                        began = True
+                        self._tell()
+                await self._read_what_is_due()
+                await self._write()
+            except HoldfastError as error:
+                log.warning("foundation_scrub_waits", error=str(error))
+            await self._pause(TICK_SECONDS)
+
+    async def look(self) -> None:
+        """Names and sizes: is there what the state needs? Raises: Unavailable."""
+        if not self._readings.all() and self._recorded == Report():
+            try:
+                record = await newest_record(self._store)
+            except CorruptData as error:
+                self._damage.note("scrub", error)
+            else:
+                if record is not None and (await self._lineage()).holds(record.log_id, 0):
+                    self._recorded = Report.of(record.readings)
+        newest = self._durable_header()
+        try:
+            await require_state(self._store, (newest, self._claim), newest.last_version, depth=Depth.LISTED)
+        except (CorruptData, NotFound) as error:
+            self._problem = error.statement()
+            self._damage.note("scrub", CorruptData(error.message, code=Code.CORRUPT_LOG, facts=error.fields))
+        else:
+            self._problem = None
+
+    def _tell(self) -> None:
+        """Say at a start what is known."""
+        report = self.report()
+        read_ms = report.read_ms
+        if report.problem is not None:
+            hint = "`holdfast log verify` says what is damaged and whether the log can produce its state"
+            log.error("foundation_is_damaged", foundation=report.name, error=report.problem, hint=hint)
+        elif report.name is not None:
+            log.info("foundation_is_whole", foundation=report.name, read_ms=read_ms)
+
+    async def _lineage(self) -> Lineage:
+        return await lineage_of(self._store, self._claim)
+
+    async def _read_what_is_due(self) -> None:
+        if self._pass_seconds is None:
+            return
+        lineage = await self._lineage()
+        due = await self._read_family(SNAPSHOTS, lineage) + await self._read_family(CHECKPOINTS, lineage)
+        self.passes += due > 0
+
+    async def _read_family(self, family: Family[M], lineage: Lineage) -> int:
+        manifests, unreadable = await family.between(self._store, lineage, 0, VERSION_MAX)
+        there = [each.version for each in manifests] + [version for version, _ in unreadable]
+        self._readings.forget_others(family, there)
+        for version, flaw in unreadable:
+            if self._is_due(flaw.name):
+                self._readings.note_unreadable(family, version, flaw)
+        due = [each for each in reversed(manifests) if self._is_due(family.name(each.version))]
+        for manifest in due:
+            await self._read(family, manifest)
+        return len(due)
+
+    def _is_due(self, name: str) -> bool:
+        """Whether a pass has gone by since this was read. What is new was read by retention, or is read at once."""
+        read_s = self._read_s.get(name)
+        assert self._pass_seconds is not None, "it is asked by a scrub that reads"
+        return read_s is None or self._seconds() - read_s >= self._pass_seconds
+
+    async def _read(self, family: Family[M], manifest: M) -> None:
+        async def paced(_: str, data: bytes) -> None:
+            await self._pause(max(len(data), OBJECT_BYTES_MIN) / self._bytes_per_second)
+
+        flaw = await self._readings.read(family, self._store, manifest, paced)
+        if flaw is not None and await family.has_gone(self._store, manifest.version):
+            self._readings.forget(family, manifest.version)
+
+    def _noted(self, reading: Reading) -> None:
+        self._read_s[reading.name] = self._seconds()
+        if reading.flaw is not None:
+            self._damage.note("scrub", _damage_of(reading.name, reading.flaw))
+
+    async def _write(self) -> None:
+        """Write down what changed at once, and that something was read again once an hour. Raises: Unavailable."""
+        readings = self._readings.all()
+        news = [(each.name, each.flaw) for each in readings] != [(each.name, each.flaw) for each in self._written]
+        if not news and (readings == self._written or self._seconds() - self._written_s < RECORD_SECONDS):
+            return
+        await write_record(self._store, self._claim.log_id.hex(), readings)
+        self._written, self._written_s = readings, self._seconds()
+
+
+def _damage_of(name: str, problem: str) -> CorruptData:
+    hint = (
+        "`holdfast log verify` says whether the log can produce its state without it; `holdfast log snapshot` makes one"
+    )
+    return CorruptData(f"{name} is damaged: {problem}", code=Code.CORRUPT_LOG, hint=hint)
