@@ -169,9 +169,11 @@ async def _foundation(store: ObjectStore, frontier: tuple[Header, Header]) -> Fi
     record = await newest_record(store)
     if record is None or not (await lineage_of(store, claim)).holds(record.log_id, 0):
         return Finding(Level.OK, check, "all that it is made of is listed; no leader has read it yet")
-    report = Report.of(record.readings)
+    report = Report.of(record.readings, record.damage)
+    if report.name is None and report.problem is not None:
+        return Finding(Level.ERROR, check, f"a leader met damage: {report.problem}", fix)
     if report.problem is not None:
-        return Finding(Level.ERROR, check, f"{report.name} is damaged, {_ago(report)}: {report.problem}", fix)
+        return Finding(Level.ERROR, check, f"damage, with {report.name} read {_ago(report)}: {report.problem}", fix)
     if report.name is None:
         return Finding(Level.OK, check, "all that it is made of is listed; the log has no snapshot")
     age_seconds = report.age_seconds(int(time.time() * 1000))

@@ -29,12 +29,13 @@ OLDER_MAX: Final = 100
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of the foundations of the log ``log_id``."""
+    """What was read of the foundations of the log ``log_id``. ``damage``: the newest damage that was met in the log."""
 
     format: int = FORMAT
     number: int
     log_id: str
     readings: list[Reading]
+    damage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Report:
     problem: str | None = None
 
     @classmethod
-    def of(cls, readings: Iterable[Reading]) -> Report:
-        """A damaged one, if there is one; otherwise the newest snapshot."""
+    def of(cls, readings: Iterable[Reading], damage: str | None = None) -> Report:
+        """A damaged one, if there is one; otherwise the newest snapshot, and the damage in the log after it."""
         known = sorted(readings, key=lambda each: (each.noun == SNAPSHOTS.noun, each.version), reverse=True)
         flawed = [each for each in known if each.flaw is not None]
         for each in (*flawed, *known):
-            return cls(each.name, each.read_ms, each.flaw)
-        return cls()
+            return cls(each.name, each.read_ms, each.flaw or damage)
+        return cls(problem=damage)
 
     def age_seconds(self, now_ms: int) -> float | None:
         """How long ago it was read; 0 where the clocks disagree."""
@@ -84,14 +85,14 @@ async def newest_record(store: ObjectStore) -> Record | None:
         raise CorruptData("the record of what was read is damaged", key=rows[0].key, cause=str(error)) from error
 
 
-async def write_record(store: ObjectStore, log_id: str, readings: list[Reading]) -> None:
+async def write_record(store: ObjectStore, log_id: str, readings: list[Reading], damage: str | None) -> None:
     """Write the next record and remove the older ones. Another leader may be faster: then its record counts.
 
     After a crash: the record is there or not, and perhaps older ones. Raises: Unavailable.
     """
     rows = await store.list(PREFIX, limit=OLDER_MAX)
     number = 1 + (FIRST_SLOT - int(rows[0].key.removeprefix(PREFIX)) if rows else 0)
-    record = Record(number=number, log_id=log_id, readings=readings)
+    record = Record(number=number, log_id=log_id, readings=readings, damage=damage)
     if isinstance(await store.create(key_of(number), encode_sealed(record)), Created) and rows:
         with suppress(Unavailable):  # without the right to delete the older ones stay
             await store.delete(*(row.key for row in rows))

@@ -16,11 +16,11 @@ import structlog
 from holdfast.commit.format.batch import Header
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.verify import OBJECT_BYTES_MIN, DamageLog
+from holdfast.commit.reading.verify import FOUNDATIONS, OBJECT_BYTES_MIN, DamageLog
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, M
 from holdfast.foundations.readings import Reading, Readings
-from holdfast.foundations.record import Report, newest_record, write_record
+from holdfast.foundations.record import Record, Report, newest_record, write_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX
@@ -48,8 +48,10 @@ class FoundationScrub:
         bytes_per_second: int,
         seconds: Callable[[], float] = lambda: now().boot_ms / 1000.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chain_passes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``days``: None reads nothing again; what others read is reported all the same."""
+        """``days``: None reads nothing again; what others read is reported all the same. ``chain_passes``: how often
+        all objects of the log were read in this leadership; from then on what earlier leaders met does not count."""
         self._store = store
         self._claim = claim
         self._durable_header = durable_header
@@ -59,19 +61,30 @@ class FoundationScrub:
         self._bytes_per_second = bytes_per_second
         self._seconds = seconds
         self._pause = pause
-        self._recorded = Report()
+        self._chain_passes = chain_passes
+        self._recorded: Record | None = None
         self._problem: str | None = None
-        self._written: list[Reading] = []
+        self._written: tuple[list[Reading], str | None] = [], None
         self._written_s = -RECORD_SECONDS
         self._read_s: dict[str, float] = {}
+        self._looked = False
         self.passes = 0
         readings.noted = self._noted
 
     def report(self) -> Report:
         """The newest result, also that of an earlier leader. Cost: O(readings)."""
         readings = self._readings.all()
-        report = Report.of(readings) if readings else self._recorded
+        if not readings and self._recorded is not None:
+            readings = self._recorded.readings
+        report = Report.of(readings, self._met())
         return report if self._problem is None else Report(report.name, report.read_ms, self._problem)
+
+    def _met(self) -> str | None:
+        """The newest damage in the objects of the log, also what earlier leaders met."""
+        recorded = self._recorded
+        if recorded is None or self._chain_passes():
+            return self._damage.newest_in_chain
+        return self._damage.newest_in_chain or recorded.damage
 
     async def run(self) -> None:
         """Look, read again what is due, write down what was found. Errors of the store are tried again."""
@@ -93,20 +106,21 @@ class FoundationScrub:
 
     async def look(self) -> None:
         """Names and sizes: is there what the state needs? Raises: Unavailable."""
-        if not self._readings.all() and self._recorded == Report():
+        if not self._looked:
+            self._looked = True
             try:
                 record = await newest_record(self._store)
             except CorruptData as error:
-                self._damage.note("scrub", error)
+                self._damage.note(FOUNDATIONS, error)
             else:
                 if record is not None and (await self._lineage()).holds(record.log_id, 0):
-                    self._recorded = Report.of(record.readings)
+                    self._recorded = record
         newest = self._durable_header()
         try:
             await require_state(self._store, (newest, self._claim), newest.last_version, depth=Depth.LISTED)
         except (CorruptData, NotFound) as error:
             self._problem = error.statement()
-            self._damage.note("scrub", CorruptData(error.message, code=Code.CORRUPT_LOG, facts=error.fields))
+            self._damage.note(FOUNDATIONS, CorruptData(error.message, code=Code.CORRUPT_LOG, facts=error.fields))
         else:
             self._problem = None
 
@@ -159,16 +173,23 @@ class FoundationScrub:
     def _noted(self, reading: Reading) -> None:
         self._read_s[reading.name] = self._seconds()
         if reading.flaw is not None:
-            self._damage.note("scrub", _damage_of(reading.name, reading.flaw))
+            self._damage.note(FOUNDATIONS, _damage_of(reading.name, reading.flaw))
 
     async def _write(self) -> None:
         """Write down what changed at once, and that something was read again once an hour. Raises: Unavailable."""
-        readings = self._readings.all()
-        news = [(each.name, each.flaw) for each in readings] != [(each.name, each.flaw) for each in self._written]
-        if not news and (readings == self._written or self._seconds() - self._written_s < RECORD_SECONDS):
+        found = self._readings.all(), self._met()
+        if _results(found) == _results(self._written) and (
+            found == self._written or self._seconds() - self._written_s < RECORD_SECONDS
+        ):
             return
-        await write_record(self._store, self._claim.log_id.hex(), readings)
-        self._written, self._written_s = readings, self._seconds()
+        await write_record(self._store, self._claim.log_id.hex(), *found)
+        self._written, self._written_s = found, self._seconds()
+
+
+def _results(found: tuple[list[Reading], str | None]) -> tuple[list[tuple[str, str | None]], str | None]:
+    """What was found, whenever it was read."""
+    readings, damage = found
+    return [(each.name, each.flaw) for each in readings], damage
 
 
 def _damage_of(name: str, problem: str) -> CorruptData:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.metrics import LATENCY_BOUNDS_MS, LatencyBuckets
-from holdfast.commit.reading.verify import Scrub
+from holdfast.commit.reading.verify import FOUNDATIONS, Scrub
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
@@ -199,7 +199,7 @@ class ServerMetrics(Collector):
         yield gauge("holdfast_window_bytes", resolve.recent.bytes_used())
         yield gauge("holdfast_window_seconds", resolve.window_ms(now().boot_ms) / 1000)
         yield gauge("holdfast_window_floor_version", resolve.floor)
-        damage = {met_by: service.damage.times[met_by] for met_by in ("stream", "status", "view", "scrub")}
+        damage = {met_by: service.damage.times[met_by] for met_by in ("stream", "status", "view", "scrub", FOUNDATIONS)}
         yield by_label("holdfast_log_damage", damage)
         yield gauge("holdfast_log_damaged_places", service.damage.places)
         if self.scrub is not None:

@@ -17,6 +17,7 @@ from holdfast.commit.service import CommitService
 from holdfast.commit.subscription import OlderHistory
 from holdfast.foundations.readings import Readings
 from holdfast.foundations.scrubbing import FoundationScrub
+from holdfast.retention.cut import slot_through
 from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
 from holdfast.server.children.log_job import LogJob, seconds_of
 from holdfast.server.commit.log_job_routes import LogJobs
@@ -107,6 +108,7 @@ class Upkeep:
             days=settings.scrub_days,
             bytes_per_second=settings.scrub_bytes_per_second,
             start=random.random,
+            removed=lambda newest: slot_through(service.store, service.claim, newest, newest.truncated_through),
         )
         self._scrubbing = asyncio.ensure_future(scrub.run())
         self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
@@ -121,6 +123,7 @@ class Upkeep:
             self._readings,
             days=settings.scrub_days,
             bytes_per_second=settings.scrub_bytes_per_second,
+            chain_passes=lambda: 0 if self._metrics.scrub is None else self._metrics.scrub.passes,
         )
         self._reading = asyncio.ensure_future(scrub.run())
         self._reading.add_done_callback(partial(_tell_ended, "scrub_failed"))

@@ -24,6 +24,7 @@ from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
 
 PLACES_MAX: Final = 1_000
+FOUNDATIONS: Final = "foundations"
 HINT: Final = "do not delete anything; `holdfast log verify` names every damaged object; restore them from a copy"
 
 
@@ -32,14 +33,18 @@ class DamageLog:
 
     def __init__(self) -> None:
         self.times: Counter[str] = Counter()
-        """How often, by what met it: stream, status, view or scrub."""
+        """How often, by what met it: stream, status, view, scrub or foundations."""
         self.newest: str | None = None
+        self.newest_in_chain: str | None = None
+        """The newest that is not in a snapshot or checkpoint."""
         self._places: dict[str, None] = {}
 
     def note(self, met_by: str, error: CorruptData) -> None:
         """``met_by`` met damage. Call it once for each time."""
         self.times[met_by] += 1
         text = self.newest = str(error)
+        if met_by != FOUNDATIONS:
+            self.newest_in_chain = text
         if text in self._places:
             return
         if len(self._places) < PLACES_MAX:
@@ -111,8 +116,10 @@ class Scrub:
         bytes_per_second: int,
         start: Callable[[], float],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        removed: Callable[[Header], Awaitable[Slot | None]] | None = None,
     ) -> None:
-        """``start`` draws where a pass begins, from 0 to below 1."""
+        """``start`` draws where a pass begins, from 0 to below 1. ``removed`` finds the newest slot that the log says
+        was truncated; without it no missing object of a truncated log is damage."""
         self._store = store
         self._claim = claim
         self._durable_header = durable_header
@@ -121,6 +128,7 @@ class Scrub:
         self._bytes_per_second = bytes_per_second
         self._start = start
         self._pause = pause
+        self._removed = removed
         self.objects = 0
         self.bytes = 0
         self.passes = 0
@@ -162,8 +170,7 @@ class Scrub:
             try:
                 data = await self._store.read(object_name(slot))
             except NotFound:
-                if not self._durable_header().truncated_through:
-                    self._damage.note("scrub", broken("an object has gone", slot))
+                await self._look_at_missing(slot)
                 return 0
             except HoldfastError as error:
                 log.warning("scrub_waits", error=str(error))
@@ -177,3 +184,18 @@ class Scrub:
         except CorruptData as error:
             self._damage.note("scrub", error)
         return len(data)
+
+    async def _look_at_missing(self, slot: Slot) -> None:
+        """An object that is not there is damage, unless the log says that it was truncated."""
+        newest = self._durable_header()
+        if newest.truncated_through:
+            if self._removed is None:
+                return
+            try:
+                border = await self._removed(newest)
+            except HoldfastError as error:
+                log.warning("scrub_waits", error=str(error))
+                return
+            if border is not None and slot >= border:
+                return
+        self._damage.note("scrub", broken("an object has gone", slot))
