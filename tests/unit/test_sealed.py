@@ -14,7 +14,7 @@ from holdfast.stores import checkpoint_objects as checkpoint
 ROLE = Role(role="restoring", source_log_id="ab" * 16, truncated_through=7, cut_version=9, log_id="cd" * 16)
 PROMOTED = Promoted(log_id="cd" * 16)
 GENERATION = Generation(
-    number=3, policies={"p": Policy(max_age_seconds=60.0)}, holds={"h": Hold(from_version=1, expires_ms=2)},
+    number=3, policies={"p": Policy(max_age_seconds=60.0)}, holds={"h": Hold(from_version=1, lasts_ms=2)},
     truncate_through=5, author="a", time_ms=6, nonce="00",
 )  # fmt: skip
 CHECKPOINT = checkpoint.Manifest(

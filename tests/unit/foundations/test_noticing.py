@@ -10,6 +10,7 @@ import pytest
 from tests.unit.copies.test_copies import Source
 from tests.unit.copies.test_foundations import flip, parts_of, truncated
 
+from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.doctor import Level, check_log
 from holdfast.errors import CorruptData, NotFound, Unavailable
@@ -138,6 +139,12 @@ class Leader:
 
     def local_version(self) -> int:
         return self._source.log.head.last_version
+
+    def moment(self) -> Moment:
+        return Moment(10**12, 10**12, 0, 0, 0, doubted=False)
+
+    async def version(self) -> int:
+        return self.local_version()
 
     async def truncate(self, through: int) -> None:
         self.truncated.append(through)
