@@ -37,6 +37,7 @@ from holdfast.copies.source import ended_early, first_slot_of, objects_from, sta
 from holdfast.errors import Closed, Code, NotFound, Unavailable
 from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.keeping import KeptSnapshots
+from holdfast.foundations.record import require_end
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import slot_through
@@ -144,6 +145,7 @@ class Mirror:
         if frontier is None:
             raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=self._source.url)
         newest, claim = frontier
+        await require_end(self._source, frontier)
         lineage = await lineage_of(self._source, claim)
         role = await self._role(lineage, frontier)
         async with self._held_for_a_round(role, lineage, newest):

@@ -47,6 +47,7 @@ from holdfast.copies.promoting import fork
 from holdfast.copies.restoring import begin_copy, require_role, verify_copy
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.foundations.families import Flaw
+from holdfast.foundations.record import require_end
 from holdfast.foundations.state import Depth, find_foundation
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX, Slot, Version, slot_text
@@ -155,6 +156,25 @@ class DamagedLog:
                 break
             claim_slot, wanted = following
         self._note_lost(None)
+        await self._note_lost_end(head, wanted)
+
+    async def _note_lost_end(self, head: Header | None, following: int) -> None:
+        """The log may have ended later once: a leader wrote down what was durable."""
+        frontier = None if head is None else await self._claim_of(head)
+        if frontier is None:
+            return
+        try:
+            await require_end(self._source, frontier)
+        except CorruptData as error:
+            durable = error.fields.get("durable")
+            lost = durable if isinstance(durable, int) else None
+            self.found.damage.append(Damage(slot_text(Slot(following)), error.message, frontier[0].last_version, lost))
+
+    async def _claim_of(self, head: Header) -> tuple[Header, Header] | None:
+        if head.kind is Kind.CLAIM:
+            return head, head
+        claim, _ = await _whole(self._source, Slot(head.claim))
+        return None if claim is None else (head, claim.header)
 
     async def _list(self) -> list[Slot]:
         """List the log. Returns the slots of objects of a claim's size."""

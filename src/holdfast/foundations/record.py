@@ -4,20 +4,21 @@
 |---|---|
 | ``meta/readings/{2^64-1 - number:020d}`` | ``Record`` as JSON; the highest number counts |
 
-Only a leader writes it. It is a report: no decision rests on it, because it says what was true when it was written.
+Only a leader writes it. It says what was true when it was written: a report, and the end that the log had then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from holdfast.commit.format.batch import FIRST_SLOT
-from holdfast.errors import CorruptData, NotFound, Unavailable
+from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.reading.reader import leaderships_back
+from holdfast.errors import Code, CorruptData, NotFound, Unavailable
 from holdfast.foundations.families import SNAPSHOTS
 from holdfast.foundations.readings import Reading
 from holdfast.objects.port import Created, ObjectStore
@@ -29,11 +30,16 @@ OLDER_MAX: Final = 100
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of the foundations of the log ``log_id``. ``damage``: the newest damage that was met in the log."""
+    """What was read of the foundations of the log ``log_id``. ``damage``: the newest damage that was met in the log.
+
+    ``version`` was durable under the claim of ``epoch`` when this was written: a log that ends before it lost its end.
+    """
 
     format: int = FORMAT
     number: int
     log_id: str
+    epoch: int
+    version: int
     readings: list[Reading]
     damage: str | None = None
 
@@ -85,14 +91,51 @@ async def newest_record(store: ObjectStore) -> Record | None:
         raise CorruptData("the record of what was read is damaged", key=rows[0].key, cause=str(error)) from error
 
 
-async def write_record(store: ObjectStore, log_id: str, readings: list[Reading], damage: str | None) -> None:
+async def require_end(store: ObjectStore, frontier: tuple[Header, Header]) -> None:
+    """Return unless the log ends before a version that its leader wrote down as durable.
+
+    Nothing in a log shows that its newest object has gone; this shows it once a leader has written a record after it.
+    Cost: a LIST, a GET, and two header reads for each leadership since. Raises: CorruptData, Unavailable.
+    """
+    head, claim = frontier
+    record = await newest_record(store)
+    if record is None or record.log_id != claim.log_id.hex():
+        return
+    end: int | None = head.last_version if claim.epoch <= record.epoch else None
+    if end is None:
+        async with aclosing(leaderships_back(store, claim)) as leaderships:
+            async for leadership in leaderships:
+                if leadership.claim.epoch == record.epoch + 1:
+                    end = leadership.rolled_back_to
+                    break
+    if end is not None and end < record.version:
+        raise CorruptData(
+            "the log ends before a version that was durable: its newest objects have gone",
+            code=Code.CORRUPT_LOG,
+            hint="delete nothing; a mirror may have them: `holdfast log repair SOURCE DEST --from MIRROR`",
+            last_version=end,
+            durable=record.version,
+        )
+
+
+async def write_record(
+    store: ObjectStore, durable: Header, readings: list[Reading], damage: str | None, *, lacks: Record | None = None
+) -> None:
     """Write the next record and remove the older ones. Another leader may be faster: then its record counts.
 
+    ``durable``: the newest durable object. ``lacks``: an earlier record, whose end the log lacks: that stays known.
     After a crash: the record is there or not, and perhaps older ones. Raises: Unavailable.
     """
     rows = await store.list(PREFIX, limit=OLDER_MAX)
     number = 1 + (FIRST_SLOT - int(rows[0].key.removeprefix(PREFIX)) if rows else 0)
-    record = Record(number=number, log_id=log_id, readings=readings, damage=damage)
+    record = Record(
+        number=number,
+        log_id=durable.log_id.hex(),
+        epoch=durable.epoch if lacks is None else lacks.epoch,
+        version=durable.last_version if lacks is None else lacks.version,
+        readings=readings,
+        damage=damage,
+    )
     if isinstance(await store.create(key_of(number), encode_sealed(record)), Created) and rows:
         with suppress(Unavailable):  # without the right to delete the older ones stay
             await store.delete(*(row.key for row in rows))

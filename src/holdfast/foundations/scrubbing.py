@@ -20,7 +20,7 @@ from holdfast.commit.reading.verify import FOUNDATIONS, OBJECT_BYTES_MIN, Damage
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, M
 from holdfast.foundations.readings import Reading, Readings
-from holdfast.foundations.record import Record, Report, newest_record, write_record
+from holdfast.foundations.record import Record, Report, newest_record, require_end, write_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX
@@ -68,6 +68,8 @@ class FoundationScrub:
         self._written_s = -RECORD_SECONDS
         self._read_s: dict[str, float] = {}
         self._looked = False
+        self._lacks: Record | None = None
+        self._lost: str | None = None
         self.passes = 0
         readings.noted = self._noted
 
@@ -116,13 +118,21 @@ class FoundationScrub:
                 if record is not None and (await self._lineage()).holds(record.log_id, 0):
                     self._recorded = record
         newest = self._durable_header()
+        frontier = newest, self._claim
         try:
-            await require_state(self._store, (newest, self._claim), newest.last_version, depth=Depth.LISTED)
+            if self._lacks is None:
+                await require_end(self._store, frontier)
+        except CorruptData as error:
+            self._lacks = self._recorded
+            self._lost = error.statement()
+            self._damage.note(FOUNDATIONS, error)
+        try:
+            await require_state(self._store, frontier, newest.last_version, depth=Depth.LISTED)
         except (CorruptData, NotFound) as error:
             self._problem = error.statement()
             self._damage.note(FOUNDATIONS, CorruptData(error.message, code=Code.CORRUPT_LOG, facts=error.fields))
         else:
-            self._problem = None
+            self._problem = self._lost
 
     def _tell(self) -> None:
         """Say at a start what is known."""
@@ -182,7 +192,7 @@ class FoundationScrub:
             found == self._written or self._seconds() - self._written_s < RECORD_SECONDS
         ):
             return
-        await write_record(self._store, self._claim.log_id.hex(), *found)
+        await write_record(self._store, self._durable_header(), *found, lacks=self._lacks)
         self._written, self._written_s = found, self._seconds()
 
 

@@ -22,6 +22,7 @@ from holdfast.commit.reading.survey import verify_log
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, OfALog
 from holdfast.foundations.readings import Readings
+from holdfast.foundations.record import require_end
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest as Snapshot
 from holdfast.stores.checkpoint_objects import Manifest as Checkpoint
@@ -74,6 +75,7 @@ async def require_state(
     ``truncated_through``: what else was removed, or is to be: more than the log says, in a copy or before a truncation.
     ``readings``: what was read before, and is fresh, is not read again.
     ``passed_over``: what a copier did not copy because it is damaged, to be named in the error.
+    A log that lost its end cannot (``record.require_end``).
     Cost: by ``depth``: a LIST and the manifests; every part of a snapshot and of a checkpoint; the chain after them.
     Raises: NotFound (``log_truncated``; ``oldest`` is the oldest version that can be produced), CorruptData,
     Unavailable.
@@ -81,6 +83,7 @@ async def require_state(
     head, claim = frontier
     truncated = max(truncated_through, head.truncated_through)
     lineage = await lineage_of(store, claim)
+    await require_end(store, frontier)
     stores = await _stores_begin(store, claim, version, truncated)
     found = await find_foundation(
         store,
