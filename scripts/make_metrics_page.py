@@ -100,6 +100,8 @@ EVENTS = {
     "subscribers_timed_out": "subscribers did not send a heartbeat and were detached",
     "table_files_move_to_partitions": "a table of an older release is written again in folders by partition",
     "table_types_widen": "columns of a table get wider types",
+    "view_has_no_place": "the view's directory cannot be used, or its disk is full; the process is started again",
+    "temporary_files_unusable": "no temporary directory can be used, so snapshots fail and retention waits; set TMPDIR",
     "view_goes_on_in_the_log": "older history could not be read further; the view reads the log",
     "view_in_temporary_directory": "another process keeps the view of this directory, so this one builds its own",
     "view_interrupted": "the store did not answer the view; it keeps what it has read, and goes on there",

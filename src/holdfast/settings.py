@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.documents import YAML_ENDINGS, Document, read_document
 from holdfast.errors import Code, InvalidRequest
+from holdfast.file_urls import path_of
 
 Role = Literal["read", "write", "admin"]
 Parse = Callable[[object], object]
@@ -558,6 +559,12 @@ def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
 def _problems(settings: Settings) -> Iterator[str]:
     """The rules between keys that do not hold, each with its reason."""
     server, persist, leader, stores = settings.server, settings.persist, settings.leader, settings.stores
+    for name, url in (("log.url", settings.log.url), ("log.segments_url", settings.log.segments_url)):
+        if url is not None and urlsplit(url).scheme == "file":
+            try:
+                path_of(url)
+            except InvalidRequest as error:
+                yield f"{name}: {error}"
     if stores.definitions is not None and stores.hosted is None:
         yield "stores.definitions needs stores that are hosted: set stores.directory, and stores.enabled to true"
     if settings.retention.max_age_seconds is not None and settings.retention.max_bytes is not None:
@@ -747,12 +754,23 @@ def _parse(given: Mapping[str, _Given], problems: list[str]) -> dict[str, object
         if (item := given.get(key.name)) is None:
             continue
         try:
-            parsed[key.name] = key.parse(item.value)
+            parsed[key.name] = key.parse(_in_utf8(item.value))
         except ValueError as error:
             is_secret = key.parse is _tokens
             shown = "" if is_secret else f" is {_CREDENTIALS.sub('//***@', repr(item.value))} and"
             problems.append(f"{key.name}{shown} must be {error} (from {item.why})")
     return parsed
+
+
+def _in_utf8(value: object) -> object:
+    """The value itself. Bytes of an argument or a variable that are no text arrive as surrogates."""
+    for text in cast("list[object]", value) if isinstance(value, list) else [value]:
+        if isinstance(text, str):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ValueError("text in UTF-8") from None
+    return value
 
 
 def _origin(key: Key, settings: Settings, given: _Given | None) -> Origin:

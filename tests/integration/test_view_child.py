@@ -22,7 +22,7 @@ class Scripted(ViewChild):
     def __init__(self, service: CommitService, said: bytes, report: Report) -> None:
         self._lines = [said, msgspec.json.encode(report) + b"\n"]
         self._kept: socket.socket | None = None
-        super().__init__(ViewStart(log_url="memory:"), service, ReadCounts())
+        super().__init__(ViewStart(log_url="memory:"), service, ReadCounts(), str)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         theirs.sendall(self._lines.pop(0))

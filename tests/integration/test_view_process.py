@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from tests.crash.server_process import ServerProcess
 from tests.integration.test_client_server import PATIENT
+from tests.mount_namespace import mount_namespace
 from tests.rgw import free_port
 
 from holdfast.client import Client
@@ -211,8 +212,30 @@ def test_a_process_that_a_killed_server_left_makes_no_directory(tmp_path):
             check=False,
         )
     assert ended.returncode != 0
-    assert b"FileNotFoundError" in ended.stderr
+    assert b"view_has_no_place" in ended.stderr
+    assert b"Traceback" not in ended.stderr
     assert not (tmp_path / "log").exists()
+
+
+def test_a_view_without_an_inode_for_its_file_says_so_in_one_line(tmp_path: Path) -> None:
+    """Its server starts another process after a while. It used to end with a traceback."""
+    ours, theirs = socket.socketpair()
+    start = ViewStart(log_url=(tmp_path / "log").as_uri(), log_id="1" * 32, directory="/mnt/view")
+    process = [sys.executable, "-m", "holdfast.server.view.process", str(theirs.fileno())]
+    process.append(msgspec.json.encode(start).decode())
+    small = 'mount -t tmpfs -o nr_inodes=2 none /mnt && mkdir /mnt/view && exec "$@"'
+    with theirs, ours:
+        ended = subprocess.run(
+            [*mount_namespace(), "sh", "-c", small, "sh", *process],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1, ended.stderr.decode()
+    assert b"view_has_no_place" in ended.stderr
+    assert b"No space left on device" in ended.stderr
+    assert b"Traceback" not in ended.stderr
 
 
 @pytest.mark.matrix

@@ -8,13 +8,17 @@ import shutil
 import ssl
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from holdfast.doctor.finding import Finding, Level
+from holdfast.errors import HoldfastError
+from holdfast.file_urls import path_of
 from holdfast.settings import Settings
+from holdfast.temporary_files import temporary_directory, temporary_work
 
 FILES_MIN: Final = 4_096
 FREE_MIN: Final = 0.1
@@ -33,6 +37,8 @@ def check_machine(settings: Settings, config: Path | None) -> Iterator[Finding]:
     yield from _log_directory(settings.log.url)
     if settings.stores.hosted is not None and settings.log.scheme != "memory":
         yield from _place("stores.directory", Path(settings.stores.hosted))
+    if settings.log.scheme != "memory":
+        yield from _temporary()
     if settings.server.tls_certificate is not None:
         yield _certificate(settings.server.tls_certificate, settings.server.tls_key)
     if config is not None and settings.server.tokens:
@@ -57,9 +63,8 @@ def _python() -> Finding:
 
 
 def _log_directory(url: str) -> Iterator[Finding]:
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        yield from _place("log.url", Path(unquote(parts.path)).absolute())
+    if urlsplit(url).scheme == "file":
+        yield from _place("log.url", path_of(url))
 
 
 def _place(name: str, path: Path) -> Iterator[Finding]:
@@ -125,6 +130,17 @@ def _free(name: str, path: Path) -> Finding:
             "free space or take a larger disk; `holdfast retention` limits the log",
         )  # fmt: skip
     return Finding(Level.OK, f"disk of {name}", seen)
+
+
+def _temporary() -> Iterator[Finding]:
+    """Snapshots, and so retention, and views that are not next to their log need a temporary directory."""
+    try:
+        with temporary_directory("holdfast-doctor-") as made, temporary_work():
+            Path(made, "file").write_bytes(b"x")
+    except HoldfastError as error:
+        yield Finding(Level.ERROR, "temporary files", error.statement(), error.hint)
+        return
+    yield Finding(Level.OK, "temporary files", f"{tempfile.gettempdir()} can be written")
 
 
 def _certificate(certificate: str, key: str | None) -> Finding:

@@ -12,9 +12,10 @@ Forms::
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.file_urls import path_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.objects.retrying import READING, RetryingReader, RetryingStore, RetryPolicy
@@ -91,4 +92,4 @@ def _directory_path(url: str) -> Path:
             hint="use file:///absolute/path or file:relative",
             url=url,
         )
-    return Path(unquote(parts.path))
+    return path_of(url)

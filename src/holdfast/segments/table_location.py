@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.file_urls import path_of
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
@@ -52,7 +53,7 @@ def table_location(url: str) -> TableLocation:
         )
     match parts.scheme.lower():
         case "file" if parts.path and not parts.query:
-            return TableLocation(url, os.path.abspath(unquote(parts.path)), {})
+            return TableLocation(url, os.path.normpath(path_of(url)), {})
         case "s3" if parts.netloc:
             options = {_S3_OPTIONS[name]: value for name, value in settings.items() if name in _S3_OPTIONS}
             endpoint = settings.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")

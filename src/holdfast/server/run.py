@@ -23,9 +23,8 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import structlog
 import uvloop
@@ -39,6 +38,7 @@ from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.file_urls import path_of
 from holdfast.objects.budget import BudgetedStore, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
@@ -74,6 +74,7 @@ from holdfast.server.upkeep import Upkeep
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
+from holdfast.temporary_files import temporary_directory
 from holdfast.wire.log import ConfigurationAnswer
 
 GRACE_SECONDS: Final = 5.0
@@ -112,6 +113,7 @@ def main(
     try:
         if not read_only:
             require_writable_place(settings.log.url)
+            _warn_without_temporary_files(settings)
         require_credentials(settings.log.url, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             process = _Process(
@@ -625,16 +627,25 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
+def _warn_without_temporary_files(settings: Settings) -> None:
+    """Commits need none, so their lack does not keep a leader from leading."""
+    if settings.log.scheme == "memory":
+        return
+    try:
+        temporary_directory("holdfast-start-").cleanup()
+    except HoldfastError as error:
+        log.warning("temporary_files_unusable", error=error.statement(), hint=error.hint)
+
+
 def require_writable_place(log_url: str) -> None:
     """Check that a leader may be able to write under ``log_url``, without changing anything.
 
     Raises: InvalidRequest naming the path: ``bad_configuration`` when it is not a directory or this user may not write
     it, ``store_unfit`` when its file system is mounted read-only.
     """
-    parts = urlsplit(log_url)
-    if parts.scheme != "file":
+    if urlsplit(log_url).scheme != "file":
         return
-    root = Path(unquote(parts.path)).absolute()
+    root = path_of(log_url)
     existing = root
     while not os.path.lexists(existing):
         existing = existing.parent

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 from collections.abc import Callable
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from holdfast.snapshots.manifest import (
 )
 from holdfast.snapshots.part import PART_BYTES, cut, encode_part
 from holdfast.snapshots.reading import newest_snapshot, read_manifest
+from holdfast.temporary_files import temporary_directory, temporary_work
 from holdfast.values import slot_text
 from holdfast.view.sqlite import open_for_writer, walk_rows, write_layer
 from holdfast.view.storage import Layer, Position
@@ -83,13 +83,14 @@ async def make_snapshot(
     once; a temporary file has the whole state. Memory: ``LAYER_BYTES`` and two parts.
 
     Raises: InvalidRequest (``future_version``), NotFound (``log_empty``; ``log_truncated``: the log before the first
-    snapshot was removed), CorruptData, Unavailable. After any of them, and after a crash, no manifest names the parts.
+    snapshot was removed), CorruptData, Unavailable; for the temporary file as ``temporary_files.unusable``. After any
+    of them, and after a crash, no manifest names the parts.
     """
     options = options or MakingOptions()
     start = await start_of(store, options.at)
     if isinstance(start, Manifest):
         return start
-    with tempfile.TemporaryDirectory(prefix="holdfast-snapshot-") as folder:
+    with temporary_directory("holdfast-snapshot-") as folder, temporary_work():
         making = _Making(store, Path(folder, "state.sqlite"), options)
         with closing(making):
             if start.base is not None:

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,11 @@ def readable_secrets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Find
     return machine(folder, config, server__tokens="admin:sixteen-or-more-characters")
 
 
+def no_temporary_directory(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Finding]:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "absent"))
+    return machine(folder)
+
+
 @pytest.mark.parametrize(
     ("plant", "level", "check", "text"),
     [
@@ -237,6 +243,7 @@ def readable_secrets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Find
         (foreign_directory, Level.ERROR, "rights on log.url", "may not read"),
         (bad_certificate, Level.ERROR, "TLS certificate", "cannot be used"),
         (readable_secrets, Level.WARNING, "secrets", "0644"),
+        (no_temporary_directory, Level.ERROR, "temporary files", "cannot be written"),
     ],
 )
 def test_a_machine(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import tempfile
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -14,10 +16,18 @@ from tests.matrix import matrix
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
-from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, newest_snapshot, read_rows
+from holdfast.snapshots import (
+    MakingOptions,
+    Manifest,
+    list_snapshots,
+    make_snapshot,
+    making,
+    newest_snapshot,
+    read_rows,
+)
 from holdfast.snapshots.manifest import decode_manifest, encode_manifest, manifest_key, part_key
 from holdfast.snapshots.part import decode_part, encode_part
 from holdfast.view.storage import Row
@@ -54,6 +64,44 @@ def test_a_snapshot_is_the_state_at_its_version_whatever_it_was_made_from(seed: 
             fresh = await make_snapshot(alone, replace(SMALL, at=version))
             assert borders(fresh) == borders(made)
             assert [part.sha256 for part in fresh.parts] == [part.sha256 for part in made.parts]
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_without_a_temporary_directory_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to fail as `internal`, with a traceback of the command."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+
+    async def main() -> None:
+        store = MemoryStore()
+        RandomLog(Random(1), store.objects)
+        with pytest.raises(InvalidRequest, match="set TMPDIR") as refused:
+            await make_snapshot(store)
+        assert refused.value.code is Code.BAD_CONFIGURATION
+        assert not await store.list("snapshots/")
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_whose_temporary_file_finds_the_disk_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        with sqlite3.connect(":memory:") as small:
+            small.execute("CREATE TABLE latest (value)")
+            small.execute("PRAGMA max_page_count = 2")  # it may not grow, as on a full disk
+            small.execute("INSERT INTO latest VALUES (zeroblob(100000))")
+
+    monkeypatch.setattr(making, "write_layer", full)
+
+    async def main() -> None:
+        store = MemoryStore()
+        log = RandomLog(Random(1), store.objects)
+        log.grow(10)
+        with pytest.raises(Unavailable, match="set TMPDIR") as refused:
+            await make_snapshot(store)
+        assert refused.value.code is Code.DISK_FULL
+        assert not await store.list("snapshots/")
 
     asyncio.run(main())
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
+from holdfast.file_urls import path_of
 from holdfast.objects.port import ObjectStore
 
 BINDING_NAME: Final = "log.json"
@@ -79,8 +80,7 @@ def require_bound(directory: str, log_id: str) -> None:
 
 def view_directory(log_url: str) -> Path | None:
     """Where the service of a ``file:`` log keeps its view; None for other logs."""
-    parts = urlsplit(log_url)
-    return Path(unquote(parts.path)).absolute() / "view" if parts.scheme == "file" else None
+    return path_of(log_url) / "view" if urlsplit(log_url).scheme == "file" else None
 
 
 async def remains_around(store: ObjectStore, log_url: str, stores_directory: str | None) -> list[str]:

@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from holdfast.commit.subscription import LogReader
-from holdfast.errors import Closed
+from holdfast.errors import Closed, HoldfastError
 from holdfast.private_files import make_private_directory
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import open_for_readers
@@ -119,9 +119,10 @@ class ReadCounts:
 class ViewChild:
     """One leadership's view process, and the file it keeps."""
 
-    def __init__(self, start: ViewStart, service: LogReader, counts: ReadCounts) -> None:
-        """``counts`` goes on counting from what it has."""
+    def __init__(self, start: ViewStart, service: LogReader, counts: ReadCounts, place: Callable[[], str]) -> None:
+        """``counts`` goes on counting from what it has. ``place`` names the directory, which is made if absent."""
         self._start = start
+        self._place = place
         self._service = service
         self._file: ViewFile | None = None
         self._version = 0
@@ -170,7 +171,7 @@ class ViewChild:
             began = loop.time()
             try:
                 await self._live()
-            except (OSError, ValueError, msgspec.DecodeError) as error:
+            except (HoldfastError, OSError, ValueError, msgspec.DecodeError) as error:
                 # A report that cannot be read, or is longer than a line may be, costs its process, not the view.
                 log.warning("view_process_lost", error=f"{type(error).__name__}: {error}")
             if loop.time() - began > SETTLED_SECONDS:
@@ -219,12 +220,13 @@ class ViewChild:
             process.wait(KILLED_SECONDS)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        make_private_directory(self._start.directory)
+        directory = self._place()
+        make_private_directory(directory)
         package = str(Path(__file__).parents[3])
         environment = dict(os.environ)
         if package != sysconfig.get_path("purelib"):
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        start = msgspec.json.encode(self._start).decode()
+        start = msgspec.json.encode(msgspec.structs.replace(self._start, directory=directory)).decode()
         with theirs:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "holdfast.server.view.process", str(theirs.fileno()), start],

@@ -12,6 +12,7 @@ import contextlib
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
+from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
 from holdfast.view.storage import Row, Stored
 
@@ -110,14 +112,14 @@ class EmbeddedView:
             self._kept = ViewInProcess(service, self._subscribe)
             return
         kept = view_directory(self._start.log_url) if in_log_directory else None
-        if kept is not None:
-            directory = str(kept)
-        else:
-            # It stays for the next leadership of this process, whose view then goes on with the file.
-            self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="holdfast-view-")
-            directory = self._temporary.name
-        start = msgspec.structs.replace(self._start, log_id=service.log_id, directory=directory)
-        self._kept = ViewChild(start, service, self.counts)
+        start = msgspec.structs.replace(self._start, log_id=service.log_id)
+        place = self._temporary_directory if kept is None else partial(str, kept)
+        self._kept = ViewChild(start, service, self.counts, place)
+
+    def _temporary_directory(self) -> str:
+        """It stays for the next leadership of this process, whose view then goes on with the file."""
+        self._temporary = self._temporary or temporary_directory("holdfast-view-")
+        return self._temporary.name
 
     async def stop(self) -> None:
         """Stop following."""

@@ -18,7 +18,6 @@ import signal
 import socket
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
@@ -47,6 +46,7 @@ from holdfast.server.view.messages import Announcement, Damage, Report, ViewStar
 from holdfast.snapshots.loading import load_view_file, position_of
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import newest_snapshot
+from holdfast.temporary_files import temporary_directory
 from holdfast.values import Slot, slot_text
 from holdfast.view.sqlite import open_for_writer, write_layer
 from holdfast.view.storage import Layer, Position, Stored
@@ -61,6 +61,8 @@ RETRY_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 2.0
 LOCK_EVERY_SECONDS: Final = 0.05
 PREFETCH: Final = 8
+NO_PLACE: Final = 1
+"""The exit code of a process that has no directory for its file."""
 
 log = structlog.get_logger("holdfast.server.view")
 
@@ -282,30 +284,38 @@ async def _place(start: ViewStart, stack: contextlib.ExitStack) -> Path:
             return Path(start.directory, name)
         await asyncio.sleep(LOCK_EVERY_SECONDS)
     log.info("view_in_temporary_directory", reason="another process keeps the view of this directory")
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-view-"))) / name
+    return Path(stack.enter_context(temporary_directory("holdfast-view-"))) / name
 
 
-async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProcess) -> None:
-    await process.keep(await _place(start, stack))
+async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProcess) -> int:
+    """Keep the view until its file does not fit the log. Returns the exit code."""
+    try:
+        path = await _place(start, stack)
+    except (HoldfastError, OSError) as error:
+        # A full disk, no inode left, a directory that has gone: the server starts another process after a while.
+        log.warning("view_has_no_place", directory=start.directory, error=str(error))
+        return NO_PLACE
+    await process.keep(path)
+    return 0
 
 
-async def _run(server: socket.socket, start: ViewStart) -> None:
+async def _run(server: socket.socket, start: ViewStart) -> int:
     announcements, reports = await asyncio.open_connection(sock=server)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms, retry=None)
     process = ViewProcess(start, store, reports, segment_history(start.segments_url))
     decode = msgspec.json.Decoder(Announcement).decode
 
-    async def listen() -> None:
+    async def listen() -> int:
         with contextlib.suppress(ConnectionError):
             while (line := await announcements.readline()).endswith(b"\n"):
                 process.announced(decode(line))
+        return 0
 
     with contextlib.ExitStack() as stack:
         tasks = {asyncio.ensure_future(listen()), asyncio.ensure_future(_keep(start, stack, process))}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            return max([task.result() for task in done])
         finally:
             for task in tasks:
                 task.cancel()
@@ -323,7 +333,7 @@ def main(descriptor: int, start: ViewStart) -> None:
     configure_logs(start.log_format, start.log_level)
     keep_pandas_out()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(socket.socket(fileno=descriptor), start))
+        sys.exit(runner.run(_run(socket.socket(fileno=descriptor), start)))
 
 
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.

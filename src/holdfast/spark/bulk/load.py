@@ -27,9 +27,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
@@ -42,6 +40,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, InvalidRequest
+from holdfast.file_urls import path_of
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
 from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
@@ -332,7 +331,7 @@ class _Load:
     def run(self, requests: DataFrame) -> LoadReport:
         began = time.monotonic()
         options = self._options
-        folder = Path(unquote(urlsplit(self._url).path)) if is_directory(self._url) else None
+        folder = path_of(self._url) if is_directory(self._url) else None
         if folder is None or folder.exists():
             with StoreThread(self._url) as thread:
                 thread.start(partial(require_no_leader, options=options.leading)).result()

@@ -11,9 +11,7 @@ older read versions are then ``too_old``. Without a ``source``, 4 and 5 rest on 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.file_urls import path_of
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
@@ -165,7 +164,7 @@ class Ingest:
 
     def _begin(self, spark: SparkSession) -> Stages:
         if is_directory(self._url):
-            Path(unquote(urlsplit(self._url).path)).mkdir(parents=True, exist_ok=True)
+            path_of(self._url).mkdir(parents=True, exist_ok=True)
         if self._thread is None:
             self._thread = StoreThread(self._url).__enter__()
         thread = self._thread

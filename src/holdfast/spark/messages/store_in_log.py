@@ -42,6 +42,7 @@ from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.values.commands import Record
+from holdfast.temporary_files import temporary_directory
 from holdfast.values import slot_text
 
 T = TypeVar("T")
@@ -270,7 +271,7 @@ class StoreInLog:
         pages = await _pages(store, manifest)
         if self._checkpoint is None or self._checkpoint[0] != manifest.version:
             self._remove_checkpoint()
-            made = TemporaryDirectory(prefix="holdfast-spark-")
+            made = temporary_directory("holdfast-spark-")
             self._checkpoint = NO_CHECKPOINT, made
             await _fetch(store, [file for file in manifest.files if file.name == INDEX_NAME], made.name)
             frame = await asyncio.to_thread(StoreReader.last_indexed, made.name)
@@ -310,7 +311,7 @@ class StoreInLog:
         if self._log is None or self._log[0] != extent.pages:
             self._close_pages()
             if self._files is None:
-                self._files = TemporaryDirectory(prefix="holdfast-spark-")
+                self._files = temporary_directory("holdfast-spark-")
             directory = self._files.name
             wanted = {file.name: file for page in extent.pages for file in page.files}
             for name in set(os.listdir(directory)) - wanted.keys():

@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.file_urls import path_of
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects, Unfit
@@ -42,7 +41,7 @@ class _DirectoryHere:
     """An ``ObjectStore`` on the directory that a ``file:`` URL names. Raises: NotFound when there is none."""
 
     def __init__(self, url: str) -> None:
-        root = Path(unquote(urlsplit(url).path)).absolute()
+        root = path_of(url)
         if not root.is_dir():
             raise NotFound(
                 "the directory does not exist",

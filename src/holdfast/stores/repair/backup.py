@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -29,6 +28,7 @@ from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.temporary_files import temporary_directory
 
 FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
@@ -156,7 +156,7 @@ def verify(directory: str) -> Verified:
     has_index = os.path.exists(os.path.join(directory, INDEX_NAME))
     if has_index:
         return _read_all(Storage.open(directory, read_only=True), has_index=True)
-    with TemporaryDirectory(prefix="holdfast-verify-") as made:
+    with temporary_directory("holdfast-verify-") as made:
         return _read_all(Storage.open(directory, read_only=True, index_directory=made), has_index=False)
 
 
