@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.extras import MissingExtra, needs
+from holdfast.given_twice import pairs_once
 
 YAML_ENDINGS: Final = (".yaml", ".yml")
 NODES_MAX: Final = 1_000_000
@@ -63,9 +64,9 @@ def read_document(path: Path) -> Document:
         if path.suffix == ".toml":
             return Document(path, tomllib.loads(text), lambda: _toml_lines(text))
         if path.suffix in YAML_ENDINGS:
-            value, lines = _yaml(text)
+            value, lines = read_yaml(text)
             return Document(path, value, lambda: lines)
-        return Document(path, json.loads(text, object_pairs_hook=_each_once), lambda: _json_lines(text))
+        return Document(path, json.loads(text, object_pairs_hook=pairs_once), lambda: _json_lines(text))
     except MissingExtra:
         raise
     except OSError as error:
@@ -83,20 +84,11 @@ def _refused(path: Path, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{path} cannot be read: {reason}", code=Code.BAD_CONFIGURATION, hint=hint)
 
 
-def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"{name!r} is given twice")
-        values[name] = value
-    return values
-
-
 # ---- YAML -----------------------------------------------------------------------------------------------------------
 
 
-def _yaml(text: str) -> tuple[object, dict[str, int]]:
-    """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError``."""
+def read_yaml(text: str) -> tuple[object, dict[str, int]]:
+    """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError`` with the line."""
     with needs("server"):
         import yaml  # by the few commands that read such a file
 
@@ -227,7 +219,7 @@ class _YamlReader:
 def _json_lines(text: str) -> Mapping[str, int]:
     """JSON is YAML, except for a few characters in texts: a file with those has no known lines."""
     try:
-        return _yaml(text)[1]
+        return read_yaml(text)[1]
     except ValueError:
         return {}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions, parse_read_options
+from holdfast.spark.sink.message_rows import messages_of
 
 URL = "file:///log"
 
@@ -126,3 +128,24 @@ def test_a_refused_secret_is_not_repeated_in_the_error() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_read_options({"url": "s3://id:hunter2@bucket/log"})
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"version": 17, "version": 3}', '{"version": 17, "\\u0076ersion": 3}', "[" * 100_000]
+)
+def test_an_offset_that_names_a_version_twice_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="valid: "):
+        parsed(startingOffsets=text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), '{"a": 1, "a": 2}'),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1), ("a", 2)]),
+    ],
+)
+def test_a_row_that_gives_a_field_twice_is_no_message(kind: pa.DataType, value: object) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([b"body"]), pa.array([value], kind)], names=["body", "fields"])
+    with pytest.raises(InvalidRequest, match="field"):
+        list(messages_of([batch]))

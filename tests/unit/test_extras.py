@@ -32,8 +32,10 @@ ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake"),
     ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
     ("holdfast.spark.source.frames", "msgpack"),
+    ("holdfast.wire.each_once", "msgpack"),
 }
-"""Imports within functions for what only some applications have; the reference says so."""
+"""Imports within functions for what only some applications have; the reference says so. Bodies in msgpack come to the
+service alone, which imports the package itself."""
 
 
 def modules() -> dict[str, Path]:

@@ -10,10 +10,10 @@ import fnmatch
 import json
 import math
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from holdfast.cli.output import Exit, answering, print_json
 from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
+from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.stores.definitions.cluster import definition_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ PlacesArgument: TypeAlias = Annotated[
 DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Allow the change to delete messages.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Fields: TypeAlias = dict[str, object]
+T = TypeVar("T")
 
 
 @on_service(commands, "ls")
@@ -99,7 +101,7 @@ def define(
             service.show(result, f"defined, revision {result['revision']}")
             return
         assert place is not None, "checked above"
-        values = dict(_parameter(text) for text in parameters or ())
+        values = named_once(map(_parameter, parameters or ()), "parameter")
         with hinted("; holdfast stores edit changes only what it names"):
             if not name:
                 result = client.define_store(store, values, delete=delete)
@@ -124,7 +126,8 @@ def edit(
     """
     split_optional(place, template=template)
     with service.store_client() as client, hinted():
-        result = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
+        values = named_once(map(_parameter, parameters), "parameter")
+        result = client.edit(place, values, template=template, delete=delete)
     service.show(result, f"changed {place}")
 
 
@@ -321,15 +324,19 @@ def split_optional(place: str, *, template: bool = False) -> tuple[str, str]:
 
 
 def parse_value(text: str) -> object:
-    """A value on the command line: JSON if it is JSON, otherwise text. Raises: InvalidRequest for ``NaN`` or ``1e999``.
+    """A value on the command line: JSON if it is JSON, otherwise text.
+
+    Raises: InvalidRequest for ``NaN`` or ``1e999``, and for a name that is given twice.
 
     >>> parse_value("5"), parse_value("100mb"), parse_value('{"kind": ["a", "b"]}')
     (5, '100mb', {'kind': ['a', 'b']})
     """
     try:
-        value: object = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value: object = json.loads(text, object_pairs_hook=pairs_once, parse_constant=_finite, parse_float=_finite)
     except InvalidRequest:
         raise
+    except GivenTwice as error:
+        raise InvalidRequest(f"a value is ambiguous: {error}", given=text[:80]) from None
     except (ValueError, RecursionError):
         return text
     return value
@@ -340,6 +347,14 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise InvalidRequest("a value is not a finite number", given=text[:80])
     return number
+
+
+def named_once(pairs: Iterable[tuple[str, T]], what: str) -> dict[str, T]:
+    """What NAME=VALUE arguments give. Raises: InvalidRequest for a name that is given twice."""
+    try:
+        return pairs_once([*pairs])
+    except GivenTwice as error:
+        raise InvalidRequest(f"the {what} {error}") from None
 
 
 def _parameter(text: str) -> tuple[str, object]:

@@ -27,6 +27,7 @@ from holdfast.cli.stores import (
     ask_first,
     commands,
     described,
+    named_once,
     parse_value,
     places_of,
     split_place,
@@ -78,7 +79,7 @@ def publish(
     from holdfast.client.stores import PublisherOptions
     from holdfast.stores.values.messages import Message
 
-    fields = dict(_field(text) for text in field or ())
+    fields = named_once(map(_field, field or ()), "field")
     # Refuse bad fields here, not in a thread of the publisher.
     publish_request(store, "", [Message(b"", fields, key, 0, ttl_ms, deliver_at_ms)])
     options = PublisherOptions(retry_duration=service.seconds())

@@ -33,6 +33,7 @@ from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.given_twice import GivenTwice, pairs_once
 
 _logger = logging.getLogger("holdfast.console")
 
@@ -299,7 +300,9 @@ async def _fields_of(request: Request) -> Fields | Refused:
         if len(body) > BODY_BYTES_MAX:
             return Refused(413, f"The form has more than {BODY_BYTES_MAX} bytes.")
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
+        return pairs_once(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
+    except GivenTwice as error:
+        return Refused(400, f"The form cannot be read: {error}.")
     except ValueError:
         return Refused(400, "The form cannot be read.")
 

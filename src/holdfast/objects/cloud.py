@@ -21,6 +21,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, StoreDenies, Unknown, require_key
 
 if TYPE_CHECKING:
@@ -216,7 +217,10 @@ def _bad(url: str, hint: str) -> InvalidRequest:
 
 
 def _options(url: str, scheme: str, query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    try:
+        options = pairs_once(parse_qsl(query, keep_blank_values=True))
+    except GivenTwice as error:
+        raise _bad(url, f"the setting {error}") from None
     for name in options:
         if name not in SETTINGS[scheme]:
             known = ", ".join(sorted(SETTINGS[scheme])) or "none"

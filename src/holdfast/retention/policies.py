@@ -18,6 +18,8 @@ from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.values import VERSION_MAX
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import RetentionPolicy
 
 FORMAT: Final = 1
@@ -100,8 +102,8 @@ Change = Callable[[Content], Content]
 def decode_policy(data: bytes) -> Policy:
     """The policy of a request. Raises: InvalidRequest naming what is wrong."""
     try:
-        policy = msgspec.json.decode(data, type=Policy)
-    except msgspec.DecodeError as error:
+        policy = decode_each_once(data, Policy)
+    except UNDECODABLE as error:
         raise InvalidRequest(f"the policy is not valid: {error}", hint=_HINT) from error
     require_valid(policy)
     return policy

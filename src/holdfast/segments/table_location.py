@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
+from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
@@ -46,7 +47,10 @@ def table_location(url: str) -> TableLocation:
     's3://lake/latest'
     """
     parts = urlsplit(url)
-    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    try:
+        settings = pairs_once(parse_qsl(parts.query, keep_blank_values=True))
+    except GivenTwice as error:
+        raise InvalidRequest(f"the URL of a table cannot be read: {error}", code=Code.BAD_CONFIGURATION) from None
     if parts.password is not None:
         raise InvalidRequest(
             "the URL of a table carries a password", code=Code.BAD_CONFIGURATION, hint="credentials: the environment"

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
+from holdfast.given_twice import pairs_once
 from holdfast.spark.columns import (
     COLUMNS,
     OPERATION_KINDS,
@@ -813,7 +814,7 @@ def _key_range(options: _Given) -> tuple[tuple[bytes, bytes | None], tuple[bytes
 def _prefixes(text: str) -> list[str]:
     """One prefix, or a JSON array of them."""
     try:
-        several = json.loads(text) if text.lstrip().startswith("[") else None
+        several = json.loads(text, object_pairs_hook=pairs_once) if text.lstrip().startswith("[") else None
     except ValueError:
         several = None
     if isinstance(several, list) and several and all(isinstance(each, str) for each in several):
@@ -835,7 +836,7 @@ def _request_ids(name: str, text: str) -> tuple[str, ...]:
         wanted: object = list(_names(name, text))
     else:
         try:
-            wanted = json.loads(text)
+            wanted = json.loads(text, object_pairs_hook=pairs_once)
         except ValueError:
             wanted = None
     if not isinstance(wanted, list) or not wanted or not all(isinstance(each, str) and each for each in wanted):
@@ -907,10 +908,10 @@ def _time(name: str, text: str) -> datetime:
 
 
 def _json(text: str) -> dict[str, object]:
-    """The object that a text holds; empty where it holds none."""
+    """The object that a text holds; empty where it holds none, or one that has a name twice."""
     try:
-        value: object = json.loads(text)
-    except ValueError:
+        value: object = json.loads(text, object_pairs_hook=pairs_once)
+    except (ValueError, RecursionError):
         return {}
     return {str(key): each for key, each in value.items()} if isinstance(value, dict) else {}
 
@@ -1003,7 +1004,7 @@ def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | N
 
 def _filters(name: str, text: str) -> tuple[TableFilter, ...]:
     try:
-        given = json.loads(text)
+        given = json.loads(text, object_pairs_hook=pairs_once)
         filters = [(column, operator, value) for column, operator, value in given]
     except (TypeError, ValueError):
         filters = []

@@ -26,6 +26,8 @@ import msgspec
 
 from holdfast.errors import InvalidRequest
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, FieldValue
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 ALTERNATIVES_MAX: Final = 256
 VALUES_MAX: Final = 1_024  # values of one field in one list; a longer one is refused
@@ -112,9 +114,9 @@ class Matcher:
         if len(data) > MATCHER_BYTES_MAX:
             raise InvalidRequest("the matcher is too long", bytes=len(data), max=MATCHER_BYTES_MAX)
         try:
-            document: object = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest("the matcher is not JSON", reason=str(error)) from None
+            document = decode_each_once(data, object)
+        except UNDECODABLE as error:
+            raise InvalidRequest("the matcher cannot be read as JSON", reason=str(error)) from None
         return cls.of(document)
 
     @classmethod

@@ -7,14 +7,17 @@ from typing import Final, Literal
 
 import msgspec
 
+from holdfast.given_twice import GivenTwice
+
 WireFormat = Literal["json", "msgpack"]
 
 MSGPACK: Final = "application/msgpack"
 NDJSON: Final = "application/x-ndjson"
 ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
-UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes of another shape: a type, text that is not UTF-8, nesting deeper than the stack."""
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, GivenTwice)
+"""What decoding raises: the type does not fit, the text is not UTF-8, it is nested deeper than the stack, or a name is
+given twice."""
 
 _JSON: Final = msgspec.json.Encoder()
 _MSGPACK: Final = msgspec.msgpack.Encoder()

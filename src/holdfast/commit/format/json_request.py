@@ -3,7 +3,7 @@
 A key, value or bound has two fields, of which a request gives one: ``key`` in standard base64 with padding, or
 ``key_text``, the text whose UTF-8 is meant. Any bytes give a ``Transaction`` or an ``InvalidRequest``. Most requests
 are decoded directly into a ``Transaction``; a request with text, or with base64 that may not be canonical, is decoded
-a second time, more slowly, into the types below.
+a second time, more slowly, into the types below. A name that is given twice is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -29,6 +30,9 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.errors import Code, InvalidRequest
+from holdfast.given_twice import GivenTwice
+from holdfast.wire.each_once import require_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 _QUAD: Final = "[A-Za-z0-9+/]"
 _CANONICAL: Final = f"^({_QUAD}{{4}})*({_QUAD}[AQgw]==|{_QUAD}{{2}}[AEIMQUYcgkosw048]=)?$"
@@ -101,11 +105,11 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     publish: Part = UNSET
 
 
+SEARCHED_BYTES_MIN: Final = 256
+"""So many bytes for each member: searching, which is quick for long values and slow for each hit, beats counting."""
+
 _DECODER: Final = msgspec.json.Decoder(Transaction)
 _EXACT_DECODER: Final = msgspec.json.Decoder(JsonTransaction)
-# RecursionError: a value nested deeper than the interpreter's stack. UnicodeDecodeError: text that is not UTF-8, which
-# the decoder passes on as the interpreter raised it.
-_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Begins with a character, so that the search is one for it: quicker than any other way that was tried.
 _loose_base64: Final = re.compile(rb'=(?:"(?<![AEIMQUYcgkosw048=]=")|="(?<![AQgw]=="))').search
@@ -113,33 +117,80 @@ _loose_base64: Final = re.compile(rb'=(?:"(?<![AEIMQUYcgkosw048=]=")|="(?<![AQgw
 _FIELD: Final = re.compile(r"`\$\S*?(key|value|begin|end)`$")
 
 
-def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
+def decode_json(data: bytes) -> Transaction:
     """The transaction in this JSON document. Raises: InvalidRequest (malformed, bad_base64)."""
     try:
         txn = _DECODER.decode(data)
-    except _UNDECODABLE as error:
-        whole = bytes(data)
-        if b"_text" in whole or b"\\u" in whole:
-            return _decode_exactly(whole)
+        if _loose_base64(data) is not None:
+            return _decode_exactly(data)
+        if not _has_colons(data, _members_of((txn,))):
+            require_each_once(data)
+    except UNDECODABLE as error:
+        if not isinstance(error, GivenTwice) and (b"_text" in data or b"\\u" in data):
+            return _decode_exactly(data)
         raise undecodable(error) from error
-    return txn if _loose_base64(data) is None else _decode_exactly(bytes(data))
+    return txn
 
 
-def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction]:
+def decode_json_lines(block: bytes) -> list[Transaction]:
     """The transactions of a block of complete lines, in order, without blank lines.
 
     Raises: InvalidRequest when a line is undecodable; the caller then decodes line by line.
     """
-    whole = block if isinstance(block, bytes) else bytes(block)
     try:
-        txns = _DECODER.decode_lines(whole)
-    except _UNDECODABLE as error:
-        if b"_text" not in whole and b"\\u" not in whole:
+        txns = _DECODER.decode_lines(block)
+    except UNDECODABLE as error:
+        if b"_text" not in block and b"\\u" not in block:
             raise undecodable(error) from error
     else:
-        if _loose_base64(whole) is None:
+        if _loose_base64(block) is None and _has_colons(block, _members_of(txns)):
             return txns
-    return [decode_json(line) for line in whole.split(b"\n") if line.strip()]
+    return [decode_json(line) for line in block.split(b"\n") if line.strip()]
+
+
+def _members_of(txns: Sequence[Transaction]) -> int:
+    """How many members of objects it takes to write the transactions: of each name one, and none for a default."""
+    members = 0
+    for txn in txns:
+        members += 1
+        for operation in txn.operations:
+            if type(operation) is Write:
+                members += 3
+            else:
+                members += 2
+                if type(operation) is RangeDelete and operation.end is not None:
+                    members += 1
+        if reads := txn.preconditions:
+            members += 1
+            for read in reads:
+                members += 2 if read.version is None else 3
+                if type(read) is RangeRead and read.end is not None:
+                    members += 1
+        if txn.request_id is not None:
+            members += 1
+        if txn.read_version is not None:
+            members += 1
+        if txn.leader_id is not None:
+            members += 1
+        if txn.log_id is not None:
+            members += 1
+    return members
+
+
+def _has_colons(data: bytes, count: int) -> bool:
+    """Whether there are exactly so many. With ``_members_of`` it proves that no name is given twice.
+
+    A document has a colon for each member, and those of its texts. So it has at least the members that were kept, and
+    more if one was dropped, is a default, or if a text or a part for the stores has one: then the proof fails.
+    """
+    if len(data) < SEARCHED_BYTES_MIN * count:
+        return data.count(b":") == count
+    position = -1
+    for _ in range(count):
+        position = data.find(b":", position + 1)
+        if position < 0:
+            return False
+    return data.find(b":", position + 1) < 0
 
 
 def undecodable(error: Exception) -> InvalidRequest:
@@ -164,7 +215,8 @@ def _bad_base64(text: str) -> InvalidRequest:
 def _decode_exactly(data: bytes) -> Transaction:
     try:
         given = _EXACT_DECODER.decode(data)
-    except _UNDECODABLE as error:
+        require_each_once(data)
+    except UNDECODABLE as error:
         raise undecodable(error) from error
     return Transaction(
         [_operation(each, f"$.operations[{index}]") for index, each in enumerate(given.operations)],

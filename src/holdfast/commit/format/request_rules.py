@@ -21,6 +21,8 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 REQUEST_ID_LENGTH_MIN: Final = 20
 REQUEST_ID_LENGTH_MAX: Final = 255
 ITEMS_MAX: Final = 10_000
+REPEATED_ROWS_MIN: Final = REPEATED_BYTES_MAX // (4 * REQUEST_ID_LENGTH_MAX)
+"""As many rows cannot exceed the bound: a character has at most four bytes."""
 
 
 def problem_with_request(
@@ -49,8 +51,8 @@ def problem_with_request(
         wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
         if wrong is not None:
             return wrong
-        repeated = repeated_bytes(txn)
-        if repeated > REPEATED_BYTES_MAX:
+        rows = len(txn.operations) + len(txn.preconditions) + 1
+        if rows > REPEATED_ROWS_MIN and (repeated := repeated_bytes(txn)) > REPEATED_BYTES_MAX:
             return LimitExceeded(
                 "the request id is too long: it is stored once for each operation and each precondition",
                 hint="commit in parts, or use a shorter request id",
@@ -61,18 +63,22 @@ def problem_with_request(
             return InvalidRequest(
                 "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED
             )
-    for index, read in enumerate(txn.preconditions):
+    for read in txn.preconditions:
         if read.version is None and txn.read_version is None:
             return InvalidRequest(
                 "a precondition needs its own version or the read version of the commit",
                 code=Code.READ_VERSION_REQUIRED,
-                precondition=index,
+                precondition=txn.preconditions.index(read),
             )
-        if isinstance(read, RangeRead) and _is_empty_range(read.begin, read.end):
-            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
-    for index, operation in enumerate(txn.operations):
-        if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
-            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+        if type(read) is RangeRead and _is_empty_range(read.begin, read.end):
+            return InvalidRequest(
+                "begin must be below end", code=Code.BAD_RANGE, precondition=txn.preconditions.index(read)
+            )
+    for operation in txn.operations:
+        if type(operation) is RangeDelete and _is_empty_range(operation.begin, operation.end):
+            return InvalidRequest(
+                "begin must be below end", code=Code.BAD_RANGE, operation=txn.operations.index(operation)
+            )
     return None
 
 

@@ -33,6 +33,8 @@ from holdfast.console.reading.service import Document, documents
 from holdfast.console.values import form_choice, form_named, value_of
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.stores import Page as MessagePage
 
 ROWS: Final = 50
@@ -185,8 +187,8 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
     match = call.text("match")
     if match:
         try:
-            msgspec.json.decode(match)
-        except msgspec.DecodeError as error:
+            decode_each_once(match.encode(), object)
+        except UNDECODABLE as error:
             raise InvalidRequest(f"the match is JSON: {error}") from None
     target = f"{durable_path(store, durable)}/browse"
     after = call.number("after")

@@ -7,6 +7,7 @@ from typing import Final, cast
 import yaml
 
 from holdfast.console.reading.service import Document, document, number
+from holdfast.documents import read_yaml
 from holdfast.errors import InvalidRequest
 
 COUNTS: Final = "counts"
@@ -23,9 +24,9 @@ def yaml_of(value: object) -> str:
 def document_of(text: str, what: str) -> Document:
     """A document that a person wrote as YAML or JSON; nothing is an empty one. Raises: InvalidRequest."""
     try:
-        value: object = yaml.safe_load(text) if text.strip() else {}
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"{what} cannot be read: {' '.join(str(error).split())}") from None
+        value = read_yaml(text)[0] if text.strip() else {}
+    except ValueError as error:
+        raise InvalidRequest(f"{what} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} must be a map, such as name: value")
     return cast(Document, value)

@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Final
 
-import msgspec
 import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
@@ -26,6 +25,8 @@ from holdfast.server.http.routes import Call, Parameter, Response, Route, json_r
 from holdfast.server.http.state import JSON
 from holdfast.server.logs import in_force
 from holdfast.values import LogPosition, parse_slot, slot_text
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import (
     ConfigurationAnswer,
     ConflictingPlace,
@@ -183,8 +184,8 @@ async def _log_level(call: Call) -> Response:
 
 async def _change_log_level(call: Call) -> Response:
     try:
-        level = msgspec.json.decode(await call.body(LEVEL_BYTES_MAX), type=NewLogLevel).level
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        level = decode_each_once(await call.body(LEVEL_BYTES_MAX), NewLogLevel).level
+    except UNDECODABLE as error:
         raise InvalidRequest(f"the body cannot be read: {error}") from None
     if in_force.is_written("info", at=in_force.level):  # else the new level may allow the line
         log.info("audit", act="set_log_level", author=call.who, log_level=level)

@@ -21,6 +21,8 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import (
     HoldState,
     PolicyState,
@@ -122,8 +124,8 @@ async def _delete(host: RetentionHost, call: Call) -> Response:
 
 async def _plan(host: RetentionHost, call: Call) -> Response:
     try:
-        asked = msgspec.json.decode(await call.body(POLICY_BYTES_MAX), type=RetentionPlanRequest)
-    except msgspec.DecodeError as error:
+        asked = decode_each_once(await call.body(POLICY_BYTES_MAX), RetentionPlanRequest)
+    except UNDECODABLE as error:
         raise InvalidRequest(f"the plan is not valid: {error}") from error
     name, truncator = _changeable(asked.policy_id), host.leading()
     if asked.policy is None:

@@ -2,7 +2,8 @@
 
 Rules, in the order they are checked:
 
-    malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
+    malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong, and a name that
+                           is given twice
     bad_base64             a key, value or bound in JSON is not canonical base64 (``commit.format.json_request``)
     no_operations to bad_range  the rules of ``commit.format.request_rules``
     log_mismatch           the request names another log than this one
@@ -23,32 +24,39 @@ from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
 from holdfast.commit.format.transaction import Transaction
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
+from holdfast.wire.each_once import require_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 LINEAGE_AGAIN_MS: Final = 200
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
-
-# RecursionError: a value nested deeper than the interpreter's stack. UnicodeDecodeError: text that is not UTF-8, which
-# the decoder passes on as the interpreter raised it.
-_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_encode_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 
-def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
+def decode_msgpack(data: bytes) -> Transaction:
     """The transaction in this msgpack map; keys and values are ``bin``. Raises: InvalidRequest (malformed)."""
     try:
-        return _MSGPACK.decode(data)
-    except _UNDECODABLE as error:
+        txn = _MSGPACK.decode(data)
+        if txn.has_parts or _encode_msgpack(txn) != data:
+            require_each_once(data, "msgpack")
+    except UNDECODABLE as error:
         raise undecodable(error) from error
+    return txn
 
 
 def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
     """The transactions of ``count`` consecutive whole maps. Raises: InvalidRequest when any is undecodable."""
     # Maps in a row are the inside of an array, so one decoder call does them all.
+    whole = b"\xdd" + count.to_bytes(4, "big") + block
     try:
-        return _MSGPACK_ITEMS.decode(b"\xdd" + count.to_bytes(4, "big") + block)
-    except _UNDECODABLE as error:
+        txns = _MSGPACK_ITEMS.decode(whole)
+        # What an encoder makes has each name once, so what equals it has, too.
+        if b"".join(map(_encode_msgpack, txns)) != block or any(txn.has_parts for txn in txns):
+            require_each_once(whole, "msgpack")
+    except UNDECODABLE as error:
         raise undecodable(error) from error
+    return txns
 
 
 def problem_with(

@@ -11,9 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Final, TypeVar, cast
-
-import msgspec
+from typing import Final, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem, wall_ms
@@ -34,6 +32,7 @@ from holdfast.stores.matching import Matcher
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
 from holdfast.stores.values.messages import Delivery
+from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.parts import AckedResponse, Receipt
 from holdfast.wire.stores import AckRequest, DeliveredResponse, PublishRequest
@@ -344,17 +343,11 @@ def _refused(result: Result | HoldfastError) -> HoldfastError:
 
 T = TypeVar("T")
 
-_DECODERS: Final[dict[tuple[type, WireFormat], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]]] = {}
-
 
 def decode(data: bytes, kind: type[T], wire_format: WireFormat) -> T:
     """The request that these bytes hold. Raises: InvalidRequest (malformed, bad_base64)."""
-    decoder = _DECODERS.get((kind, wire_format))
-    if decoder is None:
-        made = msgspec.json.Decoder if wire_format == "json" else msgspec.msgpack.Decoder
-        decoder = _DECODERS[kind, wire_format] = made(kind)
     try:
-        return cast(T, decoder.decode(data))
+        return decode_each_once(data, kind, wire_format)
     except UNDECODABLE as error:
         text = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         code = Code.BAD_BASE64 if text.startswith("Invalid base64") else Code.MALFORMED

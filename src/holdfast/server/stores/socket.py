@@ -41,6 +41,7 @@ from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire import stores as wire
+from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.stores import CREDIT_MAX, SUBPROTOCOLS
 
@@ -469,8 +470,8 @@ MESSAGE_BYTES: Final = 128
 FIELD_BYTES: Final = 8
 """About what a message and a field take in a frame in addition to their content."""
 
-_JSON_FRAMES: Final = msgspec.json.Decoder(wire.ClientFrame)
-_MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(wire.ClientFrame)
+
+_CLIENT_FRAME: Final = cast("type[wire.ClientFrame]", wire.ClientFrame)
 
 
 class SubscribeRequest:
@@ -511,12 +512,10 @@ class SubscribeRequest:
 
 def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:
     """A frame of the client. Raises: InvalidRequest (malformed)."""
-    decoder = _JSON_FRAMES if wire_format == "json" else _MSGPACK_FRAMES
     try:
-        frame: wire.ClientFrame = decoder.decode(data)
+        return decode_each_once(data, _CLIENT_FRAME, wire_format)
     except UNDECODABLE as error:
         raise InvalidRequest(f"the frame cannot be decoded: {error}", code=Code.MALFORMED) from error
-    return frame
 
 
 def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-import msgspec
-
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route
@@ -14,7 +12,8 @@ from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
-from holdfast.wire.formats import MSGPACK, WireFormat, encode, format_of
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import MSGPACK, UNDECODABLE, WireFormat, encode, format_of
 
 JSON: Final = "application/json"
 DOCUMENT: Final = dict[str, Any]
@@ -78,8 +77,8 @@ class StoreCall:
         data = await self.raw_body()
         given = format_of(self.call.request.headers.get("content-type"))
         try:
-            return msgspec.json.decode(data) if given == "json" else msgspec.msgpack.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return decode_each_once(data, object, given)
+        except UNDECODABLE as error:
             raise InvalidRequest(f"the request cannot be decoded: {error}") from error
 
     def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, cast
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
@@ -25,12 +24,14 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.stores.values.messages import FieldValue, Message
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 _COLUMNS: Final = ("body", "key", "fields", "ttl_ms", "deliver_at")
 _IGNORED: Final = frozenset({"seq", "time", "publisher_seq"})
 _FIELD_TYPES: Final = (BooleanType, IntegralType, StringType)
-_decode_fields: Final = msgspec.json.Decoder(dict[str, FieldValue]).decode
 
 
 def check_message_schema(schema: StructType) -> None:
@@ -131,15 +132,19 @@ def _fields_of(kind: pa.DataType) -> Callable[[object], dict[str, FieldValue]]:
 
 
 def _without_nulls(items: Iterable[tuple[str, FieldValue | None]]) -> dict[str, FieldValue]:
-    return {name: value for name, value in items if value is not None}
+    given = [(name, value) for name, value in items if value is not None]
+    try:
+        return pairs_once(given)
+    except GivenTwice as error:
+        raise InvalidRequest(f"a field of a row {error}", fields=given) from None
 
 
 def _fields_of_text(value: object) -> dict[str, FieldValue]:
     if value is None:
         return {}
     try:
-        return _decode_fields(cast("str", value))
-    except msgspec.DecodeError as error:
+        return decode_each_once(cast("str", value).encode(), dict[str, FieldValue])
+    except UNDECODABLE as error:
         raise InvalidRequest(
             "fields of a row are not a JSON object whose values are texts, whole numbers, true or false",
             fields=value,

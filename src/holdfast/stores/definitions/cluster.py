@@ -26,6 +26,8 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
 from holdfast.stores.definitions.reader import Reader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 PREFETCH_DEFAULT: Final = 64
 PREFETCH_UNSET: Final = 1_024
@@ -316,10 +318,10 @@ def parse_definition(data: bytes) -> ClusterDefinition:
 did you mean bytelimit? problems=1; nothing was applied: correct every value named and send the whole definition again
     """
     try:
-        document: object = msgspec.json.decode(data) if data else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        document: object = decode_each_once(data, object) if data else {}
+    except UNDECODABLE as error:
         raise InvalidRequest(
-            "the definition is not JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}
+            "the definition cannot be read as JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}
         ) from None
     return definition_of(document)
 

@@ -50,6 +50,8 @@ from holdfast.stores.definitions.cluster import (
 from holdfast.stores.definitions.permissions import permissions_document, read_permissions
 from holdfast.stores.definitions.reader import Reader, check_name, raise_problems
 from holdfast.stores.values.commands import Part
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 Path = tuple[str, ...]
 DURABLES: Final = "durables"
@@ -94,8 +96,8 @@ def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterD
 def _reader(part: Part, problems: list[str]) -> Reader:
     path = ".".join(part.path)
     try:
-        document: object = msgspec.json.decode(part.document) if part.document else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        document: object = decode_each_once(part.document, object) if part.document else {}
+    except UNDECODABLE as error:
         raise InvalidRequest(f"{path} is not JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}) from None
     return Reader(document, path, problems)
 
