@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.cli.log_views import with_store
+from holdfast.cli.log_views import moment, with_store
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
 from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
 from holdfast.copies.promoting import promote as promote_mirror
@@ -72,10 +72,15 @@ def restore(source_url: str, copy_url: str, *, at: str | None, as_json: bool) ->
             copy_url,
             lambda source, copy: restore_log(source, copy, point, lambda _, done, total: moved(done, total)),
         )
+    facts: dict[str, object] = {"url": copy_url, **asdict(restored)}
     if as_json:
-        print_json({"url": copy_url, **asdict(restored)})
+        print_json(facts)
         return
-    print_fields({"url": copy_url, **asdict(restored)})
+    for name in ("time", "next_time"):
+        at_ms = facts.pop(f"{name}_ms")
+        if point.time_ms is not None:
+            facts[name] = moment(at_ms) if isinstance(at_ms, int) else "-"
+    print_fields(facts)
     print_line("Messages of stores are not in a log: they stay with the leader's disk.")
     print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")
 

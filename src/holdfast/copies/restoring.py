@@ -31,7 +31,8 @@ from holdfast.copies.chain import carry
 from holdfast.copies.holding import held, hold_id, wall_ms
 from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.promoting import fork
-from holdfast.copies.source import Cut, ended_early, first_slot_of, objects_from, standing_of, version_at
+from holdfast.copies.source import Cut, ended_early, first_slot_of, objects_from, standing_of
+from holdfast.copies.times import place_of
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.state import Depth, Foundation, require_state
@@ -55,7 +56,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A log that was restored. ``version`` is the last one that it has from its source."""
+    """A log that was restored. ``version`` is the last one that it has from its source.
+
+    Where the point was a time: the times of the last object that it has and of the next one, None for no next one.
+    """
 
     log_id: str
     source_log_id: str
@@ -64,6 +68,8 @@ class Restored:
     transactions: int
     snapshots: int
     base: int
+    time_ms: int | None = None
+    next_time_ms: int | None = None
 
 
 async def restore(
@@ -74,13 +80,17 @@ async def restore(
     The copy can produce its state at the cut when this returns (``foundations.state``).
     Cost: the log up to the cut is read and written once, and the copy is read twice. After a crash: see the module.
     Raises: NotFound (``log_empty``; ``log_truncated``, naming the oldest point that can be restored), InvalidRequest
-    (``future_version``; ``log_mismatch``: the prefix holds something else), CorruptData, Unavailable.
+    (``future_version``; ``log_mismatch``: the prefix holds something else; a time about which the clocks of the log
+    disagree), CorruptData, Unavailable.
     """
     report = on_progress or _no_report
     frontier = await find_frontier(source)
     if frontier is None:
         raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=source.url)
     lineage = await lineage_of(source, frontier[1])
+    place = None if point.time_ms is None else await place_of(source, frontier, point.time_ms)
+    if place is not None:
+        point = Point(version=place.chosen.last_version)
     role = await _role(source, copy, frontier, lineage, point)
     assert role.cut_version is not None, "a restore has a cut"
     assert role.log_id is not None, "a restore has a new log id"
@@ -99,6 +109,8 @@ async def restore(
         transactions=check.transactions,
         snapshots=len(kept),
         base=claim.last_version,
+        time_ms=None if place is None else place.chosen.time_ms,
+        next_time_ms=None if place is None or place.following is None else place.following.time_ms,
     )
 
 
@@ -197,10 +209,7 @@ async def _role(
 
 async def _cut(source: ObjectStore, frontier: tuple[Header, Header], point: Point) -> int:
     head, _ = frontier
-    if point.time_ms is not None:
-        cut = await version_at(source, frontier, point.time_ms)
-    else:
-        cut = head.last_version if point.version is None else point.version
+    cut = head.last_version if point.version is None else point.version
     if cut > head.last_version:
         raise InvalidRequest(
             "the log has not reached this version", code=Code.FUTURE_VERSION, at=cut, last_version=head.last_version

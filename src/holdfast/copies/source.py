@@ -33,8 +33,6 @@ from holdfast.commit.reading.reader import (
     LoggedBatch,
     find_frontier,
     follow,
-    leaderships_back,
-    newest_where,
     read_header,
 )
 from holdfast.commit.reading.survey import walker_from
@@ -208,30 +206,3 @@ async def ended_early(source: ObjectStore, copied: Header | None) -> HoldfastErr
 
 def _all_of(batch: LoggedBatch) -> list[Logged]:
     return decode_all(batch.data, batch.header) if batch.header.has_body else []
-
-
-async def version_at(source: ObjectStore, frontier: tuple[Header, Header], time_ms: int) -> int:
-    """The last version of the newest object that was written at ``time_ms`` or before.
-
-    Raises: NotFound (``log_truncated``: nothing that is left is so old), CorruptData, Unavailable.
-    Cost: two header reads for each leadership back to that time, and a search in it.
-    """
-    newest, claim = frontier
-    async with aclosing(leaderships_back(source, claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.claim.time_ms <= time_ms:
-                slot, header = await newest_where(source, leadership, newest, lambda each: each.time_ms <= time_ms)
-                if slot is None:
-                    return leadership.base
-                if header is not None:
-                    return header.last_version
-                break
-            if leadership.before is None:
-                break
-            newest = leadership.before
-    raise NotFound(
-        "the log has nothing that is so old",
-        code=Code.LOG_TRUNCATED if newest.slot != FIRST_SLOT and newest.truncated_through else Code.NOT_FOUND,
-        hint="give a later time",
-        time_ms=time_ms,
-    )

@@ -25,6 +25,7 @@ from holdfast.wire.log import RetentionPolicy
 FORMAT: Final = 1
 POLICIES_MAX: Final = 64
 HOLDS_MAX: Final = 1_000
+DAY_MS: Final = 86_400_000
 CONFIGURATION: Final = "configuration"
 """The policy that the configuration file gives. Requests cannot change it."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
@@ -38,18 +39,18 @@ class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     ``snapshot``: the version of a snapshot that it also needs. The reader's clock does not count: the time begins when
     the leader first sees the hold, and ends when both of the log's times have reached what the leader then notes,
-    ``expires_ms`` and ``expires_lived_ms``.
+    ``expires_ms`` and ``expires_lived_ms``. Holds of earlier versions had ``expires_ms`` alone, by the reader's clock.
     """
 
     from_version: int
-    lasts_ms: int
+    lasts_ms: int = DAY_MS
     snapshot: int | None = None
     expires_ms: int | None = None
     expires_lived_ms: int | None = None
 
     def begun(self, now: Moment) -> Hold:
         """The same hold, whose time begins now unless it has begun."""
-        if self.expires_ms is not None:
+        if self.expires_lived_ms is not None:
             return self
         return msgspec.structs.replace(
             self, expires_ms=now.time_ms + self.lasts_ms, expires_lived_ms=now.lived_ms + self.lasts_ms

@@ -100,16 +100,16 @@ class LogClock:
         """The clock of a claim after ``before``. Without ``believed`` something better contradicts the wall clock.
 
         In another boot the time since ``before`` is unknown, and counts as nothing. In the same boot the boot clock
-        says it; where the wall clock disagrees, the lesser of the two counts: copies of a running machine share a boot
-        id, and not a clock.
+        says it; where the wall clock disagrees, the log has lived for the lesser of the two: copies of a running
+        machine share a boot id, and not a clock.
         """
         boot_ms, offset_ms = int(now.boot_ms), now.wall_ms - int(now.boot_ms)
         if before is not None and any(boot_id) and before.scope.boot_id == boot_id:
             clock = cls.of(before)
             passed_ms = max(0, boot_ms - before.boot_ms)
+            clock._time_ms += passed_ms
             if abs(offset_ms - clock._offset_ms) > STEP_MS_MAX:
                 passed_ms = min(passed_ms, max(0, now.wall_ms - before.time_ms - before.ahead_s * 1000))
-            clock._time_ms += passed_ms
             clock._lived_ms += passed_ms
             clock._boot_ms = boot_ms
             return clock
