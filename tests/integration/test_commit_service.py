@@ -585,6 +585,48 @@ async def test_a_resolved_stream_misses_nothing_when_it_resumes_inside_a_batch_b
 
 
 @law
+async def test_a_reader_that_is_up_to_date_gets_events_larger_than_its_bound(store: Gate) -> None:
+    await large_events_arrive(await lead(store))
+
+
+@law
+async def test_a_reader_that_is_up_to_date_gets_events_that_left_the_buffer_before_it_woke(store: Gate) -> None:
+    await large_events_arrive(await lead(store, feed_bytes_max=4096))
+
+
+async def large_events_arrive(service: CommitService) -> None:
+    first = await put(service, b"a")
+    stream = subscribe(service, after=first, bytes_behind_max=2_000)
+    events = [*(await anext(stream)).events]
+    versions: list[int] = []
+    for count in (1, 1, 3):
+        ready = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # it waits at the end
+        versions += await asyncio.gather(*(put(service, b"k", b"x" * 10_000) for _ in range(count)))
+        events += (await ready).events
+        while transactions(events)[-1].version < versions[-1]:
+            events += (await anext(stream)).events
+    assert [event.version for event in transactions(events)] == sorted(versions)
+    assert_chained(events, first)
+    await stream.aclose()
+
+
+@law
+async def test_a_reader_that_does_not_come_for_more_is_lagging_after_a_large_event_too(store: Gate) -> None:
+    service = await lead(store)
+    stream = subscribe(service, after=await put(service, b"a"), bytes_behind_max=2_000)
+    await anext(stream)
+    ready = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    await put(service, b"k", b"x" * 10_000)
+    await ready
+    for _ in range(5):
+        await put(service, b"k", b"x" * 1_000)
+    with pytest.raises(Backpressure, match="too far behind"):
+        await anext(stream)
+
+
+@law
 async def test_a_start_far_behind_inside_the_ring_catches_up(store: Gate) -> None:
     """Only a subscriber that falls behind is lagging. One that resumes must come through, or it never would."""
     service = await lead(store)

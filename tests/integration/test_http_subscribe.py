@@ -265,6 +265,38 @@ def test_a_reader_that_lags_is_told_and_closed_and_others_go_on() -> None:
     run(scenario)
 
 
+async def slow_stream(here: Serving, query: str) -> Stream:
+    """A subscription whose system takes little at a time."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+    narrow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(narrow, (here.host, here.port))
+    client = Client(*await asyncio.open_connection(sock=narrow, limit=4096))
+    here.clients.append(client)
+    client.send(request("GET", f"/v1/subscribe{query}"))
+    assert (await client.answer(head_only=True)).status == 200
+    return Stream(client)
+
+
+@pytest.mark.parametrize("query", ["", "?durable=false", "?begin="])
+def test_a_reader_that_is_up_to_date_gets_an_event_larger_than_its_buffer(query: str) -> None:
+    async def scenario() -> None:
+        limits = GatewayLimits(subscriber_unsent_bytes_max=10_000, request_bytes_max=16 << 20)
+        async with serving(view=False, limits=limits) as here:
+            stream, writer = await slow_stream(here, query), await here.connect()
+            await stream.next("checkpoint")
+            for _ in range(2):
+                writes = [{"type": "write", "key": "YQ==", "value": "dmFs" * 200_000}] * 8
+                body = json.dumps({"operations": writes}).encode()
+                first = (await writer.ask("POST", "/v1/commit", body)).json["version"]
+                (second,) = await commit_keys(writer, "Yg==")
+                got = await stream.until(second)
+                assert [event.data["version"] for event in got] == [first, second]
+            assert here.subscriptions.lagged == 0
+
+    run(scenario)
+
+
 def test_a_reader_that_left_is_forgotten() -> None:
     async def scenario() -> None:
         async with serving() as here:

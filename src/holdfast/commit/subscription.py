@@ -115,8 +115,8 @@ async def subscribe(
     Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
     soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
     Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
-    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end), Fenced ``leader_changed``
-    (the version may be a later leader's), Unavailable, CorruptData.
+    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end, or out of the live buffer),
+    Fenced ``leader_changed`` (the version may be a later leader's), Unavailable, CorruptData.
     """
     feed = service.feed
     caught_up = False
@@ -161,10 +161,13 @@ async def _live(
 ) -> AsyncIterator[EventBatch]:
     """Events of this leadership after ``after``, from the live buffer, or from the store for what has left the buffer.
 
-    Only a subscriber that has caught up can be lagging: a refused one would start again where it started before.
+    Only a subscriber that has caught up can be lagging: a refused one would start again where it started before. What
+    was published while it waited at the end does not count, and neither does the batch that it gets: one event may be
+    larger than the bound. When that has left the buffer before it woke, it is read from the store.
     """
     feed = service.feed
     position: int | None = None
+    counted_from = 0
     while True:
         if position is None:
             position = channel.find(after)
@@ -182,12 +185,14 @@ async def _live(
                 return
             caught_up = True
             await channel.wait(position)
+            counted_from = channel.end
             continue
         shared = channel.at(position)
-        if shared is None and not caught_up:
+        if shared is None and (not caught_up or position < counted_from):
             position = None
+            caught_up = False
             continue
-        behind = channel.bytes_behind(position) if caught_up else 0
+        behind = channel.bytes_behind(max(position + 1, counted_from)) if caught_up else 0
         if shared is None or behind > bytes_behind_max:
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
         position += 1

@@ -13,7 +13,9 @@
 
 ``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
 reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
-is closed, and resumes by ``Last-Event-ID``. Subscribers without a filter share one encoded text of each batch.
+is closed, and resumes by ``Last-Event-ID``. One batch may be larger than that: a reader within the bound gets it, and
+is measured by what follows. So a connection holds at most three times the bound, and two such batches, of which the
+second ends it. Subscribers without a filter share one encoded text of each batch.
 """
 
 from __future__ import annotations
@@ -303,10 +305,15 @@ class Subscriptions:
         bytes_max = self._gateway.limits.subscriber_unsent_bytes_max
         connection = call.connection
         caught_up = False
+        written = counted_from = 0  # bytes of this stream; only those after the second make a reader lag
         while batch is not None:
             if selection.stores is not None and selection.stores.problem() is not None:
                 break  # the next request says why
             text = selection.encode(batch, durable_stream=durable)
+            written += len(text)
+            if caught_up and len(text) > bytes_max and connection.unsent_bytes() <= bytes_max:
+                counted_from = written
+                connection.bound_unsent_bytes(4 * bytes_max + len(text))
             if text:
                 subscriber.quiet_ticks = 0
                 self.bytes_sent += len(text)
@@ -315,13 +322,14 @@ class Subscriptions:
                 subscriber.writing = False
             if caught_up:
                 unsent = connection.unsent_bytes()
-                if unsent > bytes_max:
+                if min(unsent, written - counted_from) > bytes_max:
                     await self._end_lagging(call, unsent)
                     return
             elif self._is_live(batch):
                 caught_up = True
+                counted_from = written
                 # From here on a slow reader is measured, not waited for.
-                connection.bound_unsent_bytes(2 * bytes_max)
+                connection.bound_unsent_bytes(2 * bytes_max + connection.unsent_bytes())
             try:
                 batch = await anext(batches, None)
             except Backpressure:
