@@ -118,6 +118,28 @@ def test_space_comes_back_and_readers_below_are_refused(tmp_path: Path) -> None:
         assert command("log", "verify", url).returncode == 0
     finally:
         server.kill()
+    rotten_snapshots_are_noticed(tmp_path, url)
+
+
+def rotten_snapshots_are_noticed(folder: Path, url: str) -> None:
+    """Each command names them and ends with the code of damage; nobody can lead what they leave."""
+    parts = [*(folder / "log" / "snapshots").glob("*/part-*.parquet")]
+    assert parts, "the log was truncated on the strength of a snapshot"
+    for part in parts:
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2] ^= 1
+        part.chmod(0o600)
+        part.write_bytes(bytes(data))
+    copy = (folder / "restored").as_uri()
+    for words in (("verify", url), ("restore", url, copy), ("repair", url, (folder / "repaired").as_uri())):
+        done = command("log", *words)
+        assert done.returncode == 6, done.stdout
+        assert "no whole snapshot" in done.stderr
+        assert "Lead it" not in done.stdout
+    mirror = (folder / "mirror").as_uri()
+    assert command("log", "mirror", url, mirror).returncode == 6
+    assert command("log", "promote", mirror).returncode != 0
+    assert not (folder / "restored" / "meta" / "promoted").exists()
 
 
 def test_a_plan_names_exactly_what_a_policy_then_removes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.matrix import matrix
 from tests.worlds.harness import KINDS, run_seeds
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES
+from tests.worlds.log.foundations_mutants import MUTANTS as FOUNDATION_MUTANTS
 from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
@@ -110,6 +111,28 @@ def test_a_mirror_and_its_promotion_keep_every_promise(prove: bool, record_prope
     assert summary.seen["promoted_read_afresh"] >= 1
     assert not fresh.failures, fresh.failed()
     assert not prove or fresh.missing() == []
+
+
+@pytest.mark.timeout(3_600)
+def test_a_copy_command_that_is_stopped_at_any_step_is_resumed_or_refused(
+    prove: bool, record_property: RecordProperty
+) -> None:
+    summary = run_seeds("foundations", range(1_000 if prove else 40), jobs=2 if prove else 1)
+    first = int.from_bytes(os.urandom(5), "little")
+    fresh = run_seeds("foundations", range(first, first + (1_000 if prove else 8)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + fresh.worlds)
+    assert not summary.failures, summary.failed()
+    assert not fresh.failures, fresh.failed()
+    assert summary.seen["judged_whole"] >= 20
+    assert not prove or summary.missing() == []
+
+
+@pytest.mark.parametrize("name", FOUNDATION_MUTANTS)
+def test_every_mutant_of_foundations_is_caught(name: str, record_property: RecordProperty) -> None:
+    found = FOUNDATION_MUTANTS.catch(name)
+    record_property("seed", found.seed)
+    assert found.seed is not None, f"{FOUNDATION_MUTANTS[name].rule}: not caught"
+    FOUNDATION_MUTANTS[name].play(found.seed)  # the same world without the mutant keeps every promise
 
 
 @pytest.mark.parametrize("name", COPY_MUTANTS)

@@ -6,7 +6,7 @@ with what Holdfast promises, and raise ``PromiseBroken`` at the first difference
 
 | package | real code | environment | kinds of worlds |
 |---|---|---|---|
-| ``log`` | pipeline, takeover, shells of nodes | store, network, clocks | ``log``, ``retention``, ``etiquette`` |
+| ``log`` | pipeline, takeover, shells of nodes | store, network, clocks | ``log``, ``retention``, ``foundations`` |
 | ``queue`` | the embedded queue | files that lose unsynced bytes | ``queue``, ``followers``, ``persist`` |
 | ``stores`` | the state machine of the stores | its log, checkpoints | ``stores``, ``stores-small-blocks`` |
 

@@ -40,6 +40,7 @@ KINDS: Final = {
     "retention": "tests.worlds.log.kinds",
     "journal": "tests.worlds.log.kinds",
     "copies": "tests.worlds.log.kinds",
+    "foundations": "tests.worlds.log.kinds",
     "etiquette": "tests.worlds.log.kinds",
     "queue": "tests.worlds.queue.kinds",
     "followers": "tests.worlds.queue.kinds",

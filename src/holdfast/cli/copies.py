@@ -147,11 +147,17 @@ def promote(copy_url: str, *, retire_source: str | None, as_json: bool) -> None:
 
     if retire_source is not None:
         _with_two(retire_source, copy_url, switch, create=False)
-    promoted = with_store(copy_url, promote_mirror)
+    with progress("verifying", shown=not as_json) as moved:
+        promoted = with_store(copy_url, lambda copy: promote_mirror(copy, moved))
     if as_json:
         print_json({"url": copy_url, **asdict(promoted)})
         return
     print_fields({"url": copy_url, **asdict(promoted)})
+    if promoted.after_gap:
+        print_line(
+            f"{promoted.after_gap} newer objects were here without what comes before them, and are not part of the "
+            "log: a copier was stopped, or something was removed."
+        )
     if retire_source is None:
         print_line(f"The source was not stopped: what it confirms after version {promoted.version} is not here.")
     print_line(f"Lead it with `holdfast serve --set log.url={copy_url}`.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, M
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
@@ -77,11 +77,12 @@ async def _copy(family: Family[M], source: ObjectStore, copy: ObjectStore, manif
     flaw = await family.read_parts(source, manifest, create)
     try:
         # Read again: the source removes the manifest first, so where it has gone, missing parts are not damage.
-        original = await source.read(named)
-    except NotFound:
-        return False
+        if await family.read_manifest(source, manifest.version) is None:
+            return False
+    except CorruptData as error:
+        flaw = Flaw(family.name(manifest.version), named, error.message)
     if flaw is not None:
         flaws.append(flaw)
         return False
-    await create(named, original)
+    await create(named, family.encode(manifest))
     return True

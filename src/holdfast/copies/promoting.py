@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from holdfast.commit.format.batch import Header
+from holdfast.commit.format.batch import PREFIX, Header, object_name
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record
 from holdfast.commit.leadership.role_records import read_records
@@ -24,18 +24,26 @@ from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.creating import create_exactly
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LeaderId, LogId
 
 
 @dataclass(frozen=True, slots=True)
 class PromotedLog:
-    """A mirror that is a log now: it has everything of its source up to ``version``."""
+    """A mirror that is a log now: it has everything of its source up to ``version``.
+
+    ``after_gap``: objects that the mirror had after a missing one, at most ``GAP_MAX``. They were under way when a
+    copier ended, or something was removed; they are not part of the log.
+    """
 
     log_id: str
     source_log_id: str
     version: int
     base: int
+    after_gap: int = 0
+
+
+GAP_MAX = 1_000
 
 
 async def promote(copy: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None) -> PromotedLog:
@@ -65,10 +73,16 @@ async def promote(copy: ObjectStore, on_progress: Callable[[int, int | None], No
         truncated_through=role.truncated_through,
         on_progress=on_progress,
     )
+    after_gap = 0 if is_done else len(await _after(copy, head))
     if promoted is None:
         promoted = Promoted(log_id=secrets.token_hex(16))
     claimed = await fork(copy, promoted.log_id)
-    return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version)
+    return PromotedLog(claimed.log_id.hex(), role.source_log_id, claimed.forked_at, claimed.last_version, after_gap)
+
+
+async def _after(copy: ObjectStore, head: Header) -> list[Listed]:
+    rows = await copy.list(PREFIX, limit=GAP_MAX)
+    return [row for row in rows if row.key < object_name(head.slot)]
 
 
 async def fork(copy: ObjectStore, log_id: str) -> Header:

@@ -59,6 +59,7 @@ class Family(Generic[M]):
     list_versions: Callable[[ObjectStore], Awaitable[list[int]]]
     read_manifest: Callable[[ObjectStore, int], Awaitable[M | None]]
     manifest_key: Callable[[int], str]
+    encode: Callable[[M], bytes]
     parts_of: Callable[[M], Iterable[tuple[str, int, str]]]
 
     def name(self, version: int) -> str:
@@ -151,12 +152,18 @@ def _parts_of_checkpoint(manifest: checkpoint.Manifest) -> Iterable[tuple[str, i
 
 
 SNAPSHOTS: Final = Family(
-    "snapshot", reading.list_versions, reading.read_manifest, snapshot.manifest_key, _parts_of_snapshot
+    "snapshot",
+    reading.list_versions,
+    reading.read_manifest,
+    snapshot.manifest_key,
+    snapshot.encode_manifest,
+    _parts_of_snapshot,
 )
 CHECKPOINTS: Final = Family(
     "checkpoint of the stores",
     checkpoint.list_versions,
     checkpoint.read_manifest,
     checkpoint.manifest_key,
+    checkpoint.encode_manifest,
     _parts_of_checkpoint,
 )

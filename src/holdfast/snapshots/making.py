@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.reading.lineage import lineage_of
+from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import check_reached, walker_after
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
@@ -39,7 +39,7 @@ from holdfast.snapshots.manifest import (
     part_name,
 )
 from holdfast.snapshots.part import PART_BYTES, cut, encode_part
-from holdfast.snapshots.reading import newest_snapshot, read_manifest
+from holdfast.snapshots.reading import newest_snapshot, read_manifest, snapshots_back
 from holdfast.temporary_files import temporary_directory, temporary_work
 from holdfast.values import slot_text
 from holdfast.view.sqlite import open_for_writer, walk_rows, write_layer
@@ -71,6 +71,7 @@ class Start:
     log_id: str
     version: int
     base: Manifest | None
+    lineage: Lineage
 
 
 async def make_snapshot(
@@ -93,8 +94,7 @@ async def make_snapshot(
     with temporary_directory("holdfast-snapshot-") as folder, temporary_work():
         making = _Making(store, Path(folder, "state.sqlite"), options)
         with closing(making):
-            if start.base is not None:
-                await making.load(start.base)
+            await making.load(start)
             slot = await making.follow(start.head, start.version, on_progress)
             return await making.write(Position(start.version, making.last_transaction, start.log_id), slot)
 
@@ -115,7 +115,7 @@ async def start_of(store: ObjectStore, at: int | None) -> Start | Manifest:
         )
     lineage = await lineage_of(store, claim)
     base = await newest_snapshot(store, lineage, version)
-    return base if base is not None and base.version == version else Start(head, lineage.log_id, version, base)
+    return base if base is not None and base.version == version else Start(head, lineage.log_id, version, base, lineage)
 
 
 async def place_of(store: ObjectStore, head: Header, version: int) -> tuple[str, int]:
@@ -169,10 +169,27 @@ class _Making:
         """Let go of the temporary file."""
         self._connection.close()
 
-    async def load(self, base: Manifest) -> None:
-        """Begin with an earlier snapshot."""
-        self._position = await load_view_file(self._connection, self._store, base, base.log_id)
-        self.last_transaction = base.last_transaction
+    async def load(self, start: Start) -> None:
+        """Begin with the newest earlier snapshot that is whole; without one with the beginning of the log.
+
+        Raises: CorruptData where one is damaged and the log has no beginning; Unavailable.
+        """
+        if start.base is None:
+            return
+        damage: CorruptData | None = None
+        async with aclosing(snapshots_back(self._store, start.lineage, start.version)) as bases:
+            async for base in bases:
+                try:
+                    self._position = await load_view_file(self._connection, self._store, base, base.log_id)
+                except CorruptData as error:
+                    damage = damage or error
+                except NotFound:
+                    continue  # it was removed meanwhile, or a part of it is missing
+                else:
+                    self.last_transaction = base.last_transaction
+                    return
+        if damage is not None and start.head.truncated_through:
+            raise damage
 
     async def follow(self, head: Header, version: int, on_progress: Progress | None) -> str:
         """Apply the log after the file's position up to ``version``. Returns the slot of the object that holds it."""

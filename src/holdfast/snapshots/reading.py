@@ -60,6 +60,17 @@ async def list_snapshots(store: ObjectStore) -> list[Manifest]:
 async def newest_snapshot(store: ObjectStore, lineage: Lineage, through: int) -> Manifest | None:
     """The newest snapshot of a log, or of an ancestor, at or below version ``through``; its parts are not read.
 
+    Raises: Unavailable.
+    """
+    async with aclosing(snapshots_back(store, lineage, through)) as manifests:
+        async for manifest in manifests:
+            return manifest
+    return None
+
+
+async def snapshots_back(store: ObjectStore, lineage: Lineage, through: int) -> AsyncGenerator[Manifest]:
+    """The snapshots of a log, or of its ancestors, at or below version ``through``, newest first; no parts are read.
+
     A snapshot of a state that the log never had, and one whose manifest is damaged, is passed over: an older one, or
     the log itself, has the same state. Raises: Unavailable.
     """
@@ -71,8 +82,7 @@ async def newest_snapshot(store: ObjectStore, lineage: Lineage, through: int) ->
         except CorruptData:
             continue
         if manifest is not None and lineage.holds(manifest.log_id, manifest.version):
-            return manifest
-    return None
+            yield manifest
 
 
 async def read_part(store: ObjectReader, manifest: Manifest, part: Part) -> pa.Table:

@@ -9,25 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 import pytest
 from tests.matrix import matrix
-from tests.unit.commit.builders import genesis, record, stored, takeover
-from tests.unit.snapshots.logs import RandomLog, operations
+from tests.unit.snapshots.logs import LogWithStores
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
-    Header,
-    LoggedTransaction,
-    StoresMode,
     decode_header,
-    encode_body,
-    encode_object,
     object_name,
     slot_of,
 )
@@ -52,7 +45,7 @@ from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy
 from holdfast.snapshots import MakingOptions, make_snapshot, read_rows
 from holdfast.stores import checkpoint_objects as checkpoint
-from holdfast.values import LogId, Version
+from holdfast.values import LogId
 from holdfast.view.storage import Row
 
 COMMANDS: Final = ("restore", "mirror", "promote", "repair", "verify", "doctor", "start")
@@ -64,57 +57,25 @@ CLASSES: Final = (
 )
 
 
-class StoresLog(RandomLog):
+class StoresLog(LogWithStores):
     """A log with its stores in it, truncated, with one snapshot, one checkpoint and a policy."""
 
     def __init__(self, seed: int) -> None:
         self.store = MemoryStore(MemoryObjects(), url=f"memory:log-{seed}")
-        super().__init__(Random(seed), MemoryObjects())
-        self.objects = self.store.objects
-        self.claim = self.head = replace(genesis(), stores_mode=StoresMode.LOG, log_id=LogId(bytes([seed]) * 16))
-        self._put(self.head, b"")
+        super().__init__(Random(seed), self.store.objects, LogId(bytes([seed]) * 16))
         self.snapshot = 0
-
-    def _put(self, header: Header, body: bytes) -> None:
-        self.objects.create(object_name(header.slot), encode_object(header, body))
-        self.head = header
-
-    def grow(self, batches: int) -> None:
-        for number in range(batches):
-            if number % 7 == 6:
-                claim = takeover(self.head, f"leader-{number}")
-                self.claim = replace(claim, newest_transaction=self.head.last_transaction_version)
-                self._put(self.claim, b"")
-                continue
-            first = self.head.last_version + 1
-            batch = [(version, operations(self._draw)) for version in (first, first + 2)]
-            body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
-            header = record(self.head, self.claim, *(version for version, _ in batch), body_length=len(body))
-            self._put(replace(header, stores_mode=StoresMode.LOG, newest_transaction=Version(first + 2)), body)
-            self.transactions += batch
 
     async def truncate(self) -> None:
         """As a leader does, with a snapshot and a checkpoint at one version, and batches below it that stay."""
         self.snapshot = (await make_snapshot(self.store)).version
-        files = [
-            checkpoint.File(name, len(data), sha256(data).hexdigest())
-            for name, data in ((checkpoint.INDEX_NAME, b"index " * 40), ("page-0", b"page " * 60))
-        ]
-        for file, data in zip(files, (b"index " * 40, b"page " * 60), strict=True):
-            self.objects.create(file.key, data)
-        made = checkpoint.Manifest(format=1, log_id=self.log_id, version=self.snapshot, files=files)
-        self.objects.create(checkpoint.manifest_key(made.version), checkpoint.encode_manifest(made))
+        self.make_checkpoint({checkpoint.INDEX_NAME: b"index " * 40, "page-0": b"page " * 60})
         headers = [
             decode_header(self.objects.read(row.key), slot=slot_of(row.key))  # type: ignore[arg-type]
             for row in self.objects.list("batches/", limit=10**6)
             if row.size != CLAIM_BYTES
         ]
         through = headers[8].last_version
-        marked = record(self.head, self.claim, truncated_through=Version(through))
-        newest = self.head.last_transaction_version
-        marked = replace(marked, stores_mode=StoresMode.LOG, newest_transaction=newest)
-        self.objects.create(object_name(marked.slot), stored(marked))
-        self.head = marked
+        self.mark_truncated(through)
         for header in headers:
             if header.last_version <= through:
                 self.objects.delete(object_name(header.slot))
@@ -273,8 +234,10 @@ async def run(command: str, log: StoresLog, place: MemoryStore, copy: MemoryStor
             mirrored = await Mirror(log.store, copy, MirrorOptions()).run()
             return "whole" if await is_whole(log, copy, mirrored.version) else "DATA MISSING"
         case "promote":
-            version = (await promote(place)).version
-            return "whole" if await is_whole(log, place, version) else "DATA MISSING"
+            promoted = await promote(place)
+            if promoted.after_gap:
+                return "names it" if await is_whole(log, place, promoted.version) else "DATA MISSING"
+            return "whole" if await is_whole(log, place, promoted.version) else "DATA MISSING"
         case "repair":
             repaired: Repaired = await repair(log.store, copy)
             if repaired.damage:

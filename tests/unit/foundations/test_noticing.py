@@ -22,7 +22,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy
 from holdfast.retention.truncator import NO_SNAPSHOT, NOT_WHOLE, Truncator, TruncatorOptions
-from holdfast.snapshots import list_snapshots, make_snapshot
+from holdfast.snapshots import list_snapshots, make_snapshot, read_rows
 from holdfast.snapshots.manifest import manifest_key
 from holdfast.values import Instant
 
@@ -241,5 +241,20 @@ def test_a_store_that_fails_does_not_end_the_scrub() -> None:
         source.store = Failing(source)
         report = await Scrubbed(source).run(3_600.0)
         assert report.name == f"snapshot {snapshot}"
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_is_made_of_the_newest_whole_one() -> None:
+    async def main() -> None:
+        source = Source(batches=10)
+        older = await make_snapshot(source.store)
+        source.log.grow(5)
+        newer = await make_snapshot(source.store)
+        source.log.grow(5)
+        flip(source.store, parts_of(source.store, newer.version)[0])
+        made = await make_snapshot(source.store)
+        assert [row async for rows in read_rows(source.store, made) for row in rows] == source.log.state(made.version)
+        assert older.version < newer.version < made.version
 
     asyncio.run(main())

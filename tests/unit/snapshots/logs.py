@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from random import Random
 
-from tests.unit.commit.builders import genesis, record, takeover
+from tests.unit.commit.builders import genesis, record, stored, takeover
 
-from holdfast.commit.format.batch import LoggedTransaction, encode_body, encode_object, object_name
+from holdfast.commit.format.batch import (
+    Header,
+    LoggedTransaction,
+    StoresMode,
+    encode_body,
+    encode_object,
+    object_name,
+)
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.objects.memory import MemoryObjects
+from holdfast.stores import checkpoint_objects as checkpoint
+from holdfast.values import LogId, Version
 from holdfast.view.storage import Layer, Row
 
 KEYS = 12
@@ -40,6 +51,12 @@ class RandomLog:
         self.transactions: list[tuple[int, list[Operation]]] = []
         objects.create(object_name(self.head.slot), encode_object(self.head, b""))
 
+    def mark_truncated(self, through: int) -> None:
+        """The batch with which a leader says that it truncated."""
+        header = record(self.head, self.claim, truncated_through=Version(through))
+        self.objects.create(object_name(header.slot), stored(header))
+        self.head = header
+
     @property
     def log_id(self) -> str:
         return self.head.log_id.hex()
@@ -66,3 +83,43 @@ class RandomLog:
             if at <= version:
                 layer.apply(at, made)
         return [(key, *layer.changes[key]) for key in layer.walk(b"", None)]  # type: ignore[misc]
+
+
+class LogWithStores(RandomLog):
+    """A log with its stores in it. What the stores do does not matter here, so it has no entries."""
+
+    def __init__(self, draw: Random, objects: MemoryObjects, log_id: LogId) -> None:
+        super().__init__(draw, MemoryObjects())
+        self.objects = objects
+        self.claim = self.head = replace(genesis(), stores_mode=StoresMode.LOG, log_id=log_id)
+        objects.create(object_name(self.head.slot), encode_object(self.head, b""))
+
+    def _put(self, header: Header, body: bytes, newest: int) -> None:
+        header = replace(header, stores_mode=StoresMode.LOG, newest_transaction=Version(newest))
+        self.objects.create(object_name(header.slot), encode_object(header, body))
+        self.head = header
+
+    def grow(self, batches: int) -> None:
+        for number in range(batches):
+            if number % 7 == 6:
+                self._put(takeover(self.head, f"leader-{number}"), b"", self.head.last_transaction_version)
+                self.claim = self.head
+                continue
+            first = self.head.last_version + 1
+            batch = [(version, operations(self._draw)) for version in (first, first + 2)]
+            body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
+            header = record(self.head, self.claim, *(version for version, _ in batch), body_length=len(body))
+            self._put(header, body, first + 2)
+            self.transactions += batch
+
+    def mark_truncated(self, through: int) -> None:
+        header = record(self.head, self.claim, truncated_through=Version(through))
+        self._put(header, b"", self.head.last_transaction_version)
+
+    def make_checkpoint(self, contents: Mapping[str, bytes]) -> None:
+        """A checkpoint of the stores at the end of the log."""
+        files = [checkpoint.File(name, len(data), sha256(data).hexdigest()) for name, data in contents.items()]
+        for file in files:
+            self.objects.create(file.key, contents[file.name])
+        made = checkpoint.Manifest(format=1, log_id=self.log_id, version=self.head.last_version, files=files)
+        self.objects.create(checkpoint.manifest_key(made.version), checkpoint.encode_manifest(made))

@@ -8,6 +8,8 @@ from tests.worlds.harness import Kind
 from tests.worlds.log.copying import run_copies
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES, run_etiquette
+from tests.worlds.log.foundations import run_foundations
+from tests.worlds.log.foundations_mutants import MUTANTS as FOUNDATION_MUTANTS
 from tests.worlds.log.journal import run_journal
 from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
@@ -33,10 +35,17 @@ COPY_EVENTS: Final = (
     *("copy_start_not_promoted", "promoted", "promoted_read_afresh", "copier_learns_of_promotion", "copy_committed"),
 )
 
+FOUNDATION_EVENTS: Final = (
+    *("restore_done", "mirror_done", "promote_done", "repair_done", "judged_whole", "truncated", "snapshot_replaced"),
+    *("restore_killed", "mirror_killed", "promote_killed", "repair_killed", "rotted"),
+    *("restore_refused_log_truncated", "mirror_refused_log_truncated", "repair_refused_log_truncated"),
+)
+
 KINDS: Final = {
     "log": Kind(run_world, "events", (*FAULTS, *ADMISSION), 20, MUTANTS),
     "retention": Kind(run_retention, "events", RETENTION_EVENTS, 20, RETENTION_MUTANTS),
     "journal": Kind(run_journal, "events", JOURNAL_EVENTS, 20, JOURNAL_MUTANTS),
     "copies": Kind(run_copies, "events", COPY_EVENTS, 20, COPY_MUTANTS),
+    "foundations": Kind(run_foundations, "requests", FOUNDATION_EVENTS, 100, FOUNDATION_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
 }

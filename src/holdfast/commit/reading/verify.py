@@ -129,6 +129,7 @@ class Scrub:
         self._start = start
         self._pause = pause
         self._removed = removed
+        self._claims: dict[int, Header] = {}
         self.objects = 0
         self.bytes = 0
         self.passes = 0
@@ -154,10 +155,12 @@ class Scrub:
 
     async def _plan(self) -> ScrubPlan:
         leaderships: list[tuple[Slot, Slot]] = []
+        self._claims = {}
         newest = self._durable_header().slot
         async with aclosing(leaderships_back(self._store, self._claim)) as periods:
             async for leadership in periods:
                 leaderships.append((leadership.claim.slot, newest))
+                self._claims[leadership.claim.slot] = leadership.claim
                 if leadership.before is not None:
                     newest = leadership.before.slot
                 elif not leadership.is_first:
@@ -183,19 +186,32 @@ class Scrub:
                 read_body_table(data, header)
         except CorruptData as error:
             self._damage.note("scrub", error)
+        else:
+            if not self._is_of_the_log(header) and not await self._is_truncated(slot):
+                self._damage.note("scrub", broken("object is not of the leader that claimed", slot))
         return len(data)
+
+    def _is_of_the_log(self, header: Header) -> bool:
+        claim = self._claims.get(header.slot if header.kind is Kind.CLAIM else header.claim)
+        if claim is None:
+            return False
+        return (header.log_id, header.leader_id, header.epoch) == (claim.log_id, claim.leader_id, claim.epoch)
 
     async def _look_at_missing(self, slot: Slot) -> None:
         """An object that is not there is damage, unless the log says that it was truncated."""
+        if not await self._is_truncated(slot):
+            self._damage.note("scrub", broken("an object has gone", slot))
+
+    async def _is_truncated(self, slot: Slot) -> bool:
+        """Whether the log says that this slot was truncated; also where that cannot be found out."""
         newest = self._durable_header()
-        if newest.truncated_through:
-            if self._removed is None:
-                return
-            try:
-                border = await self._removed(newest)
-            except HoldfastError as error:
-                log.warning("scrub_waits", error=str(error))
-                return
-            if border is not None and slot >= border:
-                return
-        self._damage.note("scrub", broken("an object has gone", slot))
+        if not newest.truncated_through:
+            return False
+        if self._removed is None:
+            return True
+        try:
+            border = await self._removed(newest)
+        except HoldfastError as error:
+            log.warning("scrub_waits", error=str(error))
+            return True
+        return border is not None and slot >= border

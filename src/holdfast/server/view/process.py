@@ -45,7 +45,7 @@ from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.snapshots.loading import load_view_file, position_of
 from holdfast.snapshots.manifest import Manifest
-from holdfast.snapshots.reading import newest_snapshot
+from holdfast.snapshots.reading import snapshots_back
 from holdfast.temporary_files import temporary_directory
 from holdfast.values import Slot, slot_text
 from holdfast.view.sqlite import open_for_writer, write_layer
@@ -175,16 +175,29 @@ class ViewProcess:
         )
         store = RetryingStore(opened, metrics=self._metrics)
         try:
-            manifest = await newest_snapshot(store, await lineage_of(store, claim), newest.last_version)
-            if manifest is not None:
-                await self._walker_after(position_of(manifest), announcement)  # it has to be of this log
-                await builder.load(store, manifest)
-                log.info("view_reads_snapshot", version=manifest.version, rows=manifest.rows)
-                self._report(path, builder, done=False)
+            lineage = await lineage_of(store, claim)
+            async with contextlib.aclosing(snapshots_back(store, lineage, newest.last_version)) as manifests:
+                async for manifest in manifests:
+                    if await self._load(path, builder, announcement, store, manifest):
+                        return
         except (CorruptData, NotFound, StoreDenies) as error:
             log.warning("view_passes_over_snapshot", error=str(error))
         finally:
             await store.close()
+
+    async def _load(
+        self, path: Path, builder: ViewBuilder, announcement: Announcement, store: ObjectReader, manifest: Manifest
+    ) -> bool:
+        """Whether the file now has this snapshot. A damaged one leaves the file as it was: an older one may do."""
+        try:
+            await self._walker_after(position_of(manifest), announcement)  # it has to be of this log
+            await builder.load(store, manifest)
+        except (CorruptData, NotFound) as error:
+            log.warning("view_passes_over_snapshot", error=str(error))
+            return False
+        log.info("view_reads_snapshot", version=manifest.version, rows=manifest.rows)
+        self._report(path, builder, done=False)
+        return True
 
     async def _add_older(
         self, older: OlderHistory, path: Path, builder: ViewBuilder, announcement: Announcement
