@@ -8,28 +8,31 @@ objects is made without faults. Then, for each percentage of requests that fail,
 - view: a service starts on the log, until its view has the newest version
 - commits, stores: one commit after another, one published message after another; the longest wait for an answer
 - snapshots: seven commands ``log snapshot``, each at another version; how many of them ended well
-- retention: ``log truncate`` waits until a truncation is in the log and the objects are gone
 - verify, mirror, restore: the command on the whole log
-- Spark: a read of the whole log by Spark's own code without a cluster: the plan, then each task's objects
+- retention: a service with a policy, until it has made a snapshot, truncated the log and removed objects
+- Spark: a local session counts the log's rows (only with ``--lanes ... spark``)
 
 A request that fails is one of these, equally often: 503 before it is carried out, 500 before, 500 after, a reset
-before, a reset after, half an answer; every fortieth of them has no answer at all. ``--soak`` lets a service with a
-view, stores in the log, snapshots and retention run for as long at each percentage, and reports the longest time in
-which a commit, a message or the view did not move.
+before, a reset after, half an answer; every fortieth of them has no answer at all. ``--soak`` instead lets a service
+with a view, stores in the log, snapshots and retention run for as long at each percentage, and reports the longest time
+without an answered commit, without an answered message, and in which view and truncation did not move.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -48,9 +51,14 @@ QUICK = (
     Fault.SLOWDOWN, Fault.ERROR_BEFORE, Fault.ERROR_AFTER, Fault.RESET_BEFORE, Fault.RESET_AFTER, Fault.TRUNCATE,
 )  # fmt: skip
 SILENT_PART = 1 / 40
-LANE_SECONDS_MAX = 60.0
+LANE_SECONDS_MAX = 300.0
 COMMAND = (sys.executable, "-m", "holdfast.cli.main", "log")
 SNAPSHOTS = 7
+LIMITED = (
+    *("--set", "retention.max_bytes=65536", "--set", "retention.min_age_seconds=0"),
+    *("--set", "retention.check_seconds=1", "--set", "snapshots.check_seconds=1"),
+    *("--set", "snapshots.every_bytes=262144", "--set", "snapshots.keep=2"),
+)
 LOADED = 60
 """Commits and messages of one lane, one after another."""
 
@@ -105,6 +113,15 @@ def metric(server: Served, name: str) -> float:
         found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", server.get("/metrics"), re.MULTILINE)
         return sum(map(float, found))
     return 0.0
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LANE_SECONDS_MAX
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def client_of(server: Served) -> Client:
@@ -173,6 +190,31 @@ def restore(place: Place, lane: Lane) -> None:
     lane.seconds = timed(lambda: told(lane, command("restore", place.url, target)))
 
 
+def retention(place: Place, lane: Lane) -> None:
+    began = time.monotonic()
+    folder = place.folder / f"retention-{lane.percent}"
+    with holdfast(folder, *LIMITED, log_url=place.url) as server, client_of(server) as client:
+        client.commit([Write(b"r", b"x")])
+        told(lane, wait_for(lambda: metric(server, "holdfast_retention_deleted_objects_total") > 0))
+    lane.seconds = time.monotonic() - began
+
+
+def spark(place: Place, lane: Lane) -> None:
+    from holdfast.spark import session
+
+    started = session("failing-store", master="local[2]")
+    started.sparkContext.setLogLevel("ERROR")
+    rows = 0
+
+    def count() -> None:
+        nonlocal rows
+        rows = started.read.format("holdfast").option("url", place.url).load().count()
+
+    count()  # the first read starts Spark's workers
+    lane.seconds = timed(count)
+    lane.facts["rows"] = rows
+
+
 def told(lane: Lane, is_done: bool) -> None:
     lane.done = "yes" if is_done else "NO"
 
@@ -185,7 +227,81 @@ LANES: dict[str, Callable[[Place, Lane], None]] = {
     "verify": verify,
     "mirror": mirror,
     "restore": restore,
+    "retention": retention,
+    "spark": spark,
 }
+
+
+# -- soak -------------------------------------------------------------------------------------------------------------
+
+
+class Moving:
+    """Something that should move: the longest time in which it did not."""
+
+    def __init__(self) -> None:
+        self.moves = 0
+        self.worst_s = 0.0
+        self._last = time.monotonic()
+
+    def moved(self) -> None:
+        now = time.monotonic()
+        self.worst_s = max(self.worst_s, now - self._last)
+        self.moves += 1
+        self._last = now
+
+
+def soak(place: Place, percent: float, seconds: float) -> dict[str, Moving]:
+    """Load a service with everything on, for as long."""
+    folder = place.folder / f"soak-{percent}"
+    # Checkpoints of small pages: a page of 64 MiB would keep the proxy from everything else.
+    flags = (
+        "--set",
+        "view.enabled=true",
+        "--set",
+        "stores.durability=log",
+        "--set",
+        "stores.page_size_bytes=1MiB",
+        *LIMITED,
+    )
+    stores = ("--set", f"stores.directory={folder / 'stores'}")
+    found = {name: Moving() for name in ("commit", "message", "view", "truncation")}
+    ended = threading.Event()
+
+    def load(name: str, work: Callable[[], object]) -> None:
+        while not ended.is_set():
+            work()
+            found[name].moved()
+            ended.wait(0.02)
+
+    with (
+        holdfast(folder, *flags, *stores, log_url=place.url.replace("?", "-soak?")) as server,
+        client_of(server) as client,
+        StoreClient(server.url) as messages,
+        messages.publisher("default") as publisher,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        numbers = itertools.count()
+        loads = [
+            threads.submit(
+                load, "commit", lambda: client.commit([Write(b"s/%d" % (next(numbers) % 1000), b"x" * 200)])
+            ),
+            threads.submit(load, "message", lambda: publisher.publish(b"x" * 100)),
+        ]
+        end = time.monotonic() + seconds
+        before = {"view": 0.0, "truncation": 0.0}
+        while time.monotonic() < end and not any(each.done() for each in loads):
+            for name, metric_name in (("view", "holdfast_view_version"), ("truncation", "holdfast_truncated_version")):
+                if (now := metric(server, metric_name)) > before[name]:
+                    before[name] = now
+                    found[name].moved()
+            time.sleep(0.25)
+        ended.set()
+        for each in loads:
+            each.result()
+    for each in found.values():
+        if not each.moves:
+            each.moved()
+    return found
 
 
 def make_log(place: Place, objects: int) -> None:
@@ -199,7 +315,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--percent", type=float, nargs="+", default=[0, 0.5, 2, 10])
     parser.add_argument("--objects", type=int, default=1000)
-    parser.add_argument("--lanes", nargs="+", choices=LANES, default=list(LANES))
+    parser.add_argument("--lanes", nargs="+", choices=LANES, default=[name for name in LANES if name != "spark"])
+    parser.add_argument("--soak", type=float, metavar="SECONDS", default=0.0)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     about = machine()
@@ -216,13 +333,20 @@ def main() -> None:
             gateway.create_bucket(bucket)
             direct = gateway.url(bucket, prefix="log")
             place = Place(direct, gateway.url(bucket, prefix="log", endpoint=proxy.endpoint), Path(folder, bucket))
+            if given.soak:
+                proxy.set_rules(rules_for(percent))
+                for name, each in soak(place, percent, given.soak).items():
+                    print(f"{percent:5} %  {name:10} {each.moves:8} moves  worst {each.worst_s:6.2f} s", flush=True)
+                    found.append(Lane(f"soak {name}", percent, given.soak, "yes", each.worst_s))
+                proxy.set_rules([])
+                continue
             make_log(place, given.objects)
             for name in given.lanes:
                 proxy.set_rules(rules_for(percent))
                 lane = Lane(name, percent)
                 try:
                     LANES[name](place, lane)
-                except (RuntimeError, OSError, Exception) as error:  # noqa: BLE001 - a lane that fails is a finding
+                except Exception as error:  # noqa: BLE001 - a lane that fails is a finding
                     lane.done = f"NO: {type(error).__name__}: {error}"
                 proxy.set_rules([])
                 found.append(lane)
