@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import CorruptData
+from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.stores import checkpoint_objects
 from holdfast.stores.checkpoint_objects import (
@@ -118,6 +118,38 @@ def test_what_did_not_change_is_not_sent_again(tmp_path: Path) -> None:
             second = await make_checkpoint(service, site.store, LOG_ID)
         shared = {file.sha256 for file in first.files} & {file.sha256 for file in second.files}
         assert len(shared) >= 5
+
+    run(tmp_path, work)
+
+
+def test_an_interrupted_fetch_keeps_the_whole_files_that_it_has(tmp_path: Path) -> None:
+    async def work(site: Site) -> None:
+        async with site.serving("leader") as service:
+            for number in range(20):
+                await publish(service, *("x" * 4_000 + str(number) for _ in range(4)))
+            made = await make_checkpoint(service, site.store, LOG_ID)
+        read: list[str] = []
+        plain = site.store.read
+
+        async def interrupted(key: str, *, start: int = 0, length: int | None = None) -> bytes:
+            read.append(key)
+            if key == made.files[-1].key and read.count(key) == 1:
+                raise Unavailable("the store is away")
+            return await plain(key, start=start, length=length)
+
+        site.store.read = interrupted  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await site.fetch("other")
+        # A file that was torn by a crash, and one of another checkpoint.
+        unfinished = tmp_path / f"other{checkpoint_objects.UNFINISHED}"
+        (unfinished / made.files[0].name).write_bytes(b"torn")
+        (unfinished / "of-another").write_bytes(b"")
+        assert await site.fetch("other") == made.version
+        files = [key for key in read if key.startswith(FILES_PREFIX)]
+        assert len(files) == len(made.files) + 2
+        assert sorted(path.name for path in (tmp_path / "other").iterdir()) == sorted(file.name for file in made.files)
+        async with site.serving("other") as service:
+            assert len(bodies(service)) == 80
 
     run(tmp_path, work)
 

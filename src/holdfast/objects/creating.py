@@ -8,8 +8,8 @@ from typing import Final
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 
-PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the tries of one create."""
+PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds between the tries of one create: an outage of a minute costs a snapshot or a copy time alone."""
 
 
 async def create_exactly(store: ObjectStore, key: str, data: bytes) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from hashlib import sha256
 from tempfile import TemporaryDirectory
@@ -180,7 +179,8 @@ async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, direc
     """Make ``directory``, which is not there, of the newest whole checkpoint at or below version ``through``.
 
     None where there is none: the stores are made from the beginning of the log. One that is damaged, or of a state that
-    the log never had, is passed over. After a crash: a directory next to it that the next call removes.
+    the log never had, is passed over. After a crash, and after Unavailable: a directory next to it, of which the next
+    call keeps the files that are whole.
     Raises: Unavailable, OSError.
     """
     for version in reversed(await list_versions(store)):
@@ -199,12 +199,24 @@ async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, direc
 
 async def _fetch(store: ObjectStore, manifest: Manifest, directory: str) -> None:
     unfinished = directory + UNFINISHED
-    await asyncio.to_thread(shutil.rmtree, unfinished, True)
-    await asyncio.to_thread(make_private_directory, unfinished)
+    there = await asyncio.to_thread(_keep_whole, unfinished, manifest.files)
     for file in manifest.files:
-        data = await read_file(store, file)
-        await asyncio.to_thread(_write, os.path.join(unfinished, file.name), data)
+        if file.name not in there:
+            data = await read_file(store, file)
+            await asyncio.to_thread(_write, os.path.join(unfinished, file.name), data)
     await asyncio.to_thread(os.rename, unfinished, directory)
+
+
+def _keep_whole(unfinished: str, files: Iterable[File]) -> set[str]:
+    """Make the directory, or keep what an interrupted call has fetched of these files. Returns their names."""
+    make_private_directory(unfinished)
+    wanted = {file.name: file for file in files}
+    for name in os.listdir(unfinished):
+        path = os.path.join(unfinished, name)
+        file = wanted.get(name)
+        if file is None or os.path.getsize(path) != file.size or _hash(_read(path)) != file.sha256:
+            os.unlink(path)
+    return set(os.listdir(unfinished))
 
 
 async def read_file(store: ObjectStore, file: File) -> bytes:
