@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.documents import YAML_ENDINGS, Document, read_document
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
+from holdfast.values import LOOPBACK, sign_interval_ms
 
 Role = Literal["read", "write", "admin"]
 Parse = Callable[[object], object]
@@ -28,8 +29,6 @@ T = TypeVar("T")
 MEBI: Final = 1 << 20
 ADDRESS_BYTES_MAX: Final = 256
 """The header of a batch has this much room for an address."""
-LOOPBACK: Final = ("unix:", "127.", "localhost:", "[::1]:")
-"""How addresses begin that other machines cannot reach."""
 CONFIGURATION_FILES: Final = ("holdfast.toml", *(f"holdfast{ending}" for ending in YAML_ENDINGS))
 """The files looked for in the working directory. Two of them are an error."""
 ENVIRONMENT_PREFIX: Final = "HOLDFAST_"
@@ -357,8 +356,9 @@ class PersistSettings:
 class LeaderSettings:
     """Liveness between processes; safety never depends on it."""
 
-    silence_ms: Annotated[float, Key(_POSITIVE, 2_000.0, "more than 2 x leader.heartbeat_ms")]
-    heartbeat_ms: Annotated[float, Key(_POSITIVE, 500.0, "less than half of leader.silence_ms")]
+    sign_interval_ms: Annotated[float, Key(_number(50, 600_000), None,
+        "50 to 600,000; how often an idle leader shows that it lives",
+        depends="2,000 for file: and memory:, otherwise 10,000")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,6 +548,7 @@ def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
     return {
         "server.advertised_address": cast("tuple[str, ...]", values["server.listen"])[0],
         "log.scrub_days": 7.0 if is_file else None,
+        "leader.sign_interval_ms": sign_interval_ms(parts.scheme),
         "persist.batch_timeout_ms": 1.0 if is_file else 5.0,
         "persist.target_pool_size": 2 * cast(int, values["persist.max_in_flight_requests"]),
         "persist.hedge_after_percentile": None if is_file else 95.0,
@@ -558,7 +559,7 @@ def _derived(values: dict[str, object], default_url: str) -> dict[str, object]:
 
 def _problems(settings: Settings) -> Iterator[str]:
     """The rules between keys that do not hold, each with its reason."""
-    server, persist, leader, stores = settings.server, settings.persist, settings.leader, settings.stores
+    server, persist, stores = settings.server, settings.persist, settings.stores
     for name, url in (("log.url", settings.log.url), ("log.segments_url", settings.log.segments_url)):
         if url is not None and urlsplit(url).scheme == "file":
             try:
@@ -581,11 +582,6 @@ def _problems(settings: Settings) -> Iterator[str]:
         high, low = getattr(persist, larger), getattr(persist, smaller)
         if high < low:
             yield f"persist.{larger} ({high:.15g}) must be at least persist.{smaller} ({low:.15g}): {why}"
-    if leader.heartbeat_ms >= leader.silence_ms / 2:
-        yield (
-            f"leader.heartbeat_ms ({leader.heartbeat_ms:g}) must be below half of leader.silence_ms "
-            f"({leader.silence_ms:g}): one lost heartbeat must not look like a dead leader"
-        )
 
 
 def _warnings(settings: Settings) -> Iterator[str]:
@@ -601,12 +597,11 @@ def _warnings(settings: Settings) -> Iterator[str]:
         )
     if persist.request_timeout_ms >= persist.give_up_after_seconds * 1000:
         yield "persist.request_timeout_ms is not below persist.give_up_after_seconds: one lost answer ends the leader"
-    if advertised.rpartition(":")[0] in ("0.0.0.0", "[::]"):
-        yield f"server.advertised_address is {server.advertised_address}, which cannot be reached: name another one"
     if advertised.startswith(LOOPBACK) and scheme not in ("file", "memory"):
         yield (
             f"server.advertised_address is {server.advertised_address}, another place on each machine that shares "
-            "the log: other machines cannot ask this leader, and take over when it is idle for leader.silence_ms"
+            "the log: other machines cannot ask this leader, and after its end they wait for 2.5 of its intervals "
+            "(leader.sign_interval_ms)"
         )
     if not loopback and not server.has_tokens:
         yield "server.listen is open to other machines and server.tokens is empty: anybody may commit"

@@ -20,6 +20,11 @@ VERSION_JUMP: Final = 100_000_000
 """A leadership begins this many versions above the last one of the leadership before it."""
 FORK_JUMP_MIN: Final = 10**9
 """A log that was forked begins at least this many versions above the fork."""
+UNIX: Final = "unix:"
+LOOPBACK: Final = (UNIX, "127.", "localhost:", "[::1]:")
+"""How the addresses begin that lead nowhere but to their own machine."""
+SIGN_INTERVAL_LOCAL_MS: Final = 2_000.0
+SIGN_INTERVAL_REMOTE_MS: Final = 10_000.0
 SLOT_DIGITS: Final = 20
 VERSION_MAX: Final = 2**53 - 1
 
@@ -77,6 +82,15 @@ def parse_position(text: str) -> LogPosition | None:
     if at and not is_log_id(log_id):
         return None
     return LogPosition(int(number), log_id if at else None, leader_id if tilde else None)
+
+
+def sign_interval_ms(scheme: str) -> float:
+    """How often an idle leader shows that it lives, unless configured: often where it costs nothing.
+
+    >>> sign_interval_ms("file"), sign_interval_ms("s3")
+    (2000.0, 10000.0)
+    """
+    return SIGN_INTERVAL_LOCAL_MS if scheme in ("file", "memory") else SIGN_INTERVAL_REMOTE_MS
 
 
 def slot_text(slot: int) -> str:

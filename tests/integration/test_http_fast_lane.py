@@ -10,15 +10,15 @@ import struct
 
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
+from tests.integration.test_commit_service import shown
 
-from holdfast.commit.leadership.claims import encode_proof
-from holdfast.commit.leadership.takeover import now
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
+from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.service import ServiceOptions
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.leader_question import ask_leader
 
 TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")
@@ -58,10 +58,10 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
             one_round = seen[:5]
             assert one_round == [
                 "leader_id|request_id|status|version",
-                "address|leader_id|leading",
+                "address|leader_id|leading|sign|slot",
                 "leader_id|log_id|version",
                 "error",
-                "address|leader_id|leading",
+                "address|leader_id|leading|sign|slot",
             ]
             assert seen == one_round * 20
 
@@ -280,29 +280,35 @@ def test_one_valid_host_is_enough_whatever_it_names(line: str, host: str) -> Non
     run(scenario)
 
 
-@pytest.mark.parametrize("proves", [True, False], ids=["tokens are configured", "no tokens"])
-def test_a_question_of_a_standby_counts_only_with_a_proof_where_tokens_are_configured(proves: bool) -> None:
+def test_the_answer_of_a_leader_says_what_it_has_shown() -> None:
     async def scenario() -> None:
-        options = ServiceOptions(address="test", allow_new=True, probe=False, standbys_prove=proves)
-        async with serving(tokens={"secret": Role.READ} if proves else None, options=options) as here:
+        options = ServiceOptions(address="test", allow_new=True, probe=False, sign_interval_ms=50.0)
+        async with serving(options=options) as here:
             service = here.service
-            claim = service.claim
+            for wanted in (1, 2):
+                await shown(service, wanted)
+                asked = await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=False)
+                assert (asked.reply, asked.leader_id) == (Reply.LEADS, service.leader_id)
+                assert asked.shown is not None and asked.shown.slot == service.claim.slot
+                assert asked.shown.sign >= wanted
+            await service.step_down()
+            here.front.stop_leading(LeaderHint())
+            assert await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=False) == LeaderAnswer(Reply.LEADS_NOT)
 
-            async def counts(proof: str) -> bool:
-                asked = await ask_leader(f"127.0.0.1:{here.port}", tls=False, standby="b:1", proof=proof)
-                assert asked == service.leader_id, "the question is answered in any case"
-                return service._heartbeat.next_ms(now().boot_ms) is not None
+    run(scenario)
 
-            wrong = (
-                "",
-                f"{claim.slot}:{claim.leader_id.hex()}",
-                f"{claim.slot - 1}:{claim.nonce.hex()}",
-                f"{2**64}:{claim.nonce.hex()}",
-                "x",
-            )
-            for proof in wrong:
-                assert await counts(proof) is not proves
-            assert await counts(encode_proof(claim.slot, claim.nonce))
+
+def test_only_an_address_where_no_process_listens_refuses() -> None:
+    async def scenario() -> None:
+        async def asked(address: str) -> Reply:
+            return (await ask_leader(address, 300.0, tls=False)).reply
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            assert await asked(f"127.0.0.1:{port}") is Reply.SILENT, "a process that is stopped accepts nothing"
+        assert await asked(f"127.0.0.1:{port}") is Reply.REFUSES
+        for wrong in ("no.such.host.invalid:1", "unix:/no/such/socket", "nonsense", "127.0.0.1:x", ""):
+            assert await asked(wrong) is Reply.SILENT, wrong
 
     run(scenario)
 
@@ -316,11 +322,11 @@ def test_who_would_lead_asks_with_a_host_that_is_taken() -> None:
                 "http://127.0.0.1",
                 "\u24db\u24de\u24d2\u24d0\u24db\u24d7\u24de\u24e2\u24e3",
             ):
-                asked = await ask_leader(f"{name}:{here.port}", tls=False, standby=None)
-                assert asked == here.service.leader_id
+                asked = await ask_leader(f"{name}:{here.port}", 2_000.0, tls=False)
+                assert asked.leader_id == here.service.leader_id
             (address,) = (await here.server.listen(["[::1]:0"]))[1:]
             for each in (address, address.replace("[", "").replace("]", "")):
-                assert await ask_leader(each, tls=False, standby=None) == here.service.leader_id
+                assert (await ask_leader(each, 2_000.0, tls=False)).leader_id == here.service.leader_id
 
     run(scenario)
 

@@ -43,8 +43,7 @@ class Process:
             **os.environ,
             **({} if view else NO_VIEW),
             "PYTHONPATH": "src",
-            "HOLDFAST_LEADER__SILENCE_MS": "400",
-            "HOLDFAST_LEADER__HEARTBEAT_MS": "100",
+            "HOLDFAST_LEADER__SIGN_INTERVAL_MS": "200",
         }
         (output, their_output), (errors, their_errors) = os.pipe(), os.pipe()
         self.output, self.errors = open(output, encoding="utf-8"), open(errors, encoding="utf-8")  # noqa: SIM115
@@ -282,6 +281,10 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
         while server.metric("holdfast_commits_in_flight") == 0:
             time.sleep(POLL_SECONDS)
         server.signal(signal.SIGTERM)
+        while server.ask("GET", "/readyz")[0] == 200:
+            time.sleep(POLL_SECONDS)
+        # A refusal would be a proof that it has gone, and another process would claim.
+        assert server.ask("GET", "/livez")[1]["leading"] is True
         answer = connection.recv(1 << 16)
     assert b"504" in answer.split(b"\r\n")[0] and b"outcome_unknown" in answer
     server.process.wait(SECONDS_MAX)

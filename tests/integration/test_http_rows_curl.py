@@ -783,7 +783,7 @@ def test_the_configuration_in_force_is_shown_without_secrets(main: Service) -> N
     settings = {each["key"]: each for each in answer["settings"]}
     assert settings["server.listen"]["value"] == f"127.0.0.1:{main.process.port}"
     assert settings["server.listen"]["source"] == "flag"
-    assert settings["leader.silence_ms"]["source"] in ("default", "flag", "env")
+    assert settings["leader.sign_interval_ms"]["source"] in ("default", "flag", "env")
 
 
 def test_the_log_level_is_changed_until_the_process_ends(main: Service) -> None:

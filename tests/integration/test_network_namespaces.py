@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tests.matrix import matrix
 from tests.network_namespace import network_namespace
 
 from holdfast.commit.leadership.takeover import local_scope
 
 ADDRESS = "127.0.0.1:8080"
+QUICK = ("--set", "leader.sign_interval_ms=200")
 
-# A leader that commits until its standard input ends, and reports then whether it leads.
+# A leader that commits until its standard input ends, or is idle, and reports then whether it leads.
 LEADS = """
 import asyncio, sys
 from holdfast.commit.stages.events import CommitEntry
@@ -23,7 +26,15 @@ from holdfast.objects.open import open_store
 
 async def main():
     store = open_store(sys.argv[1], create_missing=True)
-    service = await CommitService.lead(store, ServiceOptions(address=sys.argv[2], allow_new=True))
+    options = ServiceOptions(address=sys.argv[2], bound=(sys.argv[2],), allow_new=True, sign_interval_ms=200.0)
+    service = await CommitService.lead(store, options)
+    if sys.argv[3] == "idle":
+        print("leads", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        objects = len(await store.list("batches/"))
+        print("ended" if service.ended.done() else f"leads still, {objects} object", flush=True)
+        await service.close()
+        return
     loop = asyncio.get_running_loop()
     told_to_end = loop.run_in_executor(None, sys.stdin.read)
     first = True
@@ -45,11 +56,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def test_a_process_with_the_same_address_in_another_namespace_does_not_depose_a_living_leader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["idle", "busy"])
+@pytest.mark.parametrize("address", matrix([ADDRESS, "0.0.0.0:8080", "10.9.8.7:8080"]))
+def test_a_process_in_another_namespace_does_not_depose_a_living_leader(
+    address: str, work: str, tmp_path: Path
+) -> None:
+    """It cannot reach the leader: loopback, a wildcard, an address that leads nowhere. Both listen alike."""
     url = (tmp_path / "log").as_uri()
     apart = network_namespace()
     with subprocess.Popen(
-        [*apart, sys.executable, "-c", LEADS, url, ADDRESS],
+        [*apart, sys.executable, "-c", LEADS, url, address, work],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -59,7 +75,7 @@ def test_a_process_with_the_same_address_in_another_namespace_does_not_depose_a_
             assert leader.stdin is not None and leader.stdout is not None
             assert leader.stdout.readline() == "leads\n"
             other = subprocess.run(
-                [*apart, sys.executable, "-m", "holdfast.cli.main", "serve", "--log", url, "--listen", ADDRESS],
+                [*apart, sys.executable, "-m", "holdfast.cli.main", "serve", "--log", url, "--listen", ADDRESS, *QUICK],
                 capture_output=True,
                 text=True,
                 env=environment(),
@@ -68,7 +84,11 @@ def test_a_process_with_the_same_address_in_another_namespace_does_not_depose_a_
             )
             assert other.returncode == 3, other.stderr
             assert "leader_alive" in other.stderr
-            assert leader.communicate(timeout=100)[0].startswith("leads still\n")
+            said = leader.communicate(timeout=100)[0]
+            assert said.startswith("leads still")
+            assert work == "busy" or said.startswith("leads still, 1 object\n"), (
+                "an idle leader writes nothing into the log"
+            )
         finally:
             leader.kill()
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_commit_service import Gate, law, lead, put
+from tests.integration.test_commit_service import Gate, answer_of, law, lead, put
 
 from holdfast.commit.leadership import takeover_machine
+from holdfast.commit.leadership.evidence import LeaderAnswer
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, Unavailable
 from holdfast.objects.port import Listed
@@ -23,7 +24,7 @@ DIRECTORY = "file:///log"
 SHARED = "s3://bucket/log"
 ONE = "127.0.0.1:8081"
 OTHER = "127.0.0.1:8082"
-FOR_EVER_MS = 3_600_000.0
+FOR_EVER_MS = 600_000.0
 
 
 def answering(answers: Iterable[str | None]) -> Callable[[str], Awaitable[str | None]]:
@@ -36,7 +37,10 @@ def answering(answers: Iterable[str | None]) -> Callable[[str], Awaitable[str | 
 
 
 async def start(store: Gate, ask: Callable[[str], Awaitable[str | None]], **options: Any) -> CommitService:
-    how = ServiceOptions(address=OTHER, ask_leader=ask, probe=False, **options)
+    async def asked(address: str, _: float) -> LeaderAnswer:
+        return answer_of(await ask(address))
+
+    how = ServiceOptions(address=OTHER, ask_leader=asked, probe=False, **options)
     return await CommitService.lead(store, how)
 
 
@@ -67,7 +71,7 @@ def test_who_has_claimed_and_does_not_lead_yet_is_left_to_lead(url: str) -> None
             return (await first).leader_id
 
         with pytest.raises(Closed) as caught:
-            await start(store, ask, silence_ms=200.0)
+            await start(store, ask, sign_interval_ms=400.0)
         leader = await first
         assert caught.value.code is Code.LEADER_ALIVE
         assert caught.value.fields["leader_id"] == leader.leader_id
@@ -81,29 +85,29 @@ def test_who_has_claimed_and_does_not_lead_yet_is_left_to_lead(url: str) -> None
 @law
 async def test_who_claimed_and_never_comes_to_lead_is_followed_once_the_log_was_silent(store: Gate) -> None:
     store.url = DIRECTORY
-    died = await lead(store, address=ONE)
+    died = await lead(store, address=ONE, sign_interval_ms=50.0)
     await died.close()
     # A standby of the same address, say: it answers, and waits as long as everybody else.
-    again = await start(store, answering([""] * 100), silence_ms=1.0)
+    again = await start(store, answering([""] * 100), sign_interval_ms=50.0)
     assert again.takeover.deposed_leader_id == died.leader_id
 
 
 @law
-async def test_on_a_directory_who_led_and_answers_that_it_does_not_is_gone(store: Gate) -> None:
+async def test_who_led_and_answers_in_the_same_place_that_it_does_not_is_gone(store: Gate) -> None:
     store.url = DIRECTORY
     deposed = await lead(store, address=ONE)
     await put(deposed, b"k")
     await deposed.close()
-    again = await start(store, answering([""]), silence_ms=FOR_EVER_MS)
+    again = await start(store, answering([""]), sign_interval_ms=FOR_EVER_MS)
     assert again.takeover.deposed_leader_id == deposed.leader_id
 
 
 @law
-async def test_on_a_directory_another_leader_at_the_address_is_proof_that_the_claimant_is_gone(store: Gate) -> None:
+async def test_another_leader_at_the_address_in_the_same_place_is_proof_that_the_claimant_is_gone(store: Gate) -> None:
     store.url = DIRECTORY
     died = await lead(store, address=ONE)
     await died.close()
-    again = await start(store, answering(["ab" * 16]), silence_ms=FOR_EVER_MS)
+    again = await start(store, answering(["ab" * 16]), sign_interval_ms=FOR_EVER_MS)
     assert again.takeover.deposed_leader_id == died.leader_id
 
 
@@ -118,7 +122,7 @@ def test_who_resigns_when_it_is_asked_is_followed_at_once(url: str) -> None:
             await old.step_down()
             return ""
 
-        again = await start(store, ask, silence_ms=FOR_EVER_MS)
+        again = await start(store, ask, sign_interval_ms=FOR_EVER_MS)
         assert again.takeover.deposed_leader_id is None
 
     scenario()
@@ -157,7 +161,7 @@ def test_a_leader_that_came_while_another_was_waited_for_is_asked_too(
 
         store.list = find  # type: ignore[method-assign]
         with pytest.raises(Closed) as caught:
-            await start(store, ask, silence_ms=FOR_EVER_MS)
+            await start(store, ask, sign_interval_ms=FOR_EVER_MS)
         assert caught.value.code is Code.LEADER_ALIVE
         assert caught.value.fields["leader_id"] == living.leader_id
         await living.version()
@@ -181,7 +185,7 @@ async def test_a_log_that_changes_hands_whenever_somebody_asks_is_given_up_in_bo
         patch.setattr(takeover_machine, "STALE_MS", -1.0)
         patch.setattr(takeover_machine, "RESTARTS_MAX", 3)
         with pytest.raises(Unavailable) as caught:
-            await start(store, ask, silence_ms=FOR_EVER_MS)
+            await start(store, ask, sign_interval_ms=FOR_EVER_MS)
     assert caught.value.code is Code.LEADER_CHANGED
     assert len(leaders) == 4
     await leaders[-1].version()

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.integration.test_commit_service import Busy, Gate, law, lead, put
+from tests.integration.test_commit_service import Busy, Gate, answer_of, law, lead, put, shown
 from tests.matrix import matrix
 
-from holdfast.commit.leadership.claims import Heartbeat, encode_proof
-from holdfast.commit.leadership.takeover import now
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
+from holdfast.commit.leadership.takeover import AskLeader, now
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
-from holdfast.values import Instant, Slot
+from holdfast.values import Instant
 
 SHARED = "s3://bucket/log"
 DEFAULT_ADDRESS = "127.0.0.1:8080"
-FOR_EVER_MS = 3_600_000.0
+FOR_EVER_MS = 600_000.0
 
 
-def answering(leader_id: str | None) -> Callable[[str], Awaitable[str | None]]:
-    async def ask(_: str) -> str | None:
-        return leader_id
+def answering(leader_id: str | None) -> AskLeader:
+    async def ask(*_: object) -> LeaderAnswer:
+        return answer_of(leader_id)
 
     return ask
 
@@ -49,7 +48,7 @@ def test_a_leader_that_writes_to_a_shared_store_is_left_in_peace(
     async def scenario() -> None:
         store = Busy(url=SHARED)
         async with asyncio.timeout(30):
-            store.leader = leader = await lead(store, address=address)
+            store.leader = leader = await lead(store, address=address, address_is_bound=False, sign_interval_ms=200.0)
             await put(leader, b"k")
 
             def ahead() -> Instant:
@@ -68,18 +67,45 @@ def test_a_leader_that_writes_to_a_shared_store_is_left_in_peace(
 
 
 @law
-async def test_on_a_directory_the_same_address_is_proof_enough_that_the_leader_died(store: Gate) -> None:
-    store.url = "file:///log"
-    for answer in ("", None):
-        died = await lead(store, address=DEFAULT_ADDRESS)
-        await died.close()
-        again = await start(store, DEFAULT_ADDRESS, answer, silence_ms=FOR_EVER_MS)
-        assert again.takeover.deposed_leader_id == died.leader_id
+async def test_the_own_address_in_the_same_place_is_proof_enough_that_the_leader_died(store: Gate) -> None:
+    how: dict[str, Any] = {"bound": (DEFAULT_ADDRESS,), "sign_interval_ms": FOR_EVER_MS}
+    for url in ("file:///log", SHARED):
+        store.url = url
+        for answer, standby in (("", False), (None, False), ("", True), (None, True)):
+            died = await lead(store, address=DEFAULT_ADDRESS, **how)
+            await died.close()
+            again = await start(store, DEFAULT_ADDRESS, answer, standby=standby, **how)
+            assert again.takeover.deposed_leader_id == died.leader_id
+            await again.close()
+
+
+@law
+async def test_an_address_that_refuses_in_the_same_place_is_proof_after_a_second(store: Gate) -> None:
+    """Whatever it advertised: its sign says where it listened."""
+
+    async def refuses(address: str, _: float) -> LeaderAnswer:
+        assert address == "127.0.0.1:9"
+        return LeaderAnswer(Reply.REFUSES)
+
+    store.url = SHARED
+    leader = await lead(store, address="log.example:443", bound=("0.0.0.0:9",), sign_interval_ms=FOR_EVER_MS)
+    await shown(leader)
+    await leader.close()
+    for standby in (False, True):
+        options = ServiceOptions(address=DEFAULT_ADDRESS, ask_leader=refuses, standby=standby, probe=False)
+        again = await CommitService.lead(store, options)
+        assert again.takeover.steps_ms["polite_wait"] >= 999
+        await again.close()
+        store = Gate(url=SHARED)
+        leader = await lead(store, address="log.example:443", bound=("0.0.0.0:9",), sign_interval_ms=FOR_EVER_MS)
+        await shown(leader)
+        await leader.close()
 
 
 @pytest.mark.parametrize(
     ("leader_listens", "starter_listens", "left_alone"),
-    [(True, True, False), (False, True, True), (True, False, True), (False, False, True)],
+    # Where the leader listens is known to any process of that place; elsewhere nothing is proved.
+    [(True, True, False), (False, True, True), (True, False, False), (False, False, True)],
 )
 def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing(
     leader_listens: bool, starter_listens: bool, left_alone: bool
@@ -89,11 +115,15 @@ def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing
     async def scenario() -> None:
         store = Busy(url="file:///log")
         async with asyncio.timeout(30):
-            leader = await lead(store, address=DEFAULT_ADDRESS, address_is_bound=leader_listens)
+            listens = (DEFAULT_ADDRESS,) if leader_listens else ()
+            leader = await lead(
+                store, address=DEFAULT_ADDRESS, address_is_bound=leader_listens, bound=listens, sign_interval_ms=200.0
+            )
             await put(leader, b"k")
             assert leader.claim.scope.is_known() is leader_listens
             store.leader = leader if left_alone else None
-            how: dict[str, Any] = {"address_is_bound": starter_listens, "silence_ms": 200.0}
+            how: dict[str, Any] = {"address_is_bound": starter_listens, "sign_interval_ms": 200.0}
+            how["bound"] = (DEFAULT_ADDRESS,) if starter_listens else ()
             if left_alone:
                 with pytest.raises(Closed) as caught:
                     await start(store, DEFAULT_ADDRESS, "", **how)
@@ -102,7 +132,7 @@ def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing
                 assert not leader.ended.done()
             else:
                 # The same address in the same place: who listened there before is gone.
-                again = await start(store, DEFAULT_ADDRESS, "", **{**how, "silence_ms": FOR_EVER_MS})
+                again = await start(store, DEFAULT_ADDRESS, "", **{**how, "sign_interval_ms": FOR_EVER_MS})
                 assert again.takeover.deposed_leader_id == leader.leader_id
                 await again.close()
             await leader.close()
@@ -113,49 +143,18 @@ def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing
 @law
 async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(store: Gate) -> None:
     store.url = SHARED
-    died = await lead(store, address=DEFAULT_ADDRESS)
+    died = await lead(store, address=DEFAULT_ADDRESS, sign_interval_ms=50.0)
     await died.close()
-    again = await start(store, DEFAULT_ADDRESS, "", silence_ms=1.0)
+    again = await start(store, DEFAULT_ADDRESS, "", sign_interval_ms=50.0)
     assert again.takeover.deposed_leader_id == died.leader_id
     await again.step_down()
-    await start(store, DEFAULT_ADDRESS, "", silence_ms=FOR_EVER_MS)  # who resigned is not waited for
-
-
-@law
-async def test_a_standby_proves_with_each_question_that_it_can_read_the_log(store: Gate) -> None:
-    store.url = SHARED
-    leader = await lead(store, address=DEFAULT_ADDRESS, standbys_prove=True)
-    proofs: list[str] = []
-
-    async def ask(address: str, proof: str) -> str:
-        assert address == DEFAULT_ADDRESS
-        proofs.append(proof)
-        if len(proofs) == 2:
-            await put(leader, b"k")
-        if len(proofs) == 3:
-            await leader.step_down()
-        return "" if leader.ended.done() else leader.leader_id
-
-    options = ServiceOptions(address="10.0.0.2:8080", standby=True, ask_as_standby=ask, heartbeat_ms=8.0)
-    again = await CommitService.lead(store, options)
-    assert len(proofs) == 3
-    for proof in proofs:
-        leader.standby_seen("10.0.0.2:8080", proof)
-        assert leader._heartbeat.next_ms(now().boot_ms) is not None
-        leader._heartbeat = Heartbeat(silence_ms=2_000.0, heartbeat_ms=500.0)
-    # An object of a batch proves it as well as the claim.
-    batch = Slot(leader.claim.slot - 1)
-    await put(again, b"k")
-    header = again.durable_header()
-    assert header.slot != again.claim.slot
-    assert again._has_read_the_log(encode_proof(header.slot, header.nonce))
-    assert not again._has_read_the_log(encode_proof(batch, header.nonce))
+    await start(store, DEFAULT_ADDRESS, "", sign_interval_ms=FOR_EVER_MS)  # who resigned is not waited for
 
 
 @law
 async def test_a_listing_that_fails_while_a_start_waits_for_silence_does_not_end_it(store: Gate) -> None:
     store.url = SHARED
-    died = await lead(store, address=DEFAULT_ADDRESS)
+    died = await lead(store, address=DEFAULT_ADDRESS, sign_interval_ms=50.0)
     await died.close()
     listing = store.list
     failures = iter((False, True, False, True, True))
@@ -166,5 +165,5 @@ async def test_a_listing_that_fails_while_a_start_waits_for_silence_does_not_end
         return await listing(prefix, after=after, limit=limit)
 
     store.list = fails_now_and_then  # type: ignore[method-assign]
-    again = await start(store, DEFAULT_ADDRESS, None, silence_ms=1.0, probe=False)
+    again = await start(store, DEFAULT_ADDRESS, None, sign_interval_ms=50.0, probe=False)
     assert again.takeover.deposed_leader_id == died.leader_id

@@ -126,7 +126,7 @@ def test_who_stops_waiting_for_a_version_is_forgotten_wherever_the_question_stan
 def test_the_service_is_unready_for_as_long_as_the_store_is_silent_whoever_gives_up_asking() -> None:
     store = SilentStore()
     options = ServiceOptions(
-        address="test", allow_new=True, probe=False, request_timeout_ms=5.0, idle_check_ms=1.0, heartbeat_ms=AGES_MS
+        address="test", allow_new=True, probe=False, request_timeout_ms=5.0, idle_check_ms=1.0, sign_interval_ms=AGES_MS
     )
 
     async def scenario() -> None:

@@ -27,7 +27,7 @@ from holdfast.errors import Closed
 from holdfast.objects.memory import MemoryStore
 
 SETTINGS = {
-    "HOLDFAST_LEADER__SILENCE_MS": "2000",
+    "HOLDFAST_LEADER__SIGN_INTERVAL_MS": "800",
     **NO_VIEW,
     "HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB",
 }

@@ -105,10 +105,10 @@ class PipelineMachine(RuleBasedStateMachine):
             assert item.accepted == holds or self.reign.undecided
         self.carry_out(effects)
 
-    @rule(ms=st.sampled_from([0.1, 4.0, 300.0]), heartbeat=st.booleans())
-    def time_passes(self, ms: float, heartbeat: bool) -> None:
+    @rule(ms=st.sampled_from([0.1, 4.0, 300.0]))
+    def time_passes(self, ms: float) -> None:
         self.now += ms
-        self.step(Tick(self.instant(), heartbeat))
+        self.step(Tick(self.instant()))
 
     @precondition(lambda self: self.puts)
     @rule(data=st.data(), fate=st.sampled_from(["created", "answer lost", "request lost", "busy", "twice"]))

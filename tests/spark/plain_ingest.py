@@ -23,7 +23,7 @@ from holdfast.spark.ingest.numbered_source import Relation
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 from holdfast.values import Version
 
-POLITE = LeadershipOptions(silence_ms=20.0)
+POLITE = LeadershipOptions(sign_interval_ms=50.0)
 
 
 def request(number: int) -> MessageRequest:

@@ -33,7 +33,7 @@ from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
-POLITE = LeadershipOptions(silence_ms=20.0)
+POLITE = LeadershipOptions(sign_interval_ms=50.0)
 
 
 def an_ingest(root: Path, *, group_requests: int = 10) -> Ingest:

@@ -36,7 +36,6 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.spark.bulk import leadership as leadership_module
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
 from holdfast.spark.bulk.load_record import decode_progress
@@ -51,7 +50,7 @@ from holdfast.values import Version
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
 REQUESTS = 400
-OPTIONS = LoadOptions(wave=3, partitions=2, silence_ms=20.0)
+OPTIONS = LoadOptions(wave=3, partitions=2, sign_interval_ms=50.0)
 SLICES = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -179,7 +178,7 @@ def test_without_a_crash_versions_are_those_of_a_leader_and_a_bounded_window_is_
 ) -> None:
     requests = draw_requests(12, REQUESTS, keys=60, lag=80)
     log = (tmp_path / "log").as_uri()
-    options = LoadOptions(wave=100, partitions=2, window=64, silence_ms=20.0)
+    options = LoadOptions(wave=100, partitions=2, window=64, sign_interval_ms=50.0)
     load_requests(spark, frame_of(spark, requests), log, (tmp_path / "verdicts").as_uri(), options)
     windows = Windows.trailing(len(requests), 64)
     check_verdicts(tmp_path, requests, windows)
@@ -205,42 +204,39 @@ def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
         assert "--step-down" in refused.value.hint and "step_down=True" in refused.value.hint
         assert service.address in refused.value.hint and refused.value.fields["leader_address"] == service.address
         with StoreThread(service.log_url) as thread, pytest.raises(Closed, match="a service leads this log"):
-            Leadership(thread, LeadershipOptions(silence_ms=20.0)).claim()
+            Leadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
         assert [batch.header.kind for batch in live(tmp_path / "log")] == [batch.header.kind for batch in before]
         assert service.process.poll() is None
 
 
-def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby that cannot reach the job's address would take over after a minute without a new object."""
-    monkeypatch.setattr(leadership_module, "HEARTBEAT_SECONDS", 0.01)
+def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path) -> None:
+    """A standby that cannot reach the job's address would take over after 2.5 intervals without a sign."""
     with StoreThread(tmp_path.as_uri()) as thread:
-        leadership = Leadership(thread, LeadershipOptions(silence_ms=20.0))
+        leadership = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         claim = leadership.claim()
-        wait_for_objects(tmp_path, 4)
+        wait_for_sign(leadership, 2)
         with leadership.writing():
             header = leadership.next_header(claim.last_version, claim.last_version, 0, 0)
             header = replace(header, body_length=0, body_crc=0)
             thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
             leadership.confirm(header, 1)
-        wait_for_objects(tmp_path, len(live(tmp_path)) + 2)
+        wait_for_sign(leadership, leadership._shown().sign + 2)
         leadership.resign()
-        batches = live(tmp_path)
-        assert [batch.header.kind for batch in batches] == [Kind.CLAIM, *[Kind.DATA] * (len(batches) - 2), Kind.RESIGN]
-        assert {batch.header.last_version for batch in batches} == {claim.last_version}
-        again = Leadership(thread, LeadershipOptions(silence_ms=20.0))
+        assert [batch.header.kind for batch in live(tmp_path)] == [Kind.CLAIM, Kind.DATA, Kind.RESIGN]
+        again = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         again.claim()
         again.stop()
         usurper = Leadership(thread, LeadershipOptions(take_over=True))
         usurper.claim()
         usurper.resign()
-        again._beat_once()
+        again._look()
         with pytest.raises(Fenced), again.writing():
             pass
 
 
-def wait_for_objects(log: Path, count: int) -> None:
+def wait_for_sign(leadership: Leadership, number: int) -> None:
     give_up_at = time.monotonic() + 60.0
-    while len(list((log / "batches").glob("[0-9]*"))) < count:
+    while leadership._shown().sign < number:
         assert time.monotonic() < give_up_at
         time.sleep(0.005)
 
@@ -254,7 +250,9 @@ def test_a_service_that_may_not_be_asked_keeps_the_lead(tmp_path: Path) -> None:
     token = "server.tokens=admin:0123456789abcdef"
     with ServiceProcess(tmp_path, token) as service, StoreThread(service.log_url) as thread:
         with pytest.raises(Closed, match="did not step down") as refused:
-            Leadership(thread, LeadershipOptions(step_down=True, silence_ms=20.0, token="fedcba9876543210")).claim()
+            Leadership(
+                thread, LeadershipOptions(step_down=True, sign_interval_ms=50.0, token="fedcba9876543210")
+            ).claim()
         assert "--token" in refused.value.hint and service.address in refused.value.hint
         assert service.process.poll() is None
 
@@ -351,7 +349,7 @@ def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
 
 def test_a_name_belongs_to_one_input(spark: SparkSession, tmp_path: Path) -> None:
     log = (tmp_path / "log").as_uri()
-    options = LoadOptions(name="orders", partitions=1, silence_ms=20.0)
+    options = LoadOptions(name="orders", partitions=1, sign_interval_ms=50.0)
     columns = "order int, key string, value string"
     first = spark.createDataFrame([(1, "a", "1")], columns)
     assert load_requests(spark, first, log, None, options).committed == 1
@@ -393,7 +391,7 @@ def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_
                 thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
 
     with StoreThread(log.as_uri()) as thread:
-        reign = Leadership(thread, LeadershipOptions(silence_ms=20.0))
+        reign = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         version = reign.claim().last_version
         first, second = (reign.next_header(version, version, 0, 0) for _ in range(2))
         write(elsewhere, [first])

@@ -29,7 +29,6 @@ from holdfast import Client, Write
 from holdfast.cli.main import main
 from holdfast.client import ClientOptions
 from holdfast.commit.format.batch import Kind
-from holdfast.commit.leadership.claims import encode_proof
 from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
 from holdfast.spark.bulk.job_address import JobAddress
@@ -37,8 +36,9 @@ from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
 from holdfast.spark.ingest.commit_stream import CommitStream, commit_stream
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.values import slot_text
 
-POLITE = LeadershipOptions(silence_ms=20.0)
+POLITE = LeadershipOptions(sign_interval_ms=50.0)
 SECONDS_MAX = 60.0
 
 
@@ -126,24 +126,19 @@ def test_a_standby_follows_a_job_and_leads_soon_after_it_was_killed(tmp_path: Pa
             service.kill()
 
 
-def test_a_job_writes_heartbeats_for_a_standby_that_stops_asking_and_for_no_one_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STANDBY_SILENCE_MS", 20.0)
-    monkeypatch.setattr(module, "STANDBY_HEARTBEAT_MS", 10.0)
+def test_an_idle_job_shows_signs_beside_the_log_and_its_answer_names_them(tmp_path: Path) -> None:
     with a_job(tmp_path) as job:
-        url, head = f"{address_of(tmp_path)}/livez?standby=true", job.head
-        answer_of(url, Holdfast_Standby="thief", Holdfast_Standby_Proof=encode_proof(head.slot, bytes(16)))
-        assert job._heartbeat.next_ms(0.0) is None
-        answer_of(url, Holdfast_Standby="b", Holdfast_Standby_Proof=encode_proof(head.slot, head.nonce))
-        until(lambda: len(live(tmp_path)) > 2)
+        url = f"{address_of(tmp_path)}/livez"
+        until(lambda: answer_of(url)[1]["sign"] > 2)
+        assert answer_of(url)[1]["slot"] == slot_text(job.head.slot)
+        assert 1 <= len(list((tmp_path / "meta" / "alive").iterdir())) <= 2
+        assert len(live(tmp_path)) == 1, "the log does not grow"
 
 
 def test_a_deposed_idle_job_ends_within_seconds_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 1e9)  # it would notice it, too, but later
     ingest = Ingest(tmp_path.as_uri(), (tmp_path / "verdicts").as_uri(), "orders", leading=POLITE)
 
     class Query:
@@ -163,11 +158,7 @@ def test_a_deposed_idle_job_ends_within_seconds_and_says_how_to_go_on(
         assert live(tmp_path)[-1].header.leader_id == other.head.leader_id
 
 
-def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_log_still_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
-
+def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_log_still_opens(tmp_path: Path) -> None:
     def write_a_header_only() -> None:
         with job.writing():
             version = job.head.last_version
@@ -177,7 +168,7 @@ def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_l
     with a_job(tmp_path) as job:
         with pytest.raises(ValueError, match="its object is missing"):
             write_a_header_only()
-        time.sleep(0.5)  # ten heartbeats of a job that leads
+        time.sleep(0.5)  # ten signs of a job that leads
         assert [batch.header.kind for batch in live(tmp_path)] == [Kind.CLAIM]
         with pytest.raises(ValueError, match="its object is missing"), job.writing():
             pytest.fail("it does not lead any more")
@@ -185,16 +176,11 @@ def test_a_failure_between_a_header_and_its_object_ends_the_leadership_and_the_l
         pass
 
 
-def test_a_job_that_does_not_lead_any_more_does_not_say_that_it_leads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fails(*_: object, **__: object) -> bool:
-        raise Unavailable("the store did not take a batch in time")
-
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+def test_a_job_that_does_not_lead_any_more_does_not_say_that_it_leads(tmp_path: Path) -> None:
     with a_job(tmp_path) as job:
         url = address_of(tmp_path)
-        monkeypatch.setattr(module, "put_batch", fails)
+        with pytest.raises(Unavailable), job.writing():
+            raise Unavailable("the store did not take a batch in time")
         until(lambda: is_silent(f"{url}/livez"))
         assert isinstance(job.failure, Unavailable)
 

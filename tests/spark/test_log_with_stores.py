@@ -216,7 +216,7 @@ def test_worlds_whose_log_has_stores_are_read_whole_and_audited_clean(tmp_path: 
 
 # -- jobs that lead the log -------------------------------------------------------------------------------------------
 
-ASKED = LoadOptions(wave=2, partitions=2, silence_ms=20.0, step_down=True)
+ASKED = LoadOptions(wave=2, partitions=2, sign_interval_ms=50.0, step_down=True)
 
 
 def prepared(machine: Machine) -> list[tuple[int, str, int]]:
@@ -258,10 +258,10 @@ def test_the_stores_answer_503_with_the_reason_while_a_job_leads(tmp_path: Path)
     with machines(tmp_path, url, 1) as (machine,), StoreThread(url) as thread:
         held = prepared(machine)
         with pytest.raises(Closed, match="a service leads this log") as refused:
-            Leadership(thread, LeadershipOptions(silence_ms=20.0)).claim()
+            Leadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
         assert refused.value.code is Code.LEADER_ALIVE and "step_down=True" in refused.value.hint
         assert machine.take(1)[0][1] == "before 4", "nothing happened"
-        leadership = Leadership(thread, LeadershipOptions(silence_ms=20.0, step_down=True))
+        leadership = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0, step_down=True))
         claim = leadership.claim()
         assert claim.stores_mode is StoresMode.LOG
         status, answer = machine.ask("GET", "/v1/stores")

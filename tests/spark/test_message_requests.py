@@ -29,7 +29,7 @@ from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.message_requests import requests_in
 from holdfast.spark.ingest.verdict_output import VerdictStore
 
-POLITE = LeadershipOptions(silence_ms=20.0)
+POLITE = LeadershipOptions(sign_interval_ms=50.0)
 COLUMNS = "seq long, body binary, fields string"
 
 

@@ -34,7 +34,7 @@ from holdfast.spark.ingest.record_search import newest_records, records_of_log
 from holdfast.spark.ingest.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
-POLITE = LeadershipOptions(silence_ms=20.0)
+POLITE = LeadershipOptions(sign_interval_ms=50.0)
 
 
 def body(number: int) -> bytes:

@@ -52,7 +52,7 @@ def configuration(
     config: Path | None, settings: list[str] | None = None, *, log: str | None = None, listen: list[str] | None = None
 ) -> Configuration:
     """The configuration in force under these flags. Raises: InvalidRequest."""
-    flags: dict[str, object] = {**parse_pairs("--set", settings, "leader.silence_ms=3000")}
+    flags: dict[str, object] = {**parse_pairs("--set", settings, "leader.sign_interval_ms=3000")}
     if log is not None:
         flags["log.url"] = log
     if listen:

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from hmac import compare_digest
 from typing import Any, Final, Protocol
 
 import structlog
@@ -33,10 +32,13 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import broken
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import Committed, Unanswered
-from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
+from holdfast.commit.leadership.claims import Identity
+from holdfast.commit.leadership.evidence import Shown
+from holdfast.commit.leadership.signs import Signs
 from holdfast.commit.leadership.takeover import (
     Clock,
     TakeoverOptions,
+    local_place,
     local_scope,
     newest_slot,
     now,
@@ -73,6 +75,8 @@ from holdfast.wire.log import StatusAnswer
 log = structlog.get_logger("holdfast.commit.service")
 
 RETRY_AFTER_MS: Final = 1_000
+SIGN_AGAIN: Final = 0.125
+"""A sign that could not be shown is tried again after this part of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +86,8 @@ class ServiceOptions(TakeoverOptions):
     address: str = ""
     address_is_bound: bool = True
     """Whether this process itself listens there. An address that leads to it in another way proves nothing."""
-    standbys_prove: bool = False
-    """Whether only the questions of standbys count that prove that they can read the log."""
+    bound: tuple[str, ...] = ()
+    """Where this process listens, with ``https://`` where it speaks TLS."""
     rules: PipelineRules = field(default_factory=PipelineRules)
     request_timeout_ms: float = 10_000.0
     idle_check_ms: float = 5_000.0
@@ -155,9 +159,8 @@ class CommitService:
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
-        self._heartbeat = Heartbeat(silence_ms=options.silence_ms, heartbeat_ms=options.heartbeat_ms)
-        self._heart: asyncio.TimerHandle | None = None
-        self._batches_seen = 0
+        self._signs = Signs(own, claim, identity.here, options.interval_ms(store.url))
+        self._shown_ms = -math.inf
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
         self.damage = DamageLog()
@@ -178,7 +181,8 @@ class CommitService:
         ``request_timeout_ms``.
         """
         scope = local_scope(options.address, is_bound=options.address_is_bound)
-        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope)
+        here = local_place(options.bound)
+        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope, here)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
         genesis = await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
@@ -202,6 +206,7 @@ class CommitService:
         """The leader of a claim that stands and was checked. Arguments as for ``lead``."""
         service = cls(store, takeover, identity, options, own, clock)
         service._spawn(service._watch_for_successors())
+        service._spawn(service._show_signs())
         return service
 
     async def _find_lineage(self) -> None:
@@ -428,39 +433,30 @@ class CommitService:
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
-    def standby_seen(self, standby: str = "", proof: str = "") -> None:
-        """A standby asked for this leader. When it stops asking, this leader writes heartbeats to the log.
+    @property
+    def shown(self) -> Shown:
+        """What this leader has shown of itself in the log and beside it."""
+        return Shown(self.pipeline.persist.durable_slot, self._signs.newest.number)
 
-        ``proof``: the slot and the nonce of an object of this leader. Where it is required and wrong, the question does
-        not count, so that an unauthorised caller cannot make an idle leader write.
+    async def _show_signs(self) -> None:
+        """Show that this leader lives, also while it drains: a sign at once, and one whenever no batch came for long.
+
+        The log does not grow. A sign that could not be shown is tried again soon.
         """
-        if self.options.standbys_prove and not self._has_read_the_log(proof):
-            return
-        self._heartbeat.asked(standby, self._clock().boot_ms)
-        self._beat()
-
-    def _has_read_the_log(self, proof: str) -> bool:
-        parsed = parse_proof(proof)
-        return parsed is not None and compare_digest(self.pipeline.persist.nonce_of(parsed[0]), parsed[1])
-
-    def _beat(self) -> None:
-        """Write a heartbeat if it is due and no batch was written since, and schedule the next."""
-        if self._heart is not None:
-            self._heart.cancel()
-            self._heart = None
-        if self.ended.done():
-            return
-        instant = self._clock()
-        counters = self.pipeline.persist.counters
-        if counters.batches != self._batches_seen:
-            self._heartbeat.written(instant.boot_ms)
-        elif self._heartbeat.due(instant.boot_ms):
-            self._heartbeat.written(instant.boot_ms)
-            self._step(events.Tick(instant, heartbeat=True))
-        self._batches_seen = counters.batches
-        next_ms = self._heartbeat.next_ms(instant.boot_ms)
-        if next_ms is not None:
-            self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
+        interval_ms = self._signs.newest.interval_ms
+        wait_ms = 0.0
+        while not self.ended.done():
+            await asyncio.wait({self.ended}, timeout=wait_ms / 1000.0)
+            wait_ms = self._shown_ms + interval_ms - self._clock().boot_ms
+            if wait_ms > 0.0 or self.ended.done():
+                continue
+            began_ms = self._clock().boot_ms
+            if await self._signs.show():
+                self._shown_ms = max(self._shown_ms, began_ms)
+                wait_ms = began_ms + interval_ms - self._clock().boot_ms
+            else:
+                wait_ms = interval_ms * SIGN_AGAIN
+            wait_ms = max(0.0, wait_ms)
 
     async def _watch_for_successors(self) -> None:
         """Check ownership regularly while idle: an idle leader writes nothing that could be refused."""
@@ -494,9 +490,8 @@ class CommitService:
         """Abandon work in progress and notify its callers. Safe at any time; nothing acknowledged is lost."""
         self._step(events.Abandon(self._clock()))
         self._pump()
-        for handle in (self._timer, self._heart):
-            if handle is not None:
-                handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -554,7 +549,7 @@ class CommitService:
             case Put():
                 self._spawn(self._put(effect))
             case events.Durable(batches=batches):
-                now_ms = self._clock().boot_ms
+                self._shown_ms = now_ms = self._clock().boot_ms
                 for batch in batches:
                     self.metrics.waited["persist"].note(now_ms - batch.formed_ms)
                     self.feed.publish_durable(batch.header, batch.logged, len(batch.payload))

@@ -25,27 +25,14 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.wire.log import (
-    STANDBY_HEADER,
-    STANDBY_PROOF_HEADER,
-    FoundationReading,
-    Liveness,
-    PipelineResponse,
-    Readiness,
-)
+from holdfast.wire.log import FoundationReading, Liveness, PipelineResponse, Readiness
 
 OK_SECONDS_MAX: Final = 10.0
-STANDBY_CHARACTERS_MAX: Final = 256
 
 _NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
 
 
-async def _livez(gateway: Gateway, alive: LivezRequest, call: Call) -> Response:
-    if call.switch("standby", default=False) and gateway.service is not None:
-        # Once a standby stops asking, the leader shows signs of life in the log.
-        headers = call.request.headers
-        name = headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX]
-        gateway.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
+async def _livez(alive: LivezRequest, call: Call) -> Response:
     return await call.serve(alive)
 
 
@@ -93,8 +80,7 @@ def health_routes(
     return (
         Route(
             method="GET", path="/livez", role=Role.OPEN, summary="This process is alive",
-            handler=partial(_livez, gateway, alive), fast=alive, answers={JSON: Liveness}, tag="health",
-            parameters=(_switch("standby", "A standby asks: once its questions stop, show signs of life in the log"),),
+            handler=partial(_livez, alive), fast=alive, answers={JSON: Liveness}, tag="health",
         ),
         Route(
             method="GET", path="/ok", role=Role.OPEN, summary="A no-op went through all four stages",

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from holdfast.commit.format.batch import Header, StoresMode
+from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.commit.leadership.takeover_machine import StoresMove
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
@@ -32,7 +33,6 @@ from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.private_files import make_private_directory
-from holdfast.server.leader_question import ask_leader
 from holdfast.server.logs import configure_logs
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
@@ -229,8 +229,8 @@ class _Mover:
         tls = self._settings.server.tls_certificate is not None
         options = ServiceOptions(
             moves_stores=None if mode is None else StoresMove(mode, self._head),
-            silence_ms=self._settings.leader.silence_ms,
-            ask_leader=partial(ask_leader, tls=tls, standby=None),
+            sign_interval_ms=self._settings.leader.sign_interval_ms,
+            ask_leader=partial(ask_leader, tls=tls),
         )
         service = await CommitService.lead(self._store, options)
         await service.step_down()

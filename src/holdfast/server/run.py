@@ -1,7 +1,7 @@
 """``holdfast serve``: one process from its start to its exit code.
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, make the accepted commits durable, answer, resign, close, exit 0.
+    stop     SIGTERM or SIGINT: refuse commits, make the accepted ones durable, answer, resign, close, exit 0.
              It ends within ``server.drain_seconds_max``; commits not durable by then are answered outcome_unknown,
              and the code is 6
     again    a second signal exits at once; nothing acknowledged is lost, because the next leader recovers
@@ -32,6 +32,8 @@ import uvloop
 from holdfast import __version__
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
+from holdfast.commit.leadership.leader_question import ask_leader
+from holdfast.commit.leadership.takeover import on_interface
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.stages.persist import PersistRules
@@ -57,7 +59,6 @@ from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.leader_question import ask_leader
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.reloading import Reloading, tls_of, tokens_of
@@ -75,6 +76,7 @@ from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
 from holdfast.temporary_files import temporary_directory
+from holdfast.values import UNIX
 from holdfast.wire.log import ConfigurationAnswer
 
 GRACE_SECONDS: Final = 5.0
@@ -164,6 +166,7 @@ class _Process:
         self._tokens = tokens_of(settings.server)
         self._address = ""
         self._address_is_bound = False
+        self._bound: tuple[str, ...] = ()
         self._opening: Opening | None = None
         self._upkeep: Upkeep | None = None
         self._local_copy: LocalCopy | None = None
@@ -181,10 +184,7 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
-        self._gateway = Gateway(
-            limits=_limits(settings),
-            authenticator=Authenticator(self._tokens),
-        )
+        self._gateway = Gateway(limits=_limits(settings), authenticator=Authenticator(self._tokens))
         self._gateway.read_only = self._read_only
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
@@ -219,8 +219,9 @@ class _Process:
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
-        self._address = _advertised(settings, addresses)
-        self._address_is_bound = self._address in addresses
+        advertised = _advertised(settings, addresses)
+        self._address, self._address_is_bound = on_interface(advertised), advertised in addresses
+        self._bound = tuple(each if each.startswith(UNIX) or not self._tls else f"https://{each}" for each in addresses)
         reloading = Reloading(settings.server, self._gateway.authenticator, server.replace_tls)
         loop.add_signal_handler(signal.SIGHUP, reloading.reload, "SIGHUP")
         watching = asyncio.ensure_future(reloading.watch())
@@ -457,8 +458,9 @@ class _Process:
         await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))
         if not service.ended.done():
             log.info("draining", commits_in_flight=self._gateway.in_flight_commits)
+            # It goes on to listen and to answer /livez until it has resigned: an address that refuses is a proof that
+            # its leader has gone.
             self._gateway.draining = True
-            self._server.stop_accepting()
             await self._drain(service)
         if stores is not None and stores.failed.done():
             raise stores.failed.result()
@@ -501,24 +503,17 @@ class _Process:
         settings = self._settings
         persist = settings.persist
 
-        async def ask(address: str) -> str | None:
-            return await ask_leader(address, tls=self._tls is not None, standby=None)
-
-        async def ask_as_standby(address: str, proof: str) -> str | None:
-            return await ask_leader(address, tls=self._tls is not None, standby=self._address, proof=proof)
-
         return ServiceOptions(
             address=self._address,
             address_is_bound=self._address_is_bound,
+            bound=self._bound,
             allow_new=self._init,
             stores_mode=StoresMode.LOG if settings.stores.durability == "log" else StoresMode.DISK,
             # Once it has stood by, it deposes no leader.
             take_over=self._take_over and not self._gateway.stands_by_next,
             standby=self._standby or self._gateway.stands_by_next,
             following=self._stand_by,
-            ask_leader=ask,
-            ask_as_standby=ask_as_standby,
-            standbys_prove=settings.server.has_tokens,
+            ask_leader=partial(ask_leader, tls=self._tls is not None),
             rules=PipelineRules(
                 persist=PersistRules(
                     batch_timeout_ms=persist.batch_timeout_ms,
@@ -536,8 +531,7 @@ class _Process:
                 window_bytes=settings.commit.conflict_window_bytes,
             ),
             request_timeout_ms=persist.request_timeout_ms,
-            silence_ms=settings.leader.silence_ms,
-            heartbeat_ms=settings.leader.heartbeat_ms,
+            sign_interval_ms=settings.leader.sign_interval_ms,
             queue_entries_max=settings.server.max_in_flight_commits,
             stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0,
         )

@@ -143,18 +143,17 @@ class ValueRange(msgspec.Struct, frozen=True):
     more: bool
 
 
-STANDBY_HEADER: Final = "Holdfast-Standby"
-"""Of ``GET /livez?standby=true``: the address of the standby that asks."""
-STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
-"""Slot and nonce of the newest object that the standby has read."""
-
-
 class Liveness(msgspec.Struct, frozen=True):
-    """This process is alive. ``leading``: whether it owns the log."""
+    """This process is alive. ``leading``: whether it owns the log.
+
+    ``slot``: the newest durable one of its leadership, in 20 digits. ``sign``: how many signs of life it has shown.
+    """
 
     leader_id: str
     leading: bool
     address: str
+    slot: str = ""
+    sign: int = 0
 
 
 class FoundationReading(msgspec.Struct, frozen=True):

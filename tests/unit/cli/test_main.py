@@ -78,7 +78,7 @@ def test_an_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_with_json_an_error_is_the_error_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-config", "--json", "--set", "leader.silence_ms=1"]) == Exit.BAD_REQUEST
+    assert main(["check-config", "--json", "--set", "leader.sign_interval_ms=1"]) == Exit.BAD_REQUEST
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err)["error"]["code"] == "bad_configuration"
@@ -98,9 +98,9 @@ def test_check_config_names_the_source_of_every_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_VIEW__ENABLED", "off")
-    assert main(["check-config", "--json", "--set", "leader.silence_ms=3000"]) == Exit.DONE
+    assert main(["check-config", "--json", "--set", "leader.sign_interval_ms=3000"]) == Exit.DONE
     rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
-    assert rows["leader.silence_ms"]["source"] == "flag"
+    assert rows["leader.sign_interval_ms"]["source"] == "flag"
     assert rows["view.enabled"]["source"] == "env"
     assert rows["commit.min_request_id_length"]["source"] == "default"
 

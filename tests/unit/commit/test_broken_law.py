@@ -162,9 +162,9 @@ class Driver:
         self.ask(StatusAsked, late)
         self.step(OwnershipSeen(at(late + 1), self.reign.persist.head.slot))
         self.step(OwnershipSeen(at(late + 2), None))
-        self.step(Tick(at(late + 150), heartbeat=True))
+        self.step(Tick(at(late + 150)))
         self.step(OwnershipSeen(at(late + 151), self.reign.persist.head.slot))
-        self.step(Tick(at(late + 152), heartbeat=True))
+        self.step(Tick(at(late + 152)))
         self.step(Arrived(at(late + 152), [entry(txn(b"h"))]))
         self.step(Drain(at(late + 153)))
         while self.sent:

@@ -38,6 +38,7 @@ from holdfast.commit.stages.events import (
     StatusQuestion,
     StatusReady,
     Tick,
+    TruncationDue,
     VersionAsked,
     VersionIs,
 )
@@ -45,7 +46,7 @@ from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
 from holdfast.objects.port import CREATED, Refused, Unknown
-from holdfast.values import Slot
+from holdfast.values import Slot, Version
 
 FAST = PersistRules(batch_timeout_ms=0.0, window=8)
 
@@ -193,7 +194,7 @@ def test_a_newest_key_below_everything_sent_deposes(reign: Pipeline) -> None:
 
 
 def test_a_question_waits_for_what_begins_after_it_and_not_for_a_batch_that_was_sent_before() -> None:
-    """A heartbeat is due while one batch is held and another collects: nothing is sent, so nothing is proved by it."""
+    """An empty batch is due while one is held and another collects: nothing is sent, so nothing is proved by it."""
     reign = pipeline(persist=PersistRules(batch_timeout_ms=0.0, puts_per_second_max=1.0))
     begun = PROOF_MS_MAX + 1_000
     arrive(reign, begun, entry())
@@ -201,7 +202,7 @@ def test_a_question_waits_for_what_begins_after_it_and_not_for_a_batch_that_was_
     arrive(reign, begun + 300, entry())
     # Between that check and this question a later leader may have claimed and committed.
     assert reign.step(VersionAsked(at(begun + 400), "q")) == []
-    assert reign.step(Tick(at(begun + 500), heartbeat=True)) == []
+    assert reign.step(TruncationDue(at(begun + 500), Version(1), "t")) == []
     seen = reign.step(OwnershipSeen(at(begun + 600), FIRST_DATA))
     assert [type(effect) for effect in seen] == [Durable, Answer]
     put = only(Put, reign.step(Tick(at(begun + 1_000))))
@@ -344,13 +345,6 @@ def test_what_comes_in_after_the_resign_record_was_sent_ends_unknown_and_delays_
     assert late.outcome == Unanswered()
 
 
-def test_a_heartbeat_is_sent_only_by_an_idle_leader(reign: Pipeline) -> None:
-    (beat,) = reign.step(Tick(at(0), heartbeat=True))
-    assert isinstance(beat, Put)
-    assert decode_header(beat.data, slot=beat.slot).transactions == 0
-    assert reign.step(Tick(at(1), heartbeat=True)) == []
-
-
 def test_versions_beyond_the_hold_back_wait_their_turn(reign: Pipeline) -> None:
     reign.sequence.assigned = BASE + 90_000_000 - 1
     first, second = entry(), entry()
@@ -408,6 +402,6 @@ def test_an_empty_batch_in_the_middle_of_a_decision_does_not_pass_the_commit() -
     reads: list[Precondition] = [PointRead(b"%d" % number, BASE) for number in range(100)]
     large = entry(Transaction([Write(b"a", b"")], reads))
     reign.step(Arrived(at(0), [large]))
-    (heartbeat,) = puts([*reign.step(Tick(at(1), heartbeat=True))])
-    assert decode_header(heartbeat.data, slot=heartbeat.slot).last_version == BASE
+    (empty,) = reign.persist.form_empty(at(1), reign._decided_through(), reign.resolve.floor)
+    assert decode_header(empty.data, slot=empty.slot).last_version == BASE
     assert large.version == BASE + 1

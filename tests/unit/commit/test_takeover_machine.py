@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
 
 from holdfast.commit.format.batch import UNKNOWN_SCOPE, AddressScope, Header, Slot, decode_header, jump
 from holdfast.commit.leadership import takeover_machine as m
+from holdfast.commit.leadership.evidence import LeaderAnswer, Place, Reply, Shown, Sign
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -118,76 +120,210 @@ def test_a_store_that_does_not_answer_is_asked_again_until_patience_is_over() ->
     assert isinstance(fail.error, Unavailable)
 
 
+def sign(head: Header, number: int = 1, interval_ms: float = 2_000.0, **place: object) -> Sign:
+    return msgspec.structs.replace(
+        Sign(
+            leader_id=head.leader_id.hex(),
+            epoch=head.epoch,
+            number=number,
+            interval_ms=interval_ms,
+            address="",
+            boot_id=bytes(16).hex(),
+            namespace=0,
+        ),
+        **place,
+    )
+
+
+LEADS_NOT = LeaderAnswer(Reply.LEADS_NOT)
+SILENT = LeaderAnswer(Reply.SILENT)
+REFUSES = LeaderAnswer(Reply.REFUSES)
+
+
+def leads(head: Header, shown: Shown | None = None) -> LeaderAnswer:
+    return LeaderAnswer(Reply.LEADS, head.leader_id.hex(), shown)
+
+
+def look(steps: TakeoverMachine, effects: list[m.Effect], ms: float, newest: int, seen: Sign | None) -> list[m.Effect]:
+    """Answer a look at the newest key and the newest sign."""
+    assert isinstance(effects[-1], m.Look)
+    return steps.step(m.Looked(at(ms), Slot(newest), seen))
+
+
+def reply(steps: TakeoverMachine, effects: list[m.Effect], ms: float, answer: LeaderAnswer) -> list[m.Effect]:
+    """Answer a question."""
+    assert isinstance(effects[-1], m.AskLeader)
+    return steps.step(m.LeaderAnswered(at(ms), answer))
+
+
+HERE = AddressScope(b"boot-id-of-tests", 7)
+PLACE = Place(("z:8080",), (HERE,))
+THERE = {"boot_id": b"another-boot-id.".hex(), "namespace": 7}
+
+
+def machine_here(**rules: object) -> TakeoverMachine:
+    who = replace(identity("z"), here=PLACE)
+    return TakeoverMachine(who, LOG_ID, TakeoverRules(**{"probe": False, "asks": True, **rules}))  # type: ignore[arg-type]
+
+
+def head_of_a_leader(**changes: object) -> Header:
+    old = replace(genesis(), address="a:8080")
+    return record(old, old, **changes)
+
+
+def asking(steps: TakeoverMachine, head: Header, seen: Sign | None = None, ms: float = 0.0) -> list[m.Effect]:
+    """The effects of a machine that has found the log and looked once."""
+    steps.begin(at(ms))
+    return look(steps, found(steps, replace(genesis(), address="a:8080"), head, ms=ms), ms, head.slot, seen)
+
+
 def test_a_leader_that_answers_is_left_in_peace() -> None:
-    head = record(genesis(), genesis())
+    head = head_of_a_leader()
     steps = machine(asks=True)
-    steps.begin(at(0))
-    (asked,) = found(steps, genesis(), head)
-    assert asked == m.AskLeader(head.address)
-    (fail,) = steps.step(m.LeaderAnswered(at(1), head.leader_id.hex()))
+    effects = asking(steps, head)
+    assert isinstance(effects[0], m.AskLeader) and effects[0].address == head.address
+    (fail,) = reply(steps, effects, 1, leads(head))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
 
 
-HERE = AddressScope(b"boot-id-of-tests", 7)
-
-
-def test_the_same_address_is_proof_that_a_leader_is_gone_only_in_the_same_place() -> None:
-    old = replace(genesis(), address="z:8080")
+def test_an_own_address_is_proof_that_a_leader_is_gone_only_in_the_same_place() -> None:
     for there, gone in (
         (HERE, True),
         (replace(HERE, namespace=8), False),
         (replace(HERE, boot_id=b"another-boot-id."), False),
         (UNKNOWN_SCOPE, False),
     ):
+        old = replace(genesis(), address="z:8080")
         head = record(old, old, scope=there)
-        for answer in (None, ""):
-            who = replace(identity("z"), scope=HERE)
-            rules = TakeoverRules(probe=False, asks=True, shared_by_machines=False)
-            steps = TakeoverMachine(who, LOG_ID, rules)
-            steps.begin(at(0))
-            assert found(steps, old, head) == [m.AskLeader("z:8080")]
-            (effect,) = steps.step(m.LeaderAnswered(at(1), answer))
-            assert isinstance(effect, m.SendClaim) is gone
+        steps = machine_here()
+        steps.begin(at(0))
+        (effect,) = look(steps, found(steps, old, head), 0, head.slot, None)
+        assert isinstance(effect, m.SendClaim) is gone
+        assert isinstance(effect, m.AskLeader) is not gone
 
 
-def test_two_unknown_places_are_not_one() -> None:
-    old = replace(genesis(), address="z:8080")
-    steps = TakeoverMachine(identity("z"), LOG_ID, TakeoverRules(probe=False, asks=True, shared_by_machines=False))
+def test_a_sign_says_where_a_leader_listens_whatever_it_advertises() -> None:
+    """Behind a name or a gateway: its process is asked in the same place, and its refusal is a proof there."""
+    head = head_of_a_leader(address="log.example:443")
+    here = sign(head, address="127.0.0.1:9", boot_id=HERE.boot_id.hex(), namespace=HERE.namespace)
+    steps = machine_here()
+    effects = asking(steps, head, here)
+    assert isinstance(effects[0], m.AskLeader) and effects[0].address == "127.0.0.1:9"
+    steps = machine_here()
+    effects = asking(steps, head, sign(head, address="127.0.0.1:9", **THERE))
+    assert isinstance(effects[0], m.AskLeader) and effects[0].address == "log.example:443"
+
+
+def test_an_address_that_leads_nowhere_but_to_its_own_machine_is_not_asked() -> None:
+    head = head_of_a_leader(address="127.0.0.1:8080", scope=replace(HERE, boot_id=b"another-boot-id."))
+    steps = machine_here()
+    effects = asking(steps, head)
+    (wait,) = look(steps, effects, 0, head.slot, None)
+    assert isinstance(wait, m.Wait) and wait.facts["reply"] == Reply.UNREACHABLE.value
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_refusal_in_the_same_place_is_a_proof_after_a_second(standby: bool) -> None:
+    head = head_of_a_leader(scope=HERE)
+    steps = machine_here(standby=standby)
+    effects = look(steps, reply(steps, asking(steps, head), 0, REFUSES), 0, head.slot, sign(head))
+    ms = 0.0
+    while isinstance(effects[-1], m.Wait):
+        ms += effects[-1].ms
+        assert ms <= 1_000
+        effects = reply(steps, steps.step(m.Woken(at(ms))), ms, REFUSES)
+        if isinstance(effects[-1], m.Look):
+            # What was in flight when it was killed may still arrive.
+            effects = look(steps, effects, ms, head.slot - 1, sign(head, 2))
+    assert ms == 1_000 and effects == [m.ListPage(1000)]
+
+
+def test_a_refusal_that_does_not_last_is_no_proof() -> None:
+    head = head_of_a_leader(scope=HERE)
+    steps = machine_here()
+    effects = look(steps, reply(steps, asking(steps, head), 0, REFUSES), 0, head.slot, sign(head))
+    effects = reply(steps, steps.step(m.Woken(at(600))), 600, SILENT)
+    effects = look(steps, effects, 600, head.slot, sign(head))
+    effects = reply(steps, steps.step(m.Woken(at(1_100))), 1_100, REFUSES)
+    effects = look(steps, effects, 1_100, head.slot, sign(head))
+    assert isinstance(effects[-1], m.Wait)
+
+
+@pytest.mark.parametrize(("claimed", "signed"), [(True, False), (True, True), (False, False)])
+def test_another_process_at_the_address_is_a_proof_unless_it_may_come_to_lead(claimed: bool, signed: bool) -> None:
+    old = replace(genesis(), address="a:8080", scope=HERE)
+    head = old if claimed else record(old, old, scope=HERE)
+    steps = machine_here()
     steps.begin(at(0))
-    assert found(steps, old, record(old, old)) == [m.AskLeader("z:8080")]
-    assert steps.step(m.LeaderAnswered(at(1), None)) == [m.ListNewest()]
+    shown = sign(head) if signed else None
+    effects = look(steps, found(steps, *dict.fromkeys((old, head))), 0, head.slot, shown)
+    effects = reply(steps, effects, 0, LEADS_NOT)
+    assert isinstance(effects[-1], m.ReadHeader), "it may have resigned when it was asked"
+    effects = look(steps, steps.step(m.HeaderRead(at(0), None)), 0, head.slot, shown)
+    assert isinstance(effects[-1], m.Wait if claimed and not signed else m.SendClaim)
 
 
-def watching() -> tuple[TakeoverMachine, Header]:
-    """A machine that at time 0 has seen the newest key of a leader that nobody can ask."""
-    head = record(genesis(), genesis())
-    steps = machine(shared_by_machines=True)
-    steps.begin(at(0))
-    assert found(steps, genesis(), head) == [m.ListNewest()]
-    (wait,) = steps.step(m.NewestListed(at(0), head.slot))
+def watching(**rules: object) -> tuple[TakeoverMachine, Header]:
+    """A machine that at time 0 has seen the newest key and sign of a leader that does not answer."""
+    head = head_of_a_leader()
+    steps = machine(**rules)
+    effects = asking(steps, head, sign(head))
+    if rules.get("asks"):
+        effects = reply(steps, effects, 0, SILENT)
+    (wait,) = look(steps, effects, 0, head.slot, sign(head))
     assert isinstance(wait, m.Wait)
     return steps, head
 
 
-def listed(steps: TakeoverMachine, ms: float, newest: int) -> m.Effect:
-    assert steps.step(m.Woken(at(ms))) == [m.ListNewest()]
-    (effect,) = steps.step(m.NewestListed(at(ms), Slot(newest)))
+def again(steps: TakeoverMachine, ms: float, newest: int, seen: Sign | None, asks: bool = False) -> m.Effect:
+    """Wake the machine, which asks its leader, and looks."""
+    effects = steps.step(m.Woken(at(ms)))
+    if asks and isinstance(effects[-1], m.AskLeader):
+        effects = reply(steps, effects, ms, SILENT)
+    (effect,) = look(steps, effects, ms, newest, seen)
     return effect
 
 
-def test_a_late_write_of_a_dead_leader_begins_a_longer_silence() -> None:
+@pytest.mark.parametrize("interval_ms", [50.0, 2_000.0, 10_000.0])
+def test_a_leader_without_an_answer_holds_the_log_for_two_and_a_half_of_its_intervals(interval_ms: float) -> None:
+    head = head_of_a_leader()
+    steps = machine(sign_interval_ms=1.0)
+    (wait,) = look(steps, asking(steps, head, sign(head, 7, interval_ms)), 0, head.slot, sign(head, 7, interval_ms))
+    ms = 0.0
+    while isinstance(wait, m.Wait):
+        ms += wait.ms
+        assert ms <= 2.5 * interval_ms
+        wait = again(steps, ms, head.slot, sign(head, 7, interval_ms))
+    assert ms == 2.5 * interval_ms and wait == m.ListPage(1000)
+
+
+def test_a_leader_without_a_sign_is_judged_by_the_interval_of_who_looks_and_no_interval_is_without_bounds() -> None:
+    head = head_of_a_leader()
+    for own_ms, seen, waits_ms in (
+        (4_000.0, None, 10_000.0),
+        (4_000.0, sign(head, 1, 1e12), 2.5 * 600_000.0),
+        (4_000.0, sign(head, 1, 0.0), 125.0),
+    ):
+        steps = machine(sign_interval_ms=own_ms)
+        (wait,) = look(steps, asking(steps, head, seen), 0, head.slot, seen)
+        assert isinstance(wait, m.Wait) and wait.facts["wait_ms"] == waits_ms
+
+
+def test_a_late_write_of_a_dead_leader_begins_the_wait_again() -> None:
     steps, head = watching()
-    assert isinstance(listed(steps, 1_500, head.slot + 1), m.Wait)
-    assert isinstance(listed(steps, 6_499, head.slot + 1), m.Wait)
-    assert listed(steps, 6_500, head.slot + 1) == m.ListPage(1000), "5 s of silence: what is the end of the log now?"
+    assert isinstance(again(steps, 1_500, head.slot - 1, sign(head)), m.Wait)
+    assert isinstance(again(steps, 6_499, head.slot - 1, sign(head)), m.Wait)
+    assert again(steps, 6_500, head.slot - 1, sign(head)) == m.ListPage(1000), "5 s: what is the end of the log now?"
 
 
 @pytest.mark.parametrize("every_ms", [500, 2_500, 4_900])
-def test_a_leader_that_goes_on_writing_is_alive(every_ms: int) -> None:
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_leader_that_goes_on_to_show_signs_is_alive(every_ms: int, writes: bool) -> None:
     steps, head = watching()
     for ms in range(1_000, 1_000 + 4 * every_ms, 500):
-        effect = listed(steps, ms, head.slot + 1 + (ms - 1_000) // every_ms)
+        shown = 1 + (ms - 1_000) // every_ms
+        effect = again(steps, ms, head.slot - shown * writes, sign(head, 1 + shown * (not writes)))
         if isinstance(effect, m.Fail):
             break
     assert isinstance(effect, m.Fail)
@@ -195,101 +331,111 @@ def test_a_leader_that_goes_on_writing_is_alive(every_ms: int) -> None:
     assert effect.error.code is Code.LEADER_ALIVE
 
 
-def test_an_object_that_may_have_appeared_in_the_first_silence_proves_nothing() -> None:
+def test_a_standby_waits_for_as_long_as_signs_appear() -> None:
+    steps, head = watching(standby=True)
+    for number in range(2, 40):
+        ms = 1_900.0 * number
+        assert isinstance(again(steps, ms, head.slot, sign(head, number)), m.Wait)
+    assert isinstance(again(steps, ms + 4_999, head.slot, sign(head, number)), m.Wait)
+    assert again(steps, ms + 5_000, head.slot, sign(head, number)) == m.ListPage(1000)
+
+
+def test_an_object_that_may_have_appeared_in_the_first_seconds_proves_nothing() -> None:
     steps, head = watching()
     # The look came late: the object may be from any moment since the watch began.
-    assert isinstance(listed(steps, 2_500, head.slot + 1), m.Wait)
+    assert isinstance(again(steps, 2_500, head.slot - 1, sign(head)), m.Wait)
 
 
 def test_an_object_that_appears_right_before_the_claim_proves_that_the_leader_is_alive() -> None:
     steps, head = watching()
-    assert listed(steps, 2_000, head.slot) == m.ListPage(1000)
-    (fail,) = found(steps, genesis(), head, record(head, genesis()), ms=2_060)
+    assert again(steps, 5_000, head.slot, sign(head)) == m.ListPage(1000)
+    (fail,) = found(steps, genesis(), head, record(head, genesis()), ms=5_060)
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
     assert fail.error.code is Code.LEADER_ALIVE
 
 
-def asked(steps: TakeoverMachine, ms: float, answer: str | None) -> list[m.Effect]:
-    """Wake the machine, which asks its leader, and answer."""
-    assert steps.step(m.Woken(at(ms))) == [m.AskLeader(identity("a").address)]
-    return steps.step(m.LeaderAnswered(at(ms), answer))
-
-
-def watching_one_that_can_be_asked(**rules: object) -> tuple[TakeoverMachine, Header]:
-    head = record(genesis(), genesis(), address=identity("a").address)
-    steps = machine(shared_by_machines=True, asks=True, **rules)
-    steps.begin(at(0))
-    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
-    assert steps.step(m.LeaderAnswered(at(0), None)) == [m.ListNewest()]
-    (wait,) = steps.step(m.NewestListed(at(0), head.slot))
-    assert isinstance(wait, m.Wait)
-    return steps, head
-
-
 def test_a_start_asks_its_leader_until_it_claims() -> None:
-    steps, head = watching_one_that_can_be_asked()
-    for ms in (500, 1_000, 1_500):
-        assert asked(steps, ms, None) == [m.ListNewest()]
-        (wait,) = steps.step(m.NewestListed(at(ms), head.slot))
-        assert isinstance(wait, m.Wait)
-    (fail,) = asked(steps, 1_999, head.leader_id.hex())
+    steps, head = watching(asks=True)
+    for ms in (500, 1_000, 4_500):
+        assert isinstance(again(steps, ms, head.slot, sign(head), asks=True), m.Wait)
+    (fail,) = reply(steps, steps.step(m.Woken(at(4_900))), 4_900, leads(head))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
     assert fail.error.code is Code.LEADER_ALIVE
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_start_asks_its_leader_right_before_the_claim(answers: bool) -> None:
-    steps, head = watching_one_that_can_be_asked()
-    assert asked(steps, 2_000, None) == [m.ListNewest()]
-    assert steps.step(m.NewestListed(at(2_000), head.slot)) == [m.ListPage(1000)]
-    assert found(steps, genesis(), head, ms=2_060) == [m.AskLeader(head.address)]
-    (effect,) = steps.step(m.LeaderAnswered(at(2_060), head.leader_id.hex() if answers else None))
-    assert isinstance(effect, m.Fail if answers else m.SendClaim)
-
-
 @pytest.mark.parametrize(("find_ms", "asks_again"), [(400, False), (600, True)])
-def test_a_standby_repeats_a_question_that_has_become_old_before_it_claims(find_ms: float, asks_again: bool) -> None:
-    steps, head = watching_one_that_can_be_asked(standby=True)
-    assert asked(steps, 65_000, None) == [m.ListNewest()]
-    assert steps.step(m.NewestListed(at(65_000), head.slot)) == [m.ListPage(1000)]
-    (effect,) = found(steps, genesis(), head, ms=65_000 + find_ms)
-    assert isinstance(effect, m.AskLeader if asks_again else m.SendClaim)
+def test_a_question_that_has_become_old_is_repeated_before_the_claim(
+    answers: bool, find_ms: float, asks_again: bool
+) -> None:
+    steps, head = watching(asks=True)
+    assert again(steps, 5_000, head.slot, sign(head), asks=True) == m.ListPage(1000)
+    effects = found(steps, genesis(), head, ms=5_000 + find_ms)
+    assert isinstance(effects[0], m.AskLeader if asks_again else m.SendClaim)
+    if asks_again:
+        (effect,) = reply(steps, effects, 5_000 + find_ms, leads(head) if answers else SILENT)
+        assert isinstance(effect, m.Fail if answers else m.SendClaim)
 
 
-@pytest.mark.parametrize("wrote", [False, True])
-def test_for_a_standby_the_silence_begins_at_the_last_answer(wrote: bool) -> None:
-    head = record(genesis(), genesis(), address=identity("a").address)
-    steps = machine(shared_by_machines=True, asks=True, standby=True)
-    steps.begin(at(0))
-    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
-    steps.step(m.LeaderAnswered(at(100), head.leader_id.hex()))
-    assert asked(steps, 600, None) == [m.ListPage(1000)]
-    last = record(head, genesis(), address=head.address) if wrote else head
-    assert found(steps, genesis(), head, *[last] * wrote, ms=700) == [m.ListNewest()]
-    steps.step(m.NewestListed(at(800), last.slot))
-    assert asked(steps, 2_599, None) == [m.ListNewest()]
-    (wait,) = steps.step(m.NewestListed(at(2_599), last.slot))
-    assert isinstance(wait, m.Wait), "2.5 s since the last answer have not passed"
-    assert asked(steps, 2_600, None) == [m.ListNewest()]
-    assert steps.step(m.NewestListed(at(2_600), last.slot)) == [m.ListPage(1000)]
+def test_the_last_question_is_sent_so_that_its_answer_comes_when_the_wait_is_over() -> None:
+    head = head_of_a_leader()
+    steps = machine(asks=True)
+    effects = look(steps, reply(steps, asking(steps, head, sign(head)), 500, SILENT), 500, head.slot, sign(head))
+    asked_ms = ended_ms = 500.0
+    while isinstance(effects[-1], m.Wait):
+        asked_ms = ended_ms + effects[-1].ms
+        effects = steps.step(m.Woken(at(asked_ms)))
+        ended_ms = asked_ms
+        if isinstance(effects[-1], m.AskLeader):
+            ended_ms = asked_ms + 500.0
+            effects = reply(steps, effects, ended_ms, SILENT)
+        effects = look(steps, effects, ended_ms, head.slot, sign(head))
+    assert effects == [m.ListPage(1000)] and ended_ms == 5_000.0
 
 
-def test_a_standby_that_lists_late_waits_for_the_heartbeats_of_a_leader_that_is_alive() -> None:
-    head = record(genesis(), genesis(), address=identity("a").address)
-    steps = machine(shared_by_machines=True, asks=True, standby=True)
-    steps.begin(at(0))
-    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
-    steps.step(m.LeaderAnswered(at(0), head.leader_id.hex()))
-    # The question had no answer for 2 s; meanwhile the leader wrote a heartbeat, and the next one is on its way.
-    assert asked(steps, 2_100, None) == [m.ListPage(1000)]
-    beat = record(head, genesis(), address=head.address)
-    assert found(steps, genesis(), head, beat, ms=2_100) == [m.ListNewest()]
-    steps.step(m.NewestListed(at(2_100), beat.slot))
-    assert asked(steps, 3_500, None) == [m.ListNewest()]
-    (wait,) = steps.step(m.NewestListed(at(3_500), beat.slot))
+@pytest.mark.parametrize("told", [True, False])
+def test_for_a_standby_a_sign_ages_from_when_the_leader_named_it(told: bool) -> None:
+    """It lists nothing while its leader answers; so the answers say which sign is the newest."""
+    head = head_of_a_leader()
+    steps = machine(asks=True, standby=True)
+    effects = asking(steps, head, sign(head, 1))
+    effects = reply(steps, effects, 0, leads(head, Shown(head.slot, 1)))
+    effects = reply(steps, steps.step(m.Woken(at(1_000))), 1_000, leads(head, Shown(head.slot, 2)))
+    effects = reply(steps, steps.step(m.Woken(at(2_000))), 2_000, leads(head, Shown(head.slot, 2)))
+    assert reply(steps, steps.step(m.Woken(at(2_100))), 2_100, SILENT) == [m.ListPage(1000)], "has it resigned?"
+    seen = sign(head, 2 if told else 3)
+    effects = found(steps, replace(genesis(), address="a:8080"), head, ms=2_100)
+    (wait,) = look(steps, effects, 2_100, head.slot, seen)
     assert isinstance(wait, m.Wait)
+    gone_ms = (1_000 if told else 2_100) + 5_000
+    assert wait.facts["wait_ms"] == gone_ms - 2_100
+    assert isinstance(again(steps, gone_ms - 1, head.slot, seen, asks=True), m.Wait)
+    assert again(steps, gone_ms, head.slot, seen, asks=True) == m.ListPage(1000)
+
+
+def test_a_standby_of_any_age_takes_a_refusal_in_the_same_place_for_a_proof() -> None:
+    for age in (0, 1, 1_000):
+        head = head_of_a_leader(scope=HERE)
+        steps = machine_here(standby=True)
+        effects = asking(steps, head, sign(head))
+        ms = 0.0
+        for _ in range(age):
+            effects = reply(steps, effects, ms, leads(head, Shown(head.slot, 1)))
+            ms += 100.0
+            effects = steps.step(m.Woken(at(ms)))
+        died_ms = ms
+        effects = reply(steps, effects, ms, REFUSES)
+        if effects == [m.ListPage(1000)]:
+            effects = found(steps, replace(genesis(), address="a:8080"), head, ms=ms)
+        effects = look(steps, effects, ms, head.slot, sign(head))
+        while isinstance(effects[-1], m.Wait):
+            ms += effects[-1].ms
+            effects = reply(steps, steps.step(m.Woken(at(ms))), ms, REFUSES)
+            if isinstance(effects[-1], m.Look):
+                effects = look(steps, effects, ms, head.slot, sign(head))
+        assert effects == [m.ListPage(1000)] and ms - died_ms <= 2_500
 
 
 def missing(steps: TakeoverMachine, listed_ms: float, read_ms: float) -> m.Effect:
@@ -319,7 +465,7 @@ def test_a_process_that_was_frozen_between_listing_and_reading_does_not_report_a
         assert isinstance(missing(steps, ms, ms + 40_000), m.Wait)
         assert steps.step(m.Woken(at(ms + 40_001))) == [m.ListPage(1000)]
     head = record(genesis(), genesis())
-    assert found(steps, genesis(), head, ms=140_001) == [m.ListNewest()]
+    assert found(steps, genesis(), head, ms=140_001) == [m.Look(head.epoch, head.leader_id)]
 
 
 def with_a_hole(steps: TakeoverMachine) -> list[m.Effect]:
@@ -334,7 +480,7 @@ def test_a_hole_that_a_second_listing_does_not_show_is_no_damage() -> None:
     steps = machine()
     steps.begin(at(0))
     assert with_a_hole(steps) == [m.ListPage(1000)]
-    assert found(steps, genesis(), record(genesis(), genesis())) == [m.ListNewest()]
+    assert isinstance(found(steps, genesis(), record(genesis(), genesis()))[0], m.Look)
 
 
 def test_a_hole_that_a_second_listing_shows_is_damage() -> None:

@@ -261,7 +261,7 @@ def test_the_command_exits_with_the_worst_level(tmp_path: Path) -> None:
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
     url = (tmp_path / "log").as_uri()
-    code, findings = run(url, "--set", "leader.silence_ms=1")
+    code, findings = run(url, "--set", "leader.sign_interval_ms=1")
     assert (code, findings[-1]["check"], findings[-1]["level"]) == (2, "configuration", "error")
     code, findings = run(url)
     assert code == 2

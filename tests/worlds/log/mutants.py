@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
+import msgspec
 from tests.one_line_mutants import mutated
 from tests.worlds.harness import Mutants
 from tests.worlds.log.etiquette import run_etiquette
@@ -23,10 +24,10 @@ from tests.worlds.log.world import run_world
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import encode_body, encode_object
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction
-from holdfast.commit.leadership import claims, takeover, takeover_machine
+from holdfast.commit.leadership import claims, evidence, signs, takeover, takeover_machine
 from holdfast.commit.leadership import takeover_machine as t
-from holdfast.commit.leadership.claims import Heartbeat
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
+from holdfast.commit.service import CommitService
 from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
 from holdfast.commit.stages.events import Batch, CommitEntry, Position
 from holdfast.commit.window import RecentWrites
@@ -52,7 +53,10 @@ _driven = takeover.Driver._carry_out
 _claim_header = claims.claim_header
 _first_found = TakeoverMachine._first_found
 _claim_answered = TakeoverMachine._claim_answered
-_silence_ms = TakeoverMachine._silence_ms
+_judged = evidence.judge
+_looked = TakeoverMachine._looked
+_hear = TakeoverMachine._hear
+_see = TakeoverMachine._see
 _walk_on = claims.walk_on
 
 # -- making durable ---------------------------------------------------------------------------------------------------
@@ -463,65 +467,99 @@ async def claim_not_alone(self: takeover.Driver, effect: Any) -> t.Event:
 # -- etiquette --------------------------------------------------------------------------------------------------------
 
 
-@MUTANTS.breaks("a leader that does not answer may be alive", "_watch", TakeoverMachine, play=run_etiquette)
-def silence_is_not_watched(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
-    """A question without an answer is enough."""
-    return self._at_peace(now)
+def like(reply: evidence.Reply, **changes: Any) -> Any:
+    """The table with the rows of one reply as those of no answer; ``changes`` to the evidence come on top."""
+
+    def judged(seen: evidence.Evidence) -> evidence.Verdict:
+        if seen.reply is reply:
+            seen = msgspec.structs.replace(seen, reply=evidence.Reply.SILENT)
+        return _judged(msgspec.structs.replace(seen, **changes))
+
+    return judged
 
 
-@MUTANTS.breaks("a standby that had no answer waits for 65 s", "_silence_ms", TakeoverMachine, play=run_etiquette)
-def soon_without_an_answer(self: TakeoverMachine, now: Instant) -> float:
-    """A standby that had no answer waits no longer than one that had."""
-    return self._rules.silence_ms + self._rules.heartbeat_ms
+@MUTANTS.breaks("row 1: a leader that answers lives", "_alive", TakeoverMachine, play=run_etiquette)
+def answers_do_not_count(self: TakeoverMachine, newest: Any) -> list[t.Effect]:
+    """A leader that answers and shows no sign has gone."""
+    self._reply = evidence.Reply.SILENT
+    return self._look(Instant(self._questioned_ms, 0))
 
 
-@MUTANTS.breaks(
-    "a standby that had an answer takes over within 3 s", "_silence_ms", TakeoverMachine, play=run_etiquette
-)
-def long_in_any_case(self: TakeoverMachine, now: Instant) -> float:
-    """A standby that had an answer waits as long as one that had none."""
-    return self._rules.unheard_ms
-
-
-def asks_once(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
-    """A start asks its leader once."""
-    return self._ask(now) if self._rules.standby else self._look(now)
-
-
-@MUTANTS.breaks(
-    "a start asks its leader right before it claims",
-    "_found_silent",
-    TakeoverMachine,
+MUTANTS.add(
+    "own_address_is_no_proof",
+    "row 2: who has the leader's address itself claims at once",
+    (takeover_machine, "judge", like(evidence.Reply.OWN)),
     play=run_etiquette,
-    first_seed=37,
 )
-def no_last_question(self: TakeoverMachine, now: Instant, newest: Any) -> list[t.Effect]:
-    """A question before the silence is enough."""
-    return self._stake(now)
+MUTANTS.add(
+    "refusal_beside_is_no_proof",
+    "row 4: a refusal in the same place is a proof",
+    (takeover_machine, "judge", like(evidence.Reply.REFUSES)),
+    play=run_etiquette,
+)
+MUTANTS.add(
+    "refusal_elsewhere_is_a_proof",
+    "row 5: a refusal elsewhere is no proof",
+    (takeover_machine, "judge", like(evidence.Reply.SILENT, is_same_place=True)),
+    play=run_etiquette,
+)
 
 
-@MUTANTS.breaks("after a new object a start waits longer", "_silence_ms", TakeoverMachine, play=run_etiquette)
-def one_short_silence_more(self: TakeoverMachine, now: Instant) -> float:
-    """After a new object a start waits no longer than before it."""
-    return self._rules.silence_ms if not self._rules.standby else _silence_ms(self, now)
+@MUTANTS.breaks("row 6: without an answer signs count", "judge", takeover_machine, play=run_etiquette)
+def silence_is_a_proof(seen: evidence.Evidence) -> evidence.Verdict:
+    """A question without an answer is enough."""
+    return evidence.Verdict(0.0, is_proof=True) if seen.reply is evidence.Reply.SILENT else _judged(seen)
 
 
-@MUTANTS.breaks("nothing is written while questions arrive", "next_ms", Heartbeat, play=run_etiquette)
-def heartbeats_while_asked(self: claims.Heartbeat, now_ms: float) -> float | None:
-    """Heartbeats are written whether questions come or not."""
-    return self._beaten_ms + self._heartbeat_ms
+MUTANTS.add("one_missed_sign", "2.5 intervals pass", (evidence, "SIGNS_MISSED", 1.0), play=run_etiquette)
+MUTANTS.add(
+    "ten_missed_signs", "a dead leader is followed in time", (evidence, "SIGNS_MISSED", 10.0), play=run_etiquette
+)
+MUTANTS.add(
+    "one_lost_question",
+    "no single question decides",
+    (evidence, "REPLY_MS_MIN", 0.0),
+    play=run_etiquette,
+)
 
 
-@MUTANTS.breaks("a missed question is followed by heartbeats", "next_ms", Heartbeat, play=run_etiquette)
-def no_heartbeat(self: claims.Heartbeat, now_ms: float) -> float | None:
-    """A missed question leads to nothing."""
-    return None
+@MUTANTS.breaks("an idle leader shows signs", "show", signs.Signs, play=run_etiquette)
+async def no_signs(self: signs.Signs) -> bool:
+    """No sign is created."""
+    return True
 
 
-@MUTANTS.breaks("each standby's questions count", "asked", Heartbeat, play=run_etiquette)
-def all_standbys_are_one(self: claims.Heartbeat, standby: str, now_ms: float) -> None:
-    """While one standby asks, no one is missed."""
-    self._asked_ms[""] = now_ms
+@MUTANTS.breaks("the sign before is deleted", "_remove", signs.Signs, play=run_etiquette)
+async def signs_pile_up(self: signs.Signs, newest: str) -> None:
+    """No sign is deleted."""
+
+
+@MUTANTS.breaks("signs go on in a drain", "_show_signs", CommitService, play=run_etiquette)
+async def no_signs_in_a_drain(self: CommitService) -> None:
+    """A leader that drains shows no sign."""
+    while not self._draining and not self.ended.done():
+        await self._signs.show()
+        await asyncio.sleep(self._signs.newest.interval_ms / 1000.0)
+
+
+@MUTANTS.breaks("a batch counts as a sign", "_looked", TakeoverMachine, play=run_etiquette)
+def batches_are_no_signs(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
+    """Only signs are looked at."""
+    return _looked(self, now, t.Looked(answer.now, self._shown.slot, answer.sign))
+
+
+@MUTANTS.breaks("a sign ages from when the leader named it", "_hear", TakeoverMachine, play=run_etiquette)
+def shown_is_not_heard(self: TakeoverMachine, now: Instant, answer: Any) -> None:
+    """What a leader says that it has shown is not noted."""
+    _hear(self, now, msgspec.structs.replace(answer, shown=None))
+
+
+@MUTANTS.breaks("a start leaves a leader alone that shows signs", "_see", TakeoverMachine, play=run_etiquette)
+def signs_are_not_seen(self: TakeoverMachine, now: Instant, shown: Any) -> bool:
+    """A new sign does not make the leader any younger."""
+    if self._shown.slot is None or self._shown.sign == 0:
+        return _see(self, now, shown)
+    return False
 
 
 @MUTANTS.breaks("every claim raises the epoch", "claim_header", takeover_machine)
@@ -543,14 +581,3 @@ MUTANTS.add(
     (chain, "_check_claim", any_claim),
     first_seed=7,
 )
-MUTANTS.add(
-    "asks_once",
-    "a start asks its leader until it claims",
-    (TakeoverMachine, "_poll", asks_once),
-    (TakeoverMachine, "_found_silent", no_last_question),
-    play=run_etiquette,
-    first_seed=17,
-)
-MUTANTS.add("no_fast_heartbeats", "heartbeats are frequent for a minute", (claims, "FAST_MS", 0.0), play=run_etiquette)
-MUTANTS.add("no_slow_heartbeats", "heartbeats go on for a day", (claims, "SLOW_EVERY_MS", 1e12), play=run_etiquette)
-MUTANTS.add("fast_heartbeats_go_on", "heartbeats become few", (claims, "FAST_MS", 1e12), play=run_etiquette)

@@ -17,9 +17,10 @@ from tests.worlds.log.loop import SimulatedLoop
 from tests.worlds.log.node_store import Archive, NodeStore
 from tests.worlds.log.promises import Attempt
 
-from holdfast.commit.format.batch import Header, Logged, LoggedTransaction, StoresMode
+from holdfast.commit.format.batch import AddressScope, Header, Logged, LoggedTransaction, StoresMode
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
 from holdfast.commit.leadership.claims import Identity
+from holdfast.commit.leadership.evidence import LeaderAnswer, Place, Reply
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
@@ -46,6 +47,10 @@ class Node:
         self.world = world
         self.number = number
         self.address = f"node-{number}:8080"
+        self.scope = AddressScope(bytes([number + 1]) * 16, number + 1)
+        """Where this node's addresses are valid: a place of its own, unless a world moves it beside another."""
+        self.held_until = 0.0
+        """Until then its batches do not reach the store."""
         self.incarnation = 0
         self.paused_until = 0.0
         self.wall_skew_ms = 0.0
@@ -156,7 +161,8 @@ class Node:
         world = self.world
         random, shape = world.random, world.shape
         self.recovering = True
-        identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address)
+        here = Place((self.address,), (self.scope,))
+        identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address, self.scope, here)
         rude, self._rude = self._rude, False
         plain, self._plain = self._plain, False
         unfit = world.strikes("store_unfit", 0.1)
@@ -166,9 +172,8 @@ class Node:
             stores_mode=StoresMode.DISK if self.stores is None else StoresMode.LOG,
             take_over=rude,
             standby=not rude and not plain,
-            silence_ms=shape.silence_ms,
-            heartbeat_ms=shape.heartbeat_ms,
-            unheard_ms=shape.unheard_ms,
+            sign_interval_ms=shape.sign_interval_ms,
+            question_ms=shape.question_ms,
             retry_budget_ms=PATIENCE_S * 1000.0,
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
@@ -189,8 +194,7 @@ class Node:
                 address=self.address,
                 rules=shape.rules,
                 request_timeout_ms=2_000.0,
-                silence_ms=shape.silence_ms,
-                heartbeat_ms=shape.heartbeat_ms,
+                sign_interval_ms=shape.sign_interval_ms,
                 idle_check_ms=shape.idle_check_ms,
                 stalled_ms_max=shape.stalled_ms_max,
             ),
@@ -246,22 +250,23 @@ class Node:
 
     # -- nodes ask one another who they are ---------------------------------------------------------------------------
 
-    async def _ask_leader(self, address: str) -> str | None:
-        asked: asyncio.Future[str | None] = self._loop.create_future()
+    async def _ask_leader(self, address: str, ms_max: float) -> LeaderAnswer:
+        asked: asyncio.Future[LeaderAnswer] = self._loop.create_future()
         loop = self._loop
 
-        def told(answer: str | None) -> None:
+        def told(answer: LeaderAnswer) -> None:
             if not asked.done():
                 loop.turn(asked.set_result, answer)
 
-        self.world.ask(self, address, told)
+        self.world.ask(self, address, ms_max, told)
         return await asked
 
-    def asked_who(self, standby: str, answer: Callable[[str | None], None]) -> None:
-        """A standby asks this process whether it leads."""
+    def asked_who(self, answer: Callable[[LeaderAnswer], None]) -> None:
+        """Another process asks this one whether it leads."""
         if self.service is not None and self.leading:
-            self._loop.turn(self.service.standby_seen, standby)
-        answer(self.service.leader_id if self.service is not None and self.leading else "")
+            answer(LeaderAnswer(Reply.LEADS, self.service.leader_id, self.service.shown))
+        else:
+            answer(LeaderAnswer(Reply.LEADS_NOT))
 
     # -- clients ------------------------------------------------------------------------------------------------------
 

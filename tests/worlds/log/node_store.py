@@ -51,14 +51,16 @@ class NodeStore:
         if len(data) == CLAIM_BYTES and self._world.strikes("claim_dawdles", 0.2):
             random = self._world.random
             await self.pause(random.choice((30.0, 500.0, 3_000.0)) * random.random())
+        if self._world.agenda.now < self._node.held_until:
+            await self.pause(self._node.held_until - self._world.agenda.now)
         answered: asyncio.Future[CreateAnswer] = self._loop.create_future()
         self._world.network.create(self._node, slot, data, self._done(answered))
         return await answered
 
     async def _create_other(self, key: str, data: bytes) -> CreateAnswer:
-        await self.pause(self._world.network.delay_ms())
+        await self.pause(self._world.network.delay_ms() + self._world.sign_delay_ms(key))
         others = self._world.store.others
-        if self._world.strikes("probe_failed", 0.03):
+        if self._world.strikes("probe_failed", 0.03) or not self._world.takes_signs(self._node, key):
             return Unknown("no answer in time")
         if key in others and not self._unfit:
             return Refused()
@@ -91,6 +93,8 @@ class NodeStore:
         """As the port says."""
         if prefix != PREFIX:
             await self.pause(self._world.network.delay_ms())
+            if not self._world.takes_signs(self._node, prefix):
+                raise Unavailable("no answer in time")
             others = self._world.store.others
             keys = sorted(key for key in others if key.startswith(prefix) and key > after)
             return [Listed(key, len(others[key])) for key in keys[:limit]]

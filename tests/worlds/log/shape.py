@@ -20,6 +20,7 @@ from tests.worlds.harness import patched
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.commit.leadership import claims, takeover_machine
+from holdfast.commit.leadership.evidence import INTERVAL_MS_MIN, SIGNS_MISSED
 from holdfast.commit.reading import reader
 from holdfast.commit.stages import persist, release, sequence
 from holdfast.commit.stages.persist import PersistRules
@@ -83,9 +84,9 @@ class WorldShape:
     look_ms: float
     """How often a leader applies the retention policies."""
     hot_keys: int
-    silence_ms: float
-    heartbeat_ms: float
-    unheard_ms: float
+    sign_interval_ms: float
+    question_ms: float
+    """A standby asks its leader after one to two times this."""
     idle_check_ms: float
     probes: bool
     stalled_ms_max: float
@@ -157,9 +158,8 @@ def _draw_any(random: Random) -> WorldShape:
         look_ms=0.0,
         hot_keys=random.choice((3, 6)),
         stalled_ms_max=300.0 if silence_ms == 60.0 else inf,
-        silence_ms=silence_ms,
-        heartbeat_ms=silence_ms * 0.45,
-        unheard_ms=3.0 * silence_ms,
+        sign_interval_ms=max(INTERVAL_MS_MIN, silence_ms / SIGNS_MISSED),
+        question_ms=silence_ms * 0.45 / 8.0,
         idle_check_ms=random.choice((200.0, 5_000.0)),
         probes=random.random() < 0.3,
         proof_ms=PROOF_MS_MAX,

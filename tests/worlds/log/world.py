@@ -22,6 +22,8 @@ from tests.worlds.log.settle import check_outcomes
 from tests.worlds.log.shape import OFTEN_MS, WorldShape, draw_shape, protocol_width, silent
 
 from holdfast.commit.format.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
+from holdfast.commit.leadership import signs
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
 
@@ -102,26 +104,37 @@ class World(SeededWorld):
         """The node with this address."""
         return self.nodes[int(address.removeprefix("node-").partition(":")[0])]
 
-    def ask(self, asker: Node, address: str, reply: Callable[[str | None], None]) -> None:
-        """A node asks the process at an address who it is; ``reply`` gets the answer, None when none comes."""
+    def ask(self, asker: Node, address: str, ms_max: float, reply: Callable[[LeaderAnswer], None]) -> None:
+        """A node asks the process at an address who it is; ``reply`` gets the answer, or that none came."""
         node = self.node_at(address)
         lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
 
         timeout = _Timeout()
 
-        def answered(answer: str | None) -> None:
+        def answered(answer: LeaderAnswer) -> None:
             after(self.network.delay_ms(), asker, arrives, answer)
 
-        def arrives(answer: str | None) -> None:
+        def arrives(answer: LeaderAnswer) -> None:
             timeout.over = True
             reply(answer)
 
         after = self.agenda.after
-        after(self.answer_timeout_ms, asker, reply, None, handle=timeout)
+        silent = LeaderAnswer(Reply.SILENT)
+        after(min(ms_max, self.answer_timeout_ms), asker, reply, silent, handle=timeout)
+        if lost:
+            return
         if not node.up:
-            answered(None)
-        elif not lost:
-            after(self.network.delay_ms(), node, node.asked_who, asker.address, answered)
+            answered(LeaderAnswer(Reply.REFUSES))
+        else:
+            after(self.network.delay_ms(), node, node.asked_who, answered)
+
+    def takes_signs(self, node: Node, key: str) -> bool:
+        """Whether the store answers this node about signs of life; everything else is answered always."""
+        return not key.startswith(signs.PREFIX) or id(node) not in self.network.partitioned
+
+    def sign_delay_ms(self, key: str) -> float:
+        """How much later than other objects a sign of life becomes visible."""
+        return 0.0
 
     def owner_of(self, attempt: Attempt) -> Client:
         """The client that made an attempt."""

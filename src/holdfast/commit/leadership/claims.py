@@ -1,4 +1,4 @@
-"""Recovery as a decision table over one LIST page, the claim that follows from it, and the leader's heartbeats.
+"""Recovery as a decision table over one LIST page, and the claim that follows from it.
 
 One page is enough: zombies of any earlier leader are strictly between the newest claim and its jump. If the latest
 leader wrote data, the newest key is its own and names its claim. Otherwise everything newer than its claim is a zombie,
@@ -22,11 +22,9 @@ After a fork claim a key newer than c may have the parent's log id: a copier of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
@@ -47,6 +45,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import broken, next_slot
 from holdfast.commit.format.log_clock import LogClock
+from holdfast.commit.leadership.evidence import NOWHERE, Place
 from holdfast.commit.leadership.role import Copied
 from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.values import FORK_JUMP_MIN, Instant, LeaderId, LogId, Slot, Version, slot_text
@@ -95,12 +94,16 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The claimant: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
+    """The claimant: fresh random 128-bit values per process start, the address to advertise and where it is valid.
+
+    ``here``: where the process listens and runs, whatever it advertises.
+    """
 
     leader_id: LeaderId
     nonce_seed: bytes
     address: str
     scope: AddressScope = UNKNOWN_SCOPE
+    here: Place = NOWHERE
 
 
 def read_page(rows: Sequence[tuple[str, int]]) -> Page:
@@ -323,74 +326,3 @@ def has_successor(newest: Slot | None, *, oldest_free: Slot) -> bool:
     start at or below it, so a key there is not this leader's own.
     """
     return newest is not None and newest <= oldest_free
-
-
-_PROOF: Final = re.compile(r"([0-9]{1,20}):([0-9a-f]{32})")
-
-FAST_MS: Final = 61_000.0
-"""A second more than a standby reckons with (``TakeoverRules.fresh_ms``)."""
-SLOW_EVERY_MS: Final = 30_000.0
-FORGOTTEN_MS: Final = 86_400_000.0
-STANDBYS_MAX: Final = 64
-"""Further standbys are counted as one: while any of them asks, none has missed a question."""
-OTHERS: Final = ""
-
-
-def encode_proof(slot: Slot, nonce: bytes) -> str:
-    """The proof that a standby can read the log: the slot and the nonce of an object of the leader."""
-    return f"{slot}:{nonce.hex()}"
-
-
-def parse_proof(proof: str) -> tuple[Slot, bytes] | None:
-    """The slot and the nonce, None for any other text."""
-    match = _PROOF.fullmatch(proof)
-    if match is None or (slot := int(match[1])) >= 1 << 64:
-        return None
-    return Slot(slot), bytes.fromhex(match[2])
-
-
-class Heartbeat:
-    """When an idle leader writes an empty batch: after a standby has stopped asking. Liveness only.
-
-    While every standby asks, nothing is written. A standby whose question is missing for half of ``silence_ms`` may be
-    cut off from this process and see the log only: for it a heartbeat is written every ``heartbeat_ms`` for a minute,
-    then every 30 s, until it asks again, for at most a day.
-    """
-
-    __slots__ = ("_asked_ms", "_beaten_ms", "_heartbeat_ms", "_missed_ms")
-
-    def __init__(self, *, silence_ms: float, heartbeat_ms: float) -> None:
-        self._missed_ms = silence_ms / 2.0
-        self._heartbeat_ms = heartbeat_ms
-        self._asked_ms: dict[str, float] = {}
-        self._beaten_ms = -FORGOTTEN_MS
-
-    def asked(self, standby: str, now_ms: float) -> None:
-        """A standby asked; ``standby`` identifies it, also after a restart of its process."""
-        if standby not in self._asked_ms and len(self._asked_ms) >= STANDBYS_MAX:
-            standby = OTHERS
-        self._asked_ms[standby] = now_ms
-
-    def written(self, now_ms: float) -> None:
-        """A batch was written: it is as good a sign of life as a heartbeat."""
-        self._beaten_ms = now_ms
-
-    def due(self, now_ms: float) -> bool:
-        """Whether a heartbeat is to be written now."""
-        due_ms = self.next_ms(now_ms)
-        return due_ms is not None and due_ms <= now_ms
-
-    def next_ms(self, now_ms: float) -> float | None:
-        """When the next heartbeat is due if no question comes until then, None for never."""
-        due: list[float] = []
-        for standby, asked_ms in [*self._asked_ms.items()]:
-            missed_ms = asked_ms + self._missed_ms
-            if now_ms >= missed_ms + FORGOTTEN_MS:
-                del self._asked_ms[standby]
-                continue
-            fast_ms = max(missed_ms, self._beaten_ms + self._heartbeat_ms)
-            slow_ms = max(missed_ms, self._beaten_ms + SLOW_EVERY_MS)
-            due_ms = fast_ms if fast_ms < missed_ms + FAST_MS else slow_ms
-            if due_ms < missed_ms + FORGOTTEN_MS:
-                due.append(due_ms)
-        return min(due, default=None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
@@ -19,21 +20,24 @@ import structlog
 from holdfast.boot import clock_id, clock_ns
 from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, AddressScope, StoresMode, object_name
 from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership.addresses import on_host, on_loopback
 from holdfast.commit.leadership.claims import Identity, read_page
+from holdfast.commit.leadership.evidence import LeaderAnswer, Place
 from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.signs import SignReader
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
-from holdfast.values import Instant, LogId, Slot
+from holdfast.values import Instant, LogId, Slot, sign_interval_ms
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
-AskLeader = Callable[[str], Awaitable[str | None]]
-"""Ask the process at an address for its leader id: empty when it does not lead, None without an answer."""
+AskLeader = Callable[[str, float], Awaitable[LeaderAnswer]]
+"""Ask the process at an address whether it leads, and wait for so many milliseconds.
 
-AskAsStandby = Callable[[str, str], Awaitable[str | None]]
-"""As ``AskLeader``, with a proof that the asker can read the log, so that the leader counts the question."""
+``Reply.REFUSES`` only where the address itself says that no process listens there; everything else without an answer is
+``Reply.SILENT``."""
 
 Clock = Callable[[], Instant]
 
@@ -50,13 +54,15 @@ class TakeoverOptions(TakeoverRules):
 
     following: Callable[[str, str], None] | None = None
     ask_leader: AskLeader | None = None
-    ask_as_standby: AskAsStandby | None = None
-    """How a standby asks; without it a standby asks by ``ask_leader``."""
 
-    def rules_for(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
+    def interval_ms(self, url: str) -> float:
+        """The time between two signs of life in this store."""
+        return self.sign_interval_ms or sign_interval_ms(urlsplit(url).scheme)
+
+    def rules_for(self, url: str, *, only_new: bool = False) -> TakeoverRules:
         """The same, for the machine on one store."""
-        asks = self.ask_leader is not None or (self.standby and self.ask_as_standby is not None)
-        return replace(self, shared_by_machines=shared_by_machines, only_new=only_new, asks=asks)
+        asks = self.ask_leader is not None
+        return replace(self, only_new=only_new, asks=asks, sign_interval_ms=self.interval_ms(url))
 
 
 def now() -> Instant:
@@ -80,9 +86,7 @@ async def take_the_lead(
     Closed ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
-    # Where other machines reach the store, the same address may be another endpoint.
-    rules = options.rules_for(shared_by_machines=urlsplit(store.url).scheme != "file")
-    return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
+    return await Driver(store, TakeoverMachine(identity, log_id, options.rules_for(store.url)), options, clock).run()
 
 
 async def init_log(
@@ -97,7 +101,7 @@ async def init_log(
     if await store.list(PREFIX, limit=1):
         return False
     options = TakeoverOptions(allow_new=True, stores_mode=stores_mode, retry_budget_ms=retry_budget_s * 1000.0)
-    rules = options.rules_for(shared_by_machines=True, only_new=True)
+    rules = options.rules_for(store.url, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
     except Closed:
@@ -110,6 +114,7 @@ class Driver:
 
     def __init__(self, store: ObjectStore, steps: TakeoverMachine, options: TakeoverOptions, clock: Clock) -> None:
         self._store = store
+        self._signs = SignReader(store)
         self._machine = steps
         self._options = options
         self._clock = clock
@@ -175,12 +180,13 @@ class Driver:
         match effect:
             case t.Wait(ms=ms, reason=reason, facts=facts):
                 if reason:
-                    write = log.info if reason == "waiting_for_silence" else log.warning
+                    write = log.info if reason == "waiting_for_signs_of_life" else log.warning
                     write(reason, **facts)
                 await asyncio.sleep(ms / 1000.0)
                 return t.Woken(clock())
             case t.AskLeader():
-                return t.LeaderAnswered(clock(), await self._ask_leader(effect))
+                answer = await self._ask_leader(effect)
+                return t.LeaderAnswered(clock(), answer)
             case t.SendClaim(slot=slot, data=data):
                 try:
                     async with asyncio.timeout(REQUEST_S_MAX):
@@ -197,15 +203,12 @@ class Driver:
                 except HoldfastError as error:
                     return t.Failed(clock(), error)
 
-    async def _ask_leader(self, question: t.AskLeader) -> str | None:
-        options = self._options
-        if options.standby and options.ask_as_standby is not None:
-            return await options.ask_as_standby(question.address, question.proof)
-        assert options.ask_leader is not None, "only a machine that can ask does"
-        return await options.ask_leader(question.address)
+    async def _ask_leader(self, question: t.AskLeader) -> LeaderAnswer:
+        assert self._options.ask_leader is not None, "only a machine that can ask does"
+        return await self._options.ask_leader(question.address, question.ms_max)
 
     async def _ask_store(
-        self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim
+        self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.Look | t.ReadHeader | t.ReadClaim
     ) -> t.Event:
         store, clock = self._store, self._clock
         match effect:
@@ -220,6 +223,9 @@ class Driver:
                 return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records)
             case t.ListNewest():
                 return t.NewestListed(clock(), await newest_slot(store))
+            case t.Look(epoch=epoch, leader_id=leader_id):
+                newest, sign = await asyncio.gather(newest_slot(store), self._signs.newest(epoch, leader_id))
+                return t.Looked(clock(), newest, sign)
             case t.ReadHeader(slot=slot):
                 return t.HeaderRead(clock(), await self._header(slot))
             case t.ReadClaim(slot=slot):
@@ -250,3 +256,33 @@ def local_scope(address: str, *, is_bound: bool = True) -> AddressScope:
         with suppress(OSError):
             namespace = os.stat(MOUNTS if address.startswith("unix:") else NETWORK).st_ino
     return AddressScope(clock_id(), namespace)
+
+
+def local_place(bound: Sequence[str]) -> Place:
+    """Where this process is, and how processes of the same place reach it: the addresses at which it listens.
+
+    A wildcard is reached by the loopback address. The first scope is that of the first address.
+    """
+    scopes = [local_scope(each) for each in (*bound, "127.0.0.1:0", "unix:")]
+    return Place(tuple(map(on_loopback, bound)), tuple(dict.fromkeys(scope for scope in scopes if scope.is_known())))
+
+
+def on_interface(address: str) -> str:
+    """How a process of another machine reaches a listener: a wildcard by the address of the bound interface.
+
+    That is the interface that leads to other machines, or the loopback address where no interface does.
+    """
+    return on_host(address, outward_host(socket.AF_INET6 if "[" in address else socket.AF_INET))
+
+
+def outward_host(family: socket.AddressFamily = socket.AF_INET) -> str:
+    """The address of this machine's interface that leads to other machines. Nothing is sent."""
+    six = family is socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as looking:
+            looking.connect(("2001:db8::1" if six else "192.0.2.1", 9))
+            host = str(looking.getsockname()[0])
+    except OSError:
+        # A listener on [::] takes connections of both families.
+        return outward_host() if six else "127.0.0.1"
+    return f"[{host}]" if six else host

@@ -2,21 +2,22 @@
 
     state        leaves when                                         to
     find         page and headers decide the frontier                consider
-    consider     the last record allows a claim, or is the parent's  claim; otherwise ask its leader
+    consider     the last record allows a claim, or is the parent's  claim; otherwise look, then ask its leader
     ask          the leader answers                                  failed, or follow as a standby
                  it does not                                         watch
-    follow       a question gets no answer                           find, then watch
-    watch        no new key for as long as the rules say, and no     claim (if the frontier is old: first find, then a
-                 answer to any question                              last question to its leader)
+    follow       a question gets another reply                       find, then watch
+    watch        the evidence says that the leader has gone          claim (if the frontier is old: first find, then a
+                                                                     last question to its leader)
+                 a new sign or batch appears                         watch, or failed where the leader surely lives
     claim        created, or refused because it is already there     check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
 
 A prefix that holds a copy of a log (``role``) is refused until the copy is promoted; then the first claim forks.
 
-Waiting for a leader that may be alive serves liveness only; safety never depends on it. The probe (can the store
-hold a log?) runs during the first states and must pass before the claim is sent. A failed request is repeated, with
-capped exponential backoff and full jitter, until ``retry_budget_ms`` is exhausted.
+When a leader counts as gone is one table (``evidence``). It serves liveness only; safety never depends on it. The
+probe (can the store hold a log?) runs during the first states and must pass before the claim is sent. A failed request
+is repeated, with capped exponential backoff and full jitter, until ``retry_budget_ms`` is exhausted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -36,12 +38,25 @@ from holdfast.commit.leadership.claims import (
     Page,
     claim_header,
     encode_claim,
-    encode_proof,
     first_headers,
     has_successor,
     plan_recovery,
     read_page,
     walk_on,
+)
+from holdfast.commit.leadership.evidence import (
+    INTERVAL_MS_MAX,
+    INTERVAL_MS_MIN,
+    Address,
+    Contact,
+    Evidence,
+    LeaderAnswer,
+    Reply,
+    Shown,
+    Sign,
+    Verdict,
+    contact,
+    judge,
 )
 from holdfast.commit.leadership.role import Copied, RoleRecords
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
@@ -96,12 +111,18 @@ class ReadHeader(Struct, frozen=True):
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
-class AskLeader:
-    """Ask the process at this address for its leader id, with a proof of reading. Answered by LeaderAnswered."""
+class Look(Struct, frozen=True):
+    """List the newest key, and read the newest sign of this leadership. Answered by Looked or Failed."""
+
+    epoch: int
+    leader_id: LeaderId
+
+
+class AskLeader(Struct, frozen=True):
+    """Ask the process at this address whether it leads, for at most ``ms_max``. Answered by LeaderAnswered."""
 
     address: str
-    proof: str = field(default="", compare=False)
+    ms_max: float
 
 
 class SendClaim(Struct, frozen=True):
@@ -148,7 +169,7 @@ class Fail(Struct, frozen=True):
     error: HoldfastError
 
 
-Request = ListPage | ReadHeaders | ListNewest | ReadHeader | AskLeader | SendClaim | ReadClaim
+Request = ListPage | ReadHeaders | ListNewest | Look | ReadHeader | AskLeader | SendClaim | ReadClaim
 Effect = Probe | Request | Wait | CleanUp | StandBy | Led | Fail
 
 
@@ -190,10 +211,17 @@ class HeaderRead(_Timed, frozen=True):
     data: bytes | None
 
 
-class LeaderAnswered(_Timed, frozen=True):
-    """The answer to AskLeader: a leader id, empty when that process does not lead, None without an answer."""
+class Looked(_Timed, frozen=True):
+    """The answer to Look: the newest slot, and the newest sign of the leadership; None for none."""
 
-    answer: str | None
+    newest: Slot | None
+    sign: Sign | None
+
+
+class LeaderAnswered(_Timed, frozen=True):
+    """The answer to AskLeader."""
+
+    answer: LeaderAnswer
 
 
 class ClaimAnswered(_Timed, frozen=True):
@@ -218,7 +246,7 @@ class Woken(_Timed, frozen=True):
     """The answer to Wait."""
 
 
-Answer = PageListed | HeadersRead | NewestListed | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead
+Answer = PageListed | HeadersRead | NewestListed | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead
 Event = Probed | Answer | Failed | Woken
 
 
@@ -232,11 +260,16 @@ RETRY_BASE_MS: Final = 50.0
 RETRY_MAX_MS: Final = 2_000.0
 DOUBLINGS_MAX: Final = 30
 RESTARTS_MAX: Final = 100
-POLL_MS_MAX: Final = 500.0
-MISSES_MIN: Final = 2
-POLLS_OF_A_WINDOW: Final = 20
+IN_FLIGHT_MS: Final = 2_000.0
+"""What appears later than this after the first look was not on its way when a leader was killed: it lives."""
+LOOKS_OF_AN_INTERVAL: Final = 4.0
+PROOF_LOOK_MS: Final = 250.0
+"""How often an address is asked whose refusal is a proof."""
 QUESTION_MS_MAX: Final = 500.0
-"""A standby repeats a question that is older than this before it claims."""
+"""A question that is older than this is repeated before the claim."""
+ANSWER_MS_MIN: Final = 250.0
+ANSWER_MS_MAX: Final = 2_000.0
+"""A leader has a quarter of an interval to answer a question, within these bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +287,8 @@ class TakeoverRules:
 
     ``stores_mode``: that of a new log. ``moves_stores``: the claim moves the stores of a log. ``only_new``: lead a new
     log or none. ``retires``: claim so that nobody leads afterwards. ``asks``: there is a way to ask a leader who it is.
-    ``shared_by_machines``: the same address may lead to another process.
+    ``sign_interval_ms``: of a leader without a sign, and of this one when it leads; 0: by its store.
+    ``question_ms``: a standby asks its leader after one to two times this.
     """
 
     allow_new: bool = False
@@ -266,20 +300,16 @@ class TakeoverRules:
     standby: bool = False
     probe: bool = True
     asks: bool = False
-    shared_by_machines: bool = True
     retry_budget_ms: float = 60_000.0
-    silence_ms: float = 2_000.0
-    heartbeat_ms: float = 500.0
-    fresh_ms: float = 60_000.0
-    """A standby that had an answer within this time knows that its leader writes heartbeats by now."""
-    unheard_ms: float = 65_000.0
-    """How long the log is silent before a standby claims that had no answer: two of the slow heartbeats, and more."""
+    sign_interval_ms: float = 0.0
+    question_ms: float = 62.5
 
 
 _ANSWERS: Final[Mapping[type[Request], type[Answer]]] = {
     ListPage: PageListed,
     ReadHeaders: HeadersRead,
     ListNewest: NewestListed,
+    Look: Looked,
     ReadHeader: HeaderRead,
     AskLeader: LeaderAnswered,
     SendClaim: ClaimAnswered,
@@ -323,22 +353,24 @@ class TakeoverMachine:
         self._chased: Callable[[Instant, Frontier | None], list[Effect]] = self._chased_for_a_claim
         self._started_ms = 0.0
         self._found_ms = 0.0
-        self._asked_ms = 0.0
+        self._considered_ms = 0.0
         self._waited_ms = 0.0
         self._restarts = 0
         self._changes = 0
         self._watched_id: LeaderId | None = None
         self._following = False
-        self._questioned_ms = 0.0
-        self._heard_ms: float | None = None
-        self._missed = 0
-        self._newest: Slot | None = None
-        self._newest_ms = 0.0
-        self._silent_newest: Slot | None = None
-        self._silent_since_ms: float | None = None
-        self._watched_since_ms = 0.0
+        self._sign: Sign | None = None
+        self._shown = Shown()
+        self._shown_ms = 0.0
+        self._shown_at_peace: Shown | None = None
+        self._watched_since_ms: float | None = None
         self._looked_ms = 0.0
-        self._wrote = False
+        self._contact = Contact("", False)
+        self._reply: Reply | None = None
+        self._reply_since_ms = 0.0
+        self._unanswered_since_ms = 0.0
+        self._another_leads = False
+        self._questioned_ms = self._asked_ms = 0.0
         self._claim: Header | None = None
         self._checked_ms = 0.0
 
@@ -467,7 +499,7 @@ class TakeoverMachine:
     def _page_listed(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, PageListed), "a page was asked for"
         self._page = read_page(answer.rows)
-        self._see(now, self._page.slots[0] if self._page.slots else None)
+        self._see(now, Shown(self._page.slots[0] if self._page.slots else None, self._shown.sign))
         self._objects = {}
         self._waits = 1
         return self._read(first_headers(self._page))
@@ -528,15 +560,17 @@ class TakeoverMachine:
     # -- consider and ask: is it polite to claim now? -----------------------------------------------------------------
 
     def _consider(self, now: Instant) -> list[Effect]:
-        self._asked_ms = now.boot_ms
-        self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
-        self._following = False
-        self._wrote = False
+        self._considered_ms = now.boot_ms
+        self._following, self._watched_since_ms, self._shown_at_peace = False, None, None
+        self._reply = None
         newest = self._frontier.predecessor
-        self._watched_id = None if newest is None else newest.leader_id
+        watched_id = None if newest is None else newest.leader_id
+        if watched_id != self._watched_id:
+            self._watched_id, self._sign = watched_id, None
+            self._shown = Shown(self._shown.slot)
         if newest is None or self._rules.take_over or self._forks or _may_be_followed_at_once(newest):
             return self._at_peace(now)
-        return self._ask(now)
+        return self._look(now)
 
     @property
     def _forks(self) -> bool:
@@ -550,148 +584,155 @@ class TakeoverMachine:
         return newest
 
     def _ask(self, now: Instant) -> list[Effect]:
-        newest = self._watched_leader()
-        if not self._rules.asks or not newest.address:
-            return self._judge(now, None)
-        return self._send(now, _question(newest), self._leader_answered)
+        newest, sign = self._watched_leader(), self._sign
+        self._asked_ms = now.boot_ms
+        bound = None if sign is None else Address(sign.address, sign.scope)
+        self._contact = contact(Address(newest.address, newest.scope), bound, self._identity.here)
+        if self._contact.known is not None or not self._rules.asks:
+            return self._replied(now, LeaderAnswer(self._contact.known or Reply.UNREACHABLE))
+        ms_max = min(ANSWER_MS_MAX, max(ANSWER_MS_MIN, self._interval_ms / LOOKS_OF_AN_INTERVAL))
+        return self._send(now, AskLeader(self._contact.address, ms_max), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._watched_leader()
-        if answer.answer == newest.leader_id.hex():
-            return self._alive(now, newest)
-        return self._judge(now, answer.answer)
+        return self._replied(now, answer.answer)
 
-    def _alive(self, now: Instant, newest: Header) -> list[Effect]:
-        if not self._rules.standby:
-            raise _alive("another leader is alive", newest)
-        self._heard_ms, self._missed, self._silent_since_ms = now.boot_ms, 0, None
-        self._following = True
-        # Drawn, so that several standbys do not claim together.
-        ms = self._question_ms()
-        return [StandBy(newest.leader_id.hex(), newest.address), *self._wait(ms, self._ask)]
-
-    def _question_ms(self) -> float:
-        return self._rules.heartbeat_ms * (1.0 + self._draw()) / 8.0
-
-    def _judge(self, now: Instant, answer: str | None) -> list[Effect]:
-        """The leader does not answer as one: it is gone, or resigned, or is watched for signs of life."""
-        newest = self._watched_leader()
-        self._missed += 1
+    def _hear(self, now: Instant, answer: LeaderAnswer) -> None:
+        """Note the reply, and what the leader says that it has shown."""
+        reply, newest = answer.reply, self._watched_leader()
+        if reply is Reply.LEADS and answer.leader_id != newest.leader_id.hex():
+            reply = Reply.LEADS_NOT
+        if self._reply in (None, Reply.LEADS):
+            self._unanswered_since_ms = now.boot_ms
+        if reply is not self._reply:
+            self._reply, self._reply_since_ms = reply, now.boot_ms
+        self._another_leads = bool(answer.leader_id)
         self._questioned_ms = now.boot_ms
-        if self._silent_since_ms is not None:
-            return self._look(now)
-        if not self._rules.shared_by_machines and self._has_left(newest, answer):
-            return self._at_peace(now)
+        if reply is Reply.LEADS and answer.shown is not None:
+            self._see(now, answer.shown)
+
+    def _replied(self, now: Instant, answer: LeaderAnswer) -> list[Effect]:
+        """The leader lives; or resigned, or another has come; or it is watched for signs of life."""
+        self._hear(now, answer)
+        newest = self._watched_leader()
+        if self._reply is Reply.LEADS:
+            return self._alive(newest)
         if self._following:
             # It may have resigned, or another has come to lead since it was followed.
             self._following = False
             return self._find(now, self._followed_found)
-        if answer == "":
+        if self._reply is Reply.LEADS_NOT and not self._another_leads and self._watched_since_ms is None:
             # It may have been asked to step down by the very question.
             return self._chase(now, self._chased_for_a_resign)
-        return self._watch(now)
+        verdict = self._verdict(now)
+        # Only a proof does without a look: a sign may have appeared since the last one.
+        return self._weigh(now) if verdict.is_proof and verdict.gone_in_ms <= 0.0 else self._look(now)
 
-    def _has_left(self, newest: Header, answer: str | None) -> bool:
-        """Whether another process has the old leader's address, on the same machine: the leader has ended."""
-        scope = self._identity.scope
-        if not scope.is_known() or newest.scope != scope:
-            return False
-        if newest.address == self._identity.address and newest.address:
-            return True
-        if newest.kind is Kind.CLAIM:
-            # A process that answers that it does not lead may have sent this claim, and lead in a moment.
-            return bool(answer)
-        return answer is not None
+    def _alive(self, newest: Header) -> list[Effect]:
+        if not self._rules.standby:
+            raise _alive("another leader is alive", newest)
+        self._following, self._watched_since_ms = True, None
+        # Drawn, so that several standbys do not claim together.
+        ms = self._rules.question_ms * (1.0 + self._draw())
+        return [StandBy(newest.leader_id.hex(), newest.address), *self._wait(ms, self._ask)]
 
     def _followed_found(self, now: Instant) -> list[Effect]:
-        """The end of the log after a leader that was followed gave no answer."""
+        """The end of the log after a leader that was followed gave another reply."""
         newest = self._frontier.predecessor
         if newest is None or _may_be_followed_at_once(newest) or newest.leader_id != self._watched_id:
             return self._consider(now)
-        return self._watch(now)
+        return self._look(now)
 
     def _chased_for_a_resign(self, now: Instant, end: Frontier | None) -> list[Effect]:
         if end is not None and end.predecessor is not None and end.predecessor.kind is Kind.RESIGN:
             return self._at_peace(now)
-        return self._watch(now)
+        return self._look(now)
 
-    # -- watch: is the log silent? ------------------------------------------------------------------------------------
+    # -- watch: does the leader show signs of life? -------------------------------------------------------------------
 
-    def _watch(self, now: Instant) -> list[Effect]:
-        """Watch for new keys. The time in the newest object does not count: it is another machine's clock."""
-        return self._send(now, ListNewest(), self._first_listed)
+    def _look(self, now: Instant) -> list[Effect]:
+        """Look for new keys and signs. The times in them do not count: they are another machine's clock."""
+        newest = self._watched_leader()
+        return self._send(now, Look(newest.epoch, newest.leader_id), self._looked)
 
-    def _see(self, now: Instant, newest: Slot | None) -> bool:
-        """Note the newest key. Returns whether it changed."""
-        if newest == self._newest:
+    def _see(self, now: Instant, shown: Shown) -> bool:
+        """Note what the leader has shown. Returns whether it changed."""
+        if shown == self._shown:
             return False
-        self._newest, self._newest_ms = newest, now.boot_ms
+        self._shown, self._shown_ms = shown, now.boot_ms
         return True
 
-    def _first_listed(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, NewestListed), "the newest key was asked for"
+    @property
+    def _interval_ms(self) -> float:
+        interval_ms = self._rules.sign_interval_ms if self._sign is None else self._sign.interval_ms
+        return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, interval_ms))
+
+    def _verdict(self, now: Instant) -> Verdict:
         newest = self._watched_leader()
-        since_ms = now.boot_ms
-        if not self._see(now, answer.newest) and self._heard_ms is not None and self._silent_since_ms is None:
-            # The first listings after the last answer show one key. A leader that is alive and is not asked writes
-            # half of ``silence_ms`` after the last question, so the time before its listing counts up to there.
-            since_ms = max(self._heard_ms, self._newest_ms - self._rules.silence_ms / 2.0)
-        self._silent_since_ms = since_ms
-        self._watched_since_ms = self._looked_ms = now.boot_ms
-        return self._wait(
-            self._poll_ms(now),
-            self._poll,
-            "waiting_for_silence",
-            silence_ms=self._silence_ms(now),
+        assert self._reply is not None, "a leader is asked before it is judged"
+        return judge(
+            Evidence(
+                self._reply,
+                is_same_place=self._contact.is_same_place,
+                may_come_to_lead=newest.kind is Kind.CLAIM and not self._shown.sign and not self._another_leads,
+                reply_ms=now.boot_ms - self._reply_since_ms,
+                unanswered_ms=now.boot_ms - self._unanswered_since_ms,
+                unchanged_ms=now.boot_ms - self._shown_ms,
+                interval_ms=self._interval_ms,
+            )
+        )
+
+    def _looked(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, Looked), "signs were looked for"
+        self._sign = answer.sign if answer.sign is not None else self._sign
+        number = self._shown.sign if answer.sign is None else answer.sign.number
+        newest_before, changed = self._shown.slot, self._see(now, Shown(answer.newest, number))
+        looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
+        if self._reply is None:
+            return self._ask(now)
+        if self._watched_since_ms is None:
+            self._watched_since_ms = now.boot_ms
+            return self._begin_to_watch(now)
+        if changed and not self._verdict(now).is_proof:
+            if self._rules.standby and answer.newest != newest_before:
+                return self._find(now, self._followed_found)
+            if not self._rules.standby and looked_ms >= self._watched_since_ms + IN_FLIGHT_MS:
+                raise _alive("another leader shows signs of life", self._watched_leader())
+        return self._weigh(now)
+
+    def _begin_to_watch(self, now: Instant) -> list[Effect]:
+        newest, verdict = self._watched_leader(), self._verdict(now)
+        if verdict.gone_in_ms <= 0.0:
+            return self._weigh(now)
+        return self._wait_to_look(
+            verdict,
+            "waiting_for_signs_of_life",
+            reply=None if self._reply is None else self._reply.value,
+            wait_ms=round(verdict.gone_in_ms),
             leader_id=newest.leader_id.hex(),
             leader_address=newest.address or None,
         )
 
-    def _silence_ms(self, now: Instant) -> float:
-        rules = self._rules
-        if not rules.standby:
-            # A dead leader leaves what was in flight, and a slow one writes again: they differ in the next key.
-            return 2.0 * (rules.silence_ms + rules.heartbeat_ms) if self._wrote else rules.silence_ms
-        if self._heard_ms is not None and now.boot_ms - self._heard_ms <= rules.fresh_ms:
-            return rules.silence_ms + rules.heartbeat_ms
-        return rules.unheard_ms
+    def _wait_to_look(self, verdict: Verdict, reason: str = "", **facts: object) -> list[Effect]:
+        """Ask and look again: the last time so that both end right when the leader counts as gone."""
+        period_ms = PROOF_LOOK_MS if verdict.is_proof else self._interval_ms / LOOKS_OF_AN_INTERVAL
+        question_ms = self._questioned_ms - self._asked_ms
+        if not verdict.is_proof and verdict.gone_in_ms <= question_ms:
+            return self._wait(verdict.gone_in_ms, self._look, reason, **facts)
+        left_ms = verdict.gone_in_ms if verdict.is_proof else verdict.gone_in_ms - question_ms
+        return self._wait(max(1.0, min(period_ms, left_ms)), self._ask, reason, **facts)
 
-    def _poll_ms(self, now: Instant) -> float:
-        assert self._silent_since_ms is not None, "a silence has a beginning"
-        left_ms = max(self._silent_since_ms + self._silence_ms(now) - now.boot_ms, 0.0)
-        if not self._rules.standby:
-            return min(self._rules.silence_ms / 4, POLL_MS_MAX)
-        return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
-
-    def _poll(self, now: Instant) -> list[Effect]:
-        """Ask each time as well: a process that was paused answers again."""
-        return self._ask(now)
-
-    def _look(self, now: Instant) -> list[Effect]:
-        return self._send(now, ListNewest(), self._listed_again)
-
-    def _listed_again(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, NewestListed), "the newest key was asked for"
-        newest = self._watched_leader()
-        assert self._silent_since_ms is not None, "a silence has a beginning"
-        looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
-        if self._see(now, answer.newest):
-            if self._rules.standby:
-                return self._find(now, self._followed_found)
-            if looked_ms >= self._watched_since_ms + self._rules.silence_ms:
-                raise _alive("another leader is writing", newest)
-            # A killed leader may have had requests in flight: at first, each new key begins a longer silence.
-            self._wrote, self._silent_since_ms = True, now.boot_ms
-        enough = self._missed >= MISSES_MIN or not self._rules.standby
-        if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
-            return self._wait(max(self._poll_ms(now), 1.0), self._poll)
-        self._silent_newest = self._newest
+    def _weigh(self, now: Instant) -> list[Effect]:
+        verdict = self._verdict(now)
+        assert verdict.gone_in_ms < inf, "a leader that answers is not watched"
+        if verdict.gone_in_ms > 0.0:
+            return self._wait_to_look(verdict)
+        self._shown_at_peace = None if verdict.is_proof else self._shown
         return self._at_peace(now)
 
     def _at_peace(self, now: Instant) -> list[Effect]:
         """A claim is allowed. The frontier is found again when it is too old."""
-        if now.boot_ms - self._asked_ms <= STALE_MS:
+        if now.boot_ms - self._considered_ms <= STALE_MS:
             return self._stake(now)
         return self._find(now, self._found_again)
 
@@ -709,21 +750,21 @@ class TakeoverMachine:
 
     def _found_silent(self, now: Instant, newest: Header) -> list[Effect]:
         """A leader that was watched may have written since the last look, or answer again after a pause."""
-        if self._silent_since_ms is None:
+        if self._shown_at_peace is None:
             return self._stake(now)
-        if self._newest != self._silent_newest:
+        if self._shown != self._shown_at_peace:
             if self._rules.standby:
-                return self._watch(now)
+                return self._look(now)
             raise _alive("another leader is writing", newest)
-        just_asked = self._rules.standby and now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX
-        if just_asked or not self._rules.asks or not newest.address:
+        asks = self._rules.asks and self._contact.known is None
+        if now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX or not asks:
             return self._stake(now)
-        return self._send(now, _question(newest), self._last_answered)
+        return self._send(now, AskLeader(self._contact.address, ANSWER_MS_MAX), self._last_answered)
 
     def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        newest = self._watched_leader()
-        return self._alive(now, newest) if answer.answer == newest.leader_id.hex() else self._stake(now)
+        self._hear(now, answer.answer)
+        return self._alive(self._watched_leader()) if self._reply is Reply.LEADS else self._stake(now)
 
     # -- claim and check ----------------------------------------------------------------------------------------------
 
@@ -845,10 +886,6 @@ class TakeoverMachine:
             return self._find(now, self._first_found)
         self._frontier = end
         return self._stake(now)
-
-
-def _question(newest: Header) -> AskLeader:
-    return AskLeader(newest.address, encode_proof(newest.slot, newest.nonce))
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:

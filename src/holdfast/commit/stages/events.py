@@ -193,9 +193,7 @@ class NoopAsked(_Timed, frozen=True):
 
 
 class Tick(_Timed, frozen=True):
-    """Time has passed. ``heartbeat`` asks for an empty batch if nothing else is under way."""
-
-    heartbeat: bool = False
+    """Time has passed."""
 
 
 class TruncationDue(_Timed, frozen=True):

@@ -264,7 +264,7 @@ class Persist:
         return puts
 
     def form_empty(self, now: Instant, assigned: int, floor: int, kind: Kind = Kind.DATA) -> list[Put]:
-        """A heartbeat, or the resign record, after which nothing more is sent."""
+        """An empty batch, or the resign record, after which nothing more is sent."""
         if self._collecting or not self._may_send():
             return []
         put = self._freeze(now, [], [], assigned, floor, kind)

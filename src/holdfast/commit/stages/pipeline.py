@@ -10,7 +10,7 @@
     StatusAsked       ban the attempt, then follow all that was sequenced before       its position
     NoopAsked         travels through all four stages                                  its position
     TruncationDue     join the next batch, or an empty one                             that batch
-    Tick              retries, hedges, batches due, heartbeat, giving up               nothing
+    Tick              retries, hedges, batches due, giving up                          nothing
     ClockAccepted     the next header has the wall clock's time                        nothing
     Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
@@ -184,8 +184,8 @@ class Pipeline:
                 self._travel(Position(question), effects)
             case events.NoopAsked(ticket=ticket):
                 self._travel(Position(ticket), effects)
-            case events.Tick(heartbeat=heartbeat):
-                self._tick(now, heartbeat, effects)
+            case events.Tick():
+                self._tick(now, effects)
             case events.TruncationDue(through=through, ticket=ticket):
                 self.persist.truncate_through = max(self.persist.truncate_through, through)
                 self._truncations.append((through, ticket))
@@ -463,7 +463,7 @@ class Pipeline:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _tick(self, now: Instant, heartbeat: bool, effects: list[Effect]) -> None:
+    def _tick(self, now: Instant, effects: list[Effect]) -> None:
         if self.persist.too_long(now.boot_ms):
             self._judge(Verdict.GAVE_UP, effects)
             return
@@ -474,8 +474,6 @@ class Pipeline:
         effects += self.persist.resend(now.boot_ms)
         self._decide(now, effects)
         self._move_floor(now)
-        if heartbeat and not self.persist.in_flight and not self.draining:
-            self._send_empty(now, effects)
 
     def _held_until_ms(self) -> float:
         return self.release.held_since_ms + self._give_up_after_ms

@@ -54,7 +54,8 @@ async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> N
     if slot is None:
         remains = await remains_around(store, settings.log.url, stores)
         segments = await asyncio.to_thread(_segments_of, settings.log.segments_url)
-        refuse_remains([*remains, *segments])
+        if await newest_slot(store) is None:  # else another process has begun this log meanwhile, and left what is seen
+            refuse_remains([*remains, *segments])
         return
     header = await read_header(store, slot)
     if header is not None and stores is not None:

@@ -22,6 +22,7 @@ from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
+from holdfast.values import slot_text
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart, stores_receipt
@@ -174,8 +175,13 @@ class LivezRequest(_LogRequest):
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
         """See ``FastRequest``."""
         del body, fields
-        own = self._gateway.own
-        response.respond(200, None, encode(Liveness(own.leader_id, self._gateway.service is not None, own.address)))
+        own, service = self._gateway.own, self._gateway.service
+        alive = Liveness(own.leader_id, service is not None, own.address)
+        if service is not None:
+            shown = service.shown
+            slot = "" if shown.slot is None else slot_text(shown.slot)
+            alive = Liveness(own.leader_id, True, own.address, slot, shown.sign)
+        response.respond(200, None, encode(alive))
 
 
 async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Response:

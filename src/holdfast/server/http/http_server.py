@@ -37,6 +37,7 @@ from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
 from holdfast.server.http.routes import Endpoint, Route
 from holdfast.server.http.state import FastMatcher, HttpState
+from holdfast.values import UNIX
 
 _log = structlog.get_logger("holdfast.server")
 
@@ -48,7 +49,6 @@ DESCRIPTORS_KEPT: Final = 256
 REFUSALS_MAX: Final = 64
 """Connections above the maximum that get an error response; further ones are closed without it."""
 ANSWER_SECONDS_MAX: Final = 1.0
-UNIX: Final = "unix:"
 
 
 class HttpServer:

@@ -11,30 +11,30 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
+from holdfast.commit.leadership.evidence import Shown
+from holdfast.commit.leadership.takeover import outward_host
 from holdfast.errors import Code, InvalidRequest
-from holdfast.wire.log import STANDBY_HEADER, STANDBY_PROOF_HEADER
+from holdfast.values import slot_text
 
 HEAD_BYTES_MAX: Final = 16_384
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 64
 CLOSE_SECONDS_MAX: Final = 5.0
 
-Asked = Callable[[str, str], None]
-"""Gets the name of a standby that asked, and its proof that it can read the log."""
-
 
 class JobAddress:
-    """Listens from construction until ``close``. ``leader_id`` is what it answers, from the first answer on.
+    """Listens from construction until ``close``. ``leader_id`` is what it answers, from the first answer on, with what
+    the job has ``shown`` of itself.
 
     Raises: InvalidRequest (nothing can listen there). Cost: a thread, and nothing while nobody asks.
     """
 
-    def __init__(self, listen: str, leader_id: str, asked: Asked) -> None:
+    def __init__(self, listen: str, leader_id: str, shown: Callable[[], Shown]) -> None:
         self._leader_id = leader_id
-        self._asked = asked
+        self._shown = shown
         self._connections = 0
         host, port = _parts(listen)
         try:
@@ -47,8 +47,8 @@ class JobAddress:
                 listen=listen,
                 cause=str(error),
             ) from error
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{listening.getsockname()[1]}"
+        text = f"[{host}]" if ":" in host else host
+        self.address = f"http://{text}:{listening.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, args=(listening,), name="holdfast-address", daemon=True)
@@ -84,7 +84,7 @@ class JobAddress:
                     line, *rest = head.split("\r\n")
                     pairs = (each.partition(":") for each in rest)
                     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-                    writer.write(self._response(line, headers))
+                    writer.write(self._response(line))
                     await writer.drain()
                     if "content-length" in headers or "transfer-encoding" in headers:
                         # A connection that is closed before its request was read may lose the answer.
@@ -96,15 +96,15 @@ class JobAddress:
             self._connections -= 1
             writer.close()
 
-    def _response(self, line: str, headers: Mapping[str, str]) -> bytes:
+    def _response(self, line: str) -> bytes:
         method, _, target = line.partition(" ")
-        path, _, query = target.partition(" ")[0].partition("?")
+        path = target.partition(" ")[0].partition("?")[0]
         if method != "GET" or path != "/livez":
             return _encode("503 Service Unavailable", _REFUSAL, "Retry-After: 1\r\n")
-        if "standby=true" in query:
-            self._asked(headers.get(STANDBY_HEADER.lower(), ""), headers.get(STANDBY_PROOF_HEADER.lower(), ""))
+        shown = self._shown()
+        slot = "" if shown.slot is None else slot_text(shown.slot)
         alive = {"leader_id": self._leader_id, "leading": True, "address": self.address, "job": True}
-        return _encode("200 OK", alive)
+        return _encode("200 OK", {**alive, "slot": slot, "sign": shown.sign})
 
 
 _REFUSAL: Final = {
@@ -123,15 +123,7 @@ def _encode(status: str, body: object, more: str = "") -> bytes:
 
 def own_address(*, shared_by_machines: bool) -> str:
     """Where a job listens by default, with any free port: this machine alone, or its address in the network."""
-    if not shared_by_machines:
-        return "127.0.0.1:0"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; chooses the interface that leads to other machines
-            host = str(probe.getsockname()[0])
-        except OSError:
-            host = "127.0.0.1"
-    return f"{host}:0"
+    return f"{outward_host() if shared_by_machines else '127.0.0.1'}:0"
 
 
 def _parts(listen: str) -> tuple[str, int]:

@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from hmac import compare_digest
+from math import inf
 from typing import Final
 
 from holdfast.client.protocol.effects import Request, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
+from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.sync import Pool
@@ -39,9 +39,18 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.log_clock import LogClock
-from holdfast.commit.leadership.claims import Heartbeat, Identity, has_successor, parse_proof
-from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, newest_slot, now, take_the_lead
-from holdfast.commit.leadership.takeover_machine import Takeover
+from holdfast.commit.leadership.claims import Identity, has_successor
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply, Shown
+from holdfast.commit.leadership.leader_question import ask_leader
+from holdfast.commit.leadership.signs import Signs
+from holdfast.commit.leadership.takeover import (
+    TakeoverOptions,
+    local_place,
+    local_scope,
+    newest_slot,
+    now,
+    take_the_lead,
+)
 from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.bulk.job_address import JobAddress, own_address
@@ -115,63 +124,51 @@ def _deposed(own: Header) -> Fenced:
     )
 
 
-RESPONSE_SECONDS_MAX: Final = 2.0
+RESPONSE_MS_MAX: Final = 2_000.0
 DRAIN_SECONDS_MAX: Final = 60.0
 LIVENESS: Final = Request("GET", "/livez")
 STEP_DOWN: Final = Request("POST", "/v1/admin/step-down?then=stand_by")
 
 
-async def leader_at(address: str) -> str | None:
-    """The leader id at ``address`` if a service leads there, empty if it does not, None without a response."""
-    return await asyncio.to_thread(_ask, address, None)
+async def leader_at(address: str, ms_max: float = RESPONSE_MS_MAX) -> LeaderAnswer:
+    """Whether a service or a job leads at ``address``."""
+    return await ask_leader(address, ms_max, tls=False)
 
 
-async def ask_to_step_down(address: str, token: str | None) -> str | None:
-    """Ask the leader at ``address`` to stand by. Returns its id if it still leads; as ``leader_at`` otherwise."""
-    return await asyncio.to_thread(_ask, address, STEP_DOWN, token)
+async def ask_to_step_down(address: str, ms_max: float, *, token: str | None) -> LeaderAnswer:
+    """Ask the leader at ``address`` to stand by. Returns whether it still leads. A job is not asked."""
+    answer = await leader_at(address, ms_max)
+    if answer.reply is not Reply.LEADS or await asyncio.to_thread(_is_job, address):
+        return answer
+    await asyncio.to_thread(_exchange, address, STEP_DOWN, DRAIN_SECONDS_MAX, token)
+    # The response may be lost when the service closes its connections; what counts is whether it leads.
+    return await leader_at(address, ms_max)
 
 
-def _ask(address: str, then: Request | None, token: str | None = None) -> str | None:
+def _exchange(address: str, request: Request, seconds_max: float, token: str | None = None) -> Response | None:
+    """The response of the process at ``address``, None without one."""
     try:
         endpoint = parse_endpoint(address)
     except InvalidRequest:  # the address in the log's newest record need not be one
         return None
     pool = Pool(ClientOptions(), token_of(token), None)
     try:
-        leader, is_job = _leader(pool, endpoint)
-        if not leader or is_job or then is None:
-            return leader
-        # The response may be lost when the service closes its connections; what counts is whether it leads.
-        pool.exchange(Send(endpoint, then, DRAIN_SECONDS_MAX * 1000.0))
-        return _leader(pool, endpoint)[0]
+        reply = pool.exchange(Send(endpoint, request, seconds_max * 1000.0))
+        return reply if isinstance(reply, Response) else None
     finally:
         pool.close()
-
-
-def _leader(pool: Pool, endpoint: Endpoint) -> tuple[str | None, bool]:
-    """What ``leader_at`` returns, and whether it is a job."""
-    reply = pool.exchange(Send(endpoint, LIVENESS, RESPONSE_SECONDS_MAX * 1000.0))
-    if not isinstance(reply, Response):
-        return None, False
-    try:
-        health = json.loads(reply.body)
-    except ValueError:
-        return (None if reply.status == 200 else ""), False
-    leading = isinstance(health, dict) and health.get("leading")
-    return (str(health.get("leader_id", "")), bool(health.get("job"))) if leading else ("", False)
 
 
 def _is_job(address: str) -> bool:
     """Whether a job leads at ``address``."""
     if not address.startswith("http://"):  # as jobs write theirs
         return False
-    pool = Pool(ClientOptions(), token_of(None), None)
+    response = _exchange(address, LIVENESS, RESPONSE_MS_MAX / 1000.0)
     try:
-        return _leader(pool, parse_endpoint(address))[1]
-    except InvalidRequest:
+        health = {} if response is None else json.loads(response.body)
+    except ValueError:
         return False
-    finally:
-        pool.close()
+    return isinstance(health, dict) and bool(health.get("job"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +177,13 @@ class LeadershipOptions:
 
     ``step_down`` asks the service to stand by; it leads again when the job has resigned. ``token`` is the bearer token
     for this request, with the role ``admin``. ``take_over`` claims without asking, and the service is deposed.
+    ``sign_interval_ms``: as ``leader.sign_interval_ms`` of a service; 0: its default.
     ``listen``: HOST:PORT at which this job answers that it leads; by default 127.0.0.1 for a log in a directory, else
     this machine's address, with any free port.
     """
 
     take_over: bool = False
-    silence_ms: float = 2_000.0
+    sign_interval_ms: float = 0.0
     token: str | None = None
     step_down: bool = False
     listen: str | None = None
@@ -215,7 +213,7 @@ async def require_no_leader(store: ObjectStore, options: LeadershipOptions) -> N
     if newest.kind is Kind.RESIGN or not newest.address:
         return
     leader_id = newest.leader_id.hex()
-    if await leader_at(newest.address) == leader_id:
+    if (await leader_at(newest.address)).leader_id == leader_id:
         raise leader_alive(options, leader_id, newest.address)
 
 
@@ -244,22 +242,18 @@ def leader_alive(options: LeadershipOptions, leader_id: str, address: str) -> Cl
 DEFAULT_LEADERSHIP: Final = LeadershipOptions()
 
 
-HEARTBEAT_SECONDS: Final = 20.0
-"""A standby that cannot ask a leader takes over after 65 s without a new object."""
 LOOK_SECONDS: Final = 5.0
 """How often an idle job looks whether another leader has claimed, as a service does."""
 TICK_SECONDS: Final = 0.25
-STANDBY_SILENCE_MS: Final = 2_000.0
-STANDBY_HEARTBEAT_MS: Final = 500.0
 
 
 class Leadership:
     """This job as a leader: its claim, the head of its chain, and the end of it.
 
-    From the claim until it ends (``resign``, ``stop`` or a failure) the job answers at an address. A thread writes an
-    empty batch whenever nothing was written for ``HEARTBEAT_SECONDS``, and, as a service does, after a standby has
-    stopped asking. So no service takes a job that is idle or computes for dead. While nothing is written, the thread
-    looks every ``LOOK_SECONDS`` whether the job still leads. Cost when idle: about 1,100 requests an hour.
+    From the claim until it ends (``resign``, ``stop`` or a failure) the job answers at an address, and shows signs of
+    life beside the log as a service does, also while it computes. So no service takes a job that is idle or computes
+    for dead, and the log does not grow. While nothing is written, a thread looks every ``LOOK_SECONDS`` whether the job
+    still leads. Cost when idle on S3: about 1,500 requests an hour.
 
     A failure while something is written ends the leadership: an object in the chain may be missing, and a later one
     would name it as durable.
@@ -271,7 +265,8 @@ class Leadership:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._written_s = self._looked_s = 0.0
-        self._heartbeat = Heartbeat(silence_ms=STANDBY_SILENCE_MS, heartbeat_ms=STANDBY_HEARTBEAT_MS)
+        self._signs: Signs | None = None
+        self._shown_s = -inf
         self._address: JobAddress | None = None
         self._failure: BaseException | None = None
         self._nonce_seed = os.urandom(32)
@@ -284,7 +279,7 @@ class Leadership:
         """Take the lead. Raises: Closed while a service leads the log, unless it steps down or is taken over."""
         leading, leader_id = self._leading, LeaderId(os.urandom(16))
         listen = leading.listen or own_address(shared_by_machines=not is_directory(self._thread.url))
-        self._address = JobAddress(listen, leader_id.hex(), self._standby_asked)
+        self._address = JobAddress(listen, leader_id.hex(), self._shown)
         try:
             return self._claim_as(leader_id, self._address.address)
         except BaseException:
@@ -293,17 +288,20 @@ class Leadership:
 
     def _claim_as(self, leader_id: LeaderId, address: str) -> Header:
         leading = self._leading
-        identity = Identity(leader_id, self._nonce_seed, address, local_scope(address))
+        here = local_place([address])
+        identity = Identity(leader_id, self._nonce_seed, address, local_scope(address), here)
         ask = partial(ask_to_step_down, token=leading.token) if leading.step_down else leader_at
 
-        async def lead(store: ObjectStore) -> Takeover:
-            rules = TakeoverOptions(
-                allow_new=True, take_over=leading.take_over, silence_ms=leading.silence_ms, ask_leader=ask
-            )
-            return await take_the_lead(store, identity, LogId(os.urandom(16)), rules)
+        options = TakeoverOptions(
+            allow_new=True, take_over=leading.take_over, sign_interval_ms=leading.sign_interval_ms, ask_leader=ask
+        )
+
+        async def lead(store: ObjectStore) -> tuple[Header, Signs]:
+            claim = (await take_the_lead(store, identity, LogId(os.urandom(16)), options)).claim
+            return claim, Signs(store, claim, here, options.interval_ms(store.url))
 
         try:
-            claim = self._thread.start(lead).result().claim
+            claim, self._signs = self._thread.start(lead).result()
         except Closed as error:
             if error.code is not Code.LEADER_ALIVE:
                 raise
@@ -313,12 +311,12 @@ class Leadership:
         self._clock = LogClock.of(claim)
         self._durable = claim.slot
         self._written_s = self._looked_s = time.monotonic()
-        threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True).start()
+        threading.Thread(target=self._show_signs, name="holdfast-signs", daemon=True).start()
         return claim
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Around headers, their PUTs and ``confirm``: no heartbeat comes between. An exception ends the leadership.
+        """Around headers, their PUTs and ``confirm``. An exception ends the leadership.
 
         Raises: what has ended the leadership before, Closed after ``resign`` or ``stop``.
         """
@@ -349,27 +347,32 @@ class Leadership:
         if self._address is not None:
             self._address.close()
 
-    def _standby_asked(self, standby: str, proof: str) -> None:
-        """A standby asked, and counts if it has read this leader's objects; see ``Heartbeat``."""
-        parsed = parse_proof(proof)
-        if parsed is not None and self._claim is not None and compare_digest(self._nonce_of(parsed[0]), parsed[1]):
-            self._heartbeat.asked(standby, now().boot_ms)
+    def _shown(self) -> Shown:
+        """What this leader has shown of itself in the log and beside it."""
+        return Shown(self._durable, 0 if self._signs is None else self._signs.newest.number)
 
-    def _beat(self) -> None:
-        while not self._stopped.wait(min(TICK_SECONDS, HEARTBEAT_SECONDS / 4)):
-            silent_s = time.monotonic() - max(self._written_s, self._looked_s)
-            is_due = time.monotonic() - self._written_s >= HEARTBEAT_SECONDS or self._heartbeat.due(now().boot_ms)
-            if not (is_due or silent_s >= LOOK_SECONDS) or not self._lock.acquire(blocking=False):
-                continue
-            try:
-                if self._stopped.is_set():
+    def _show_signs(self) -> None:
+        signs = self._signs
+        assert signs is not None, "a leader has claimed"
+        interval_s = signs.newest.interval_ms / 1000.0
+        tick_s = min(TICK_SECONDS, interval_s / 4.0)
+        while not self._stopped.wait(tick_s):
+            if time.monotonic() - max(self._shown_s, self._written_s) >= interval_s or not signs.newest.number:
+                began_s = time.monotonic()
+                try:
+                    if self._thread.start(lambda _: signs.show()).result():
+                        self._shown_s = began_s
+                except BaseException as error:  # noqa: BLE001 - the store is closed; raised by the next write
+                    self._fail(error)
                     return
-                if is_due:
-                    self._beat_once()
-                else:
-                    self._look()
-            finally:
-                self._lock.release()
+            if time.monotonic() - max(self._written_s, self._looked_s) < LOOK_SECONDS:
+                continue
+            if self._lock.acquire(blocking=False):
+                try:
+                    if not self._stopped.is_set():
+                        self._look()
+                finally:
+                    self._lock.release()
 
     def _look(self) -> None:
         """Note a later leader as the failure. A store that does not answer is asked again later."""
@@ -382,12 +385,6 @@ class Leadership:
         except BaseException as error:  # noqa: BLE001 - raised by the next write
             self._fail(error)
         self._looked_s = time.monotonic()
-
-    def _beat_once(self) -> None:
-        try:
-            self.confirm(self._put_empty(Kind.DATA), 1)
-        except BaseException as error:  # noqa: BLE001 - raised by the next write
-            self._fail(error)  # the object may exist or not, and the next one would name it
 
     def _put_empty(self, kind: Kind) -> Header:
         version = self.head.last_version
@@ -452,7 +449,6 @@ class Leadership:
             )
         self._durable = last.slot
         self._written_s = time.monotonic()
-        self._heartbeat.written(now().boot_ms)
 
     def resign(self) -> None:
         """Write the last record, so that the next leader need not wait. Raises: Fenced, Unavailable."""

@@ -252,14 +252,14 @@ class LoadOptions:
     partitions: int = 8
     resolve_partitions: int | None = None
     take_over: bool = False
-    silence_ms: float = 2_000.0
+    sign_interval_ms: float = 0.0
     token: str | None = None
     step_down: bool = False
 
     @property
     def leading(self) -> LeadershipOptions:
         """How the load comes to lead. Raises: InvalidRequest."""
-        return LeadershipOptions(self.take_over, self.silence_ms, self.token, self.step_down)
+        return LeadershipOptions(self.take_over, self.sign_interval_ms, self.token, self.step_down)
 
     def __post_init__(self) -> None:
         _ = self.leading

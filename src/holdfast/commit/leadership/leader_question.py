@@ -8,38 +8,45 @@ from typing import Final
 
 import msgspec
 
-from holdfast.wire.log import STANDBY_HEADER, STANDBY_PROOF_HEADER, Liveness
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply, Shown
+from holdfast.values import UNIX, parse_slot
+from holdfast.wire.log import Liveness
 
-ANSWER_SECONDS_MAX: Final = 2.0
 ANSWER_BYTES_MAX: Final = 65_536
 _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
-async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
-    """The leader id of the process at ``address`` while it leads, empty when it does not lead (yet), None without an
-    answer.
-
-    ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
-    ``proof`` shows that it can read the log; a leader with tokens ignores a question without it.
-    """
+async def ask_leader(address: str, ms_max: float, *, tls: bool) -> LeaderAnswer:
+    """Whether the process at ``address`` leads, and what it has shown of itself. It has ``ms_max`` to answer."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            answer = await _get_livez(address, tls=tls, standby=standby, proof=proof)
+        async with asyncio.timeout(ms_max / 1000.0):
+            answer = await _get_livez(address, tls=tls)
+    except ConnectionRefusedError:
+        return LeaderAnswer(Reply.REFUSES)
     except (OSError, TimeoutError, ValueError, EOFError):
-        return None
-    head, _, body = answer.partition(b"\r\n\r\n")
+        return LeaderAnswer(Reply.SILENT)
+    return answer_in(answer)
+
+
+def answer_in(response: bytes) -> LeaderAnswer:
+    """What a response to ``GET /livez`` says. A process that answers anything else is not known to be another one."""
+    head, _, body = response.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
-        return None
+        return LeaderAnswer(Reply.SILENT)
     try:
         liveness = _LIVENESS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return liveness.leader_id if liveness.leading else ""
+        return LeaderAnswer(Reply.SILENT)
+    if not liveness.leading:
+        return LeaderAnswer(Reply.LEADS_NOT)
+    slot = parse_slot(liveness.slot)
+    shown = None if slot is None else Shown(slot, liveness.sign)
+    return LeaderAnswer(Reply.LEADS, liveness.leader_id, shown)
 
 
-async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
-    if address.startswith("unix:"):
-        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+async def _get_livez(address: str, *, tls: bool) -> bytes:
+    if address.startswith(UNIX):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
         host = "localhost"
     else:
         name, _, port = address.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
@@ -53,12 +60,7 @@ async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str
             context.verify_mode = ssl.CERT_NONE
         reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
     try:
-        query, headers = "", ""
-        if standby is not None:
-            query, headers = "?standby=true", f"{STANDBY_HEADER}: {standby}\r\n"
-            if proof:
-                headers += f"{STANDBY_PROOF_HEADER}: {proof}\r\n"
-        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n".encode())
+        writer.write(f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return await _read_to_end(reader)
     finally:
         writer.close()
