@@ -288,7 +288,6 @@ class CommitService:
     def accept_clock(self) -> None:
         """The wall clock is right now: the log's time follows it again, and the next header says so."""
         self._step(events.ClockAccepted(self._clock()))
-        self._step(events.Tick(self._clock(), heartbeat=True))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.
