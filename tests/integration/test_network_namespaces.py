@@ -14,7 +14,7 @@ from tests.network_namespace import network_namespace
 from holdfast.commit.leadership.takeover import local_scope
 
 ADDRESS = "127.0.0.1:8080"
-QUICK = ("--set", "leader.sign_interval_ms=200")
+QUICK = ("--set", "leader.sign_interval_ms=1000")
 
 # A leader that commits until its standard input ends, or is idle, and reports then whether it leads.
 LEADS = """
@@ -26,7 +26,7 @@ from holdfast.objects.open import open_store
 
 async def main():
     store = open_store(sys.argv[1], create_missing=True)
-    options = ServiceOptions(address=sys.argv[2], bound=(sys.argv[2],), allow_new=True, sign_interval_ms=200.0)
+    options = ServiceOptions(address=sys.argv[2], bound=(sys.argv[2],), allow_new=True, sign_interval_ms=1_000.0)
     service = await CommitService.lead(store, options)
     if sys.argv[3] == "idle":
         print("leads", flush=True)
@@ -85,10 +85,8 @@ def test_a_process_in_another_namespace_does_not_depose_a_living_leader(
             assert other.returncode == 3, other.stderr
             assert "leader_alive" in other.stderr
             said = leader.communicate(timeout=100)[0]
-            assert said.startswith("leads still")
-            assert work == "busy" or said.startswith("leads still, 1 object\n"), (
-                "an idle leader writes nothing into the log"
-            )
+            assert "leads still" in said
+            assert work == "busy" or "leads still, 1 object\n" in said, "an idle leader writes nothing into the log"
         finally:
             leader.kill()
 

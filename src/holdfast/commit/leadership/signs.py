@@ -120,7 +120,7 @@ class Signs:
             async with asyncio.timeout(self._request_s):
                 answer = await self._store.create(name, msgspec.json.encode(sign))
         except (HoldfastError, OSError, TimeoutError) as error:
-            answer = Unknown(statement_of(error))
+            answer = Unknown(_why(error))
         if isinstance(answer, Unknown):
             self._warn("sign_not_shown", error=answer.detail)
             return False
@@ -142,7 +142,7 @@ class Signs:
                     await self._store.delete(*dict.fromkeys(self._unremoved))
                     self._unremoved.clear()
         except (HoldfastError, OSError, TimeoutError) as error:
-            self._warn("signs_not_removed", signs=len(self._unremoved), error=statement_of(error))
+            self._warn("signs_not_removed", signs=len(self._unremoved), error=_why(error))
 
     def _warn(self, event: str, **facts: object) -> None:
         """Write one line, however often it is tried again."""
@@ -150,3 +150,7 @@ class Signs:
         if seconds >= self._warned_s + WARN_EVERY_SECONDS:
             self._warned_s = seconds
             log.warning(event, **facts)
+
+
+def _why(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else statement_of(error)
