@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.http_harness import Answered, run, serving
+from tests.integration.http_harness import Answered, request, run, serving
 from tests.integration.stores_harness import JSON, MSGPACK, StoresServing, stores_serving, text64
 
 from holdfast.wire.formats import MSGPACK as MSGPACK_TYPE
@@ -117,6 +117,41 @@ def test_a_policy_that_is_not_text_is_refused(data: bytes) -> None:
             for method, target in (("PUT", "/v1/retention/all"), ("POST", "/v1/admin/retention-plan")):
                 answered = await (await here.connect()).ask(method, target, data)
                 assert (answered.status, answered.code) == (400, "malformed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "header", "values"),
+    [
+        ("POST", "/v1/commit", "Authorization", ("Bearer a", "Bearer b")),
+        ("POST", "/v1/commit", "authorization", ("Bearer a", "Bearer a")),
+        ("POST", "/v1/commit", "Content-Type", ("application/json", "application/msgpack")),
+        ("POST", "/v1/commits", "Content-Type", (NDJSON, MSGPACK_TYPE)),
+        ("GET", "/v1/subscribe", "Last-Event-ID", ("1", "2")),
+        ("GET", "/v1/retention", "If-Match", ("1", "2")),
+    ],
+)
+def test_a_header_of_one_value_is_given_once(method: str, target: str, header: str, values: tuple[str, str]) -> None:
+    async def scenario() -> None:
+        async with serving(view=False) as here:
+            client = await here.connect()
+            body = f'{{"operations":[{WRITE}]}}'.encode() if method == "POST" else None
+            lines = "".join(f"{header}: {value}\r\n" for value in values).encode()
+            client.send(request(method, target, body).replace(b"Host: test\r\n", b"Host: test\r\n" + lines))
+            answered = await client.answer()
+            assert (answered.status, answered.code) == (400, "malformed")
+            assert f"the header {header.lower()} is given more than once" in answered.json["error"]["message"]
+
+    run(scenario)
+
+
+def test_a_handshake_with_two_tokens_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("s", durables={"d": {"type": "shared"}})
+            with pytest.raises(AssertionError, match="is given more than once"):
+                await stores.subscribe("s", "d", Authorization="Bearer a", authorization="Bearer b")
 
     run(scenario)
 

@@ -67,13 +67,15 @@ class _Head:
                 self.length = int(value)
             case b"host":
                 self.hosts.append(value)
+            # What two of them mean is for one reader to say, and the framework is that one.
             case b"authorization":
-                # Which of two counts is for one reader to say, and the framework is that one.
                 self.unusual |= self.authorization is not None
                 self.authorization = value
             case b"content-type":
+                self.unusual |= self.content_type is not None
                 self.content_type = value
             case b"accept":
+                self.unusual |= self.accept is not None
                 self.accept = value
             case b"connection":
                 self.closes |= b"close" in value.lower()

@@ -34,6 +34,9 @@ _log = structlog.get_logger("holdfast.server")
 ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
+SINGLE_HEADERS: Final = frozenset({b"authorization", b"content-type", b"if-match", b"if-none-match", b"last-event-id"})
+"""Headers that the routes read as one value: with two, a proxy and this service could each follow another one."""
+
 POSITION_SCHEMA: Final[Mapping[str, object]] = {
     "type": "string",
     "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
@@ -142,6 +145,13 @@ class Call(PendingResponse):
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
+
+    def require_headers_once(self) -> None:
+        """Refuse a header of one value that is given twice. Raises: InvalidRequest naming it."""
+        names = [name for name, _ in self.request.headers.raw if name in SINGLE_HEADERS]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidRequest(f"the header {name.decode()} is given more than once")
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
@@ -344,6 +354,7 @@ class Endpoint:
         call = Call(state, scope, receive, send)
         status = 200
         try:
+            call.require_headers_once()
             problem = state.authenticator.problem_with(call.authorization, route.role, checks_scope=route.checks_scope)
             if problem is not None:
                 raise problem

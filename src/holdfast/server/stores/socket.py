@@ -144,7 +144,10 @@ class SubscribeSocket(asyncio.Protocol):
         try:
             asked = SubscribeRequest(request.path)
             opened = self._opened = self._host.opened()
-            given = request.headers.get("Authorization")
+            several = request.headers.get_all("Authorization")
+            if len(several) > 1:
+                raise InvalidRequest("the header authorization is given more than once")
+            given = several[0] if several else None
             self._authorization = None if given is None else given.encode("latin-1", "replace")
             self._permissions = opened.state.definition.permissions
             opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
