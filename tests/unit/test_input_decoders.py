@@ -38,11 +38,12 @@ NOT_INPUT: Final = {
     "client/protocol/stores/messages.py": "answers and frames of the service",
     "client/protocol/stream.py": "events of the service",
     "console/reading/service.py": "answers of the service",
-    "server/leader_question.py": "the liveness of another service",
+    "commit/leadership/leader_question.py": "the liveness of another service",
     "spark/bulk/leadership.py": "the liveness of a service",
     "spark/source/table.py": "rows that the service answers",
     # What Holdfast itself has written.
     "commit/leadership/log_remains.py": "its own file",
+    "commit/leadership/signs.py": "its own object",
     "console/pages/pipelines.py": "the description that a pipeline gave its table",
     "queue/repair/survey.py": "its own file",
     "sealed.py": "its own file",
