@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from typing import Final
@@ -25,6 +26,17 @@ log = structlog.get_logger("holdfast.copies.holding")
 
 HOLD_LASTS_MS: Final = 3_600_000
 HOLD_AGAIN_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The versions of the snapshot and of the checkpoint of the stores that a copy will need; None for none."""
+
+    snapshot: int | None = None
+    checkpoint: int | None = None
+
+
+NOTHING: Final = Needed()
 
 
 class Held(Enum):
@@ -48,7 +60,7 @@ def hold_id(kind: str, copy: ObjectStore) -> str:
 
 
 async def set_source_hold(
-    source: ObjectStore, name: str, from_version: int, *, snapshot: int | None = None, lasts_ms: int = HOLD_LASTS_MS
+    source: ObjectStore, name: str, from_version: int, needed: Needed = NOTHING, *, lasts_ms: int = HOLD_LASTS_MS
 ) -> Held:
     """Set or renew a hold. What a leader was permitted to truncate already is not held.
 
@@ -56,12 +68,12 @@ async def set_source_hold(
     """
     generations = Generations(source, wall_ms)
     content = Content.of(await generations.newest())
-    if not content.policies and snapshot is None:
+    if not content.policies and needed == NOTHING:
         return Held.NOT_NEEDED
 
     def change(now: Content) -> Content:
         begins = max(from_version, now.truncate_through)
-        hold = Hold(from_version=begins, lasts_ms=lasts_ms, snapshot=snapshot)
+        hold = Hold(from_version=begins, lasts_ms=lasts_ms, snapshot=needed.snapshot, checkpoint=needed.checkpoint)
         return set_hold(name, hold)(now)
 
     try:
@@ -74,12 +86,12 @@ async def set_source_hold(
 
 
 @asynccontextmanager
-async def held(source: ObjectStore, name: str, from_version: int, snapshot: int | None) -> AsyncGenerator[None]:
-    """Hold the source, from ``from_version`` on and one snapshot, while the body runs. Raises: as ``set_source_hold``.
+async def held(source: ObjectStore, name: str, from_version: int, needed: Needed) -> AsyncGenerator[None]:
+    """Hold the source, from ``from_version`` on and its foundation, while the body runs.
 
-    A copier that is killed leaves a hold that ends after ``HOLD_LASTS_MS``.
+    Raises: as ``set_source_hold``. A copier that is killed leaves a hold that ends after ``HOLD_LASTS_MS``.
     """
-    if await set_source_hold(source, name, from_version, snapshot=snapshot) is not Held.SET:
+    if await set_source_hold(source, name, from_version, needed) is not Held.SET:
         yield
         return
 
@@ -87,7 +99,7 @@ async def held(source: ObjectStore, name: str, from_version: int, snapshot: int 
         while True:
             await asyncio.sleep(HOLD_AGAIN_SECONDS)
             with suppress(HoldfastError):  # the next renewal comes long before the hold ends
-                await set_source_hold(source, name, from_version, snapshot=snapshot)
+                await set_source_hold(source, name, from_version, needed)
 
     renewing = asyncio.ensure_future(renew())
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.commit.reading.lineage import Lineage
+from holdfast.copies.holding import NOTHING, Needed
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, M
 from holdfast.objects.creating import create_exactly
@@ -37,15 +38,16 @@ async def copy_foundations(
     return copied
 
 
-async def newest_needed(source: ObjectStore, lineage: Lineage, truncated_through: int, cut: int) -> int | None:
-    """The snapshot that a copy of a truncated log will need, to be held; None for a copy from the beginning on.
+async def newest_needed(source: ObjectStore, lineage: Lineage, truncated_through: int, cut: int) -> Needed:
+    """The foundations that a copy of a truncated log will need, to be held; none for a copy from the beginning on.
 
     Raises: Unavailable.
     """
     if not truncated_through:
-        return None
-    found, _ = await SNAPSHOTS.between(source, lineage, truncated_through, cut)
-    return found[-1].version if found else None
+        return NOTHING
+    snapshots, _ = await SNAPSHOTS.between(source, lineage, truncated_through, cut)
+    checkpoints, _ = await CHECKPOINTS.between(source, lineage, truncated_through, cut)
+    return Needed(snapshots[-1].version if snapshots else None, checkpoints[-1].version if checkpoints else None)
 
 
 async def _copy_new(

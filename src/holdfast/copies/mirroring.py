@@ -30,7 +30,7 @@ from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
 from holdfast.copies.chain import carry
-from holdfast.copies.holding import Held, held, hold_id, set_source_hold
+from holdfast.copies.holding import NOTHING, Held, held, hold_id, set_source_hold
 from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.restoring import begin_copy, require_role
 from holdfast.copies.source import ended_early, first_slot_of, objects_from, standing_of
@@ -171,10 +171,10 @@ class Mirror:
     async def _round_hold(self, role: Role, lineage: Lineage, newest: Header) -> AsyncGenerator[None]:
         reached = await find_frontier(self._copy)
         through = max(role.truncated_through, 0 if reached is None else reached[0].last_version)
-        snapshot = None
+        needed = NOTHING
         if not self._whole_through:
-            snapshot = await newest_needed(self._source, lineage, role.truncated_through, newest.last_version)
-        async with held(self._source, self._hold_id, through, snapshot):
+            needed = await newest_needed(self._source, lineage, role.truncated_through, newest.last_version)
+        async with held(self._source, self._hold_id, through, needed):
             yield
 
     async def _copy_all(self, role: Role, lineage: Lineage, newest: Header) -> tuple[Header, Header]:

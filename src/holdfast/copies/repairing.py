@@ -324,8 +324,8 @@ async def repair(
     )
     require_role(role, "restoring", lineage)
     assert role.log_id is not None, "a repaired log has a new id"
-    snapshot = await newest_needed(source, lineage, through, cut)
-    async with held(source, hold_id("repair", copy), through, snapshot):
+    needed = await newest_needed(source, lineage, through, cut)
+    async with held(source, hold_id("repair", copy), through, needed):
         log = DamagedLog(source, backup)
         async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as wanted:
             await carry(wanted, copy, lambda _: None)

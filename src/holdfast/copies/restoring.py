@@ -121,12 +121,12 @@ async def _copy(
     cut, truncated_through = role.cut_version, role.truncated_through
     assert cut is not None, "a restore has a cut"
     lineage = await lineage_of(source, frontier[1])
-    snapshot = await newest_needed(source, lineage, truncated_through, cut)
+    needed = await newest_needed(source, lineage, truncated_through, cut)
 
     def copied(header: Header) -> None:
         report("copying", header.last_version, cut)
 
-    async with held(source, hold_id("restore", copy), truncated_through, snapshot):
+    async with held(source, hold_id("restore", copy), truncated_through, needed):
         standing = await standing_of(source, copy, truncated_through=truncated_through)
         wanted = Cut(cut, standing)
         objects = objects_from(source, standing, role)

@@ -37,14 +37,16 @@ Policy = RetentionPolicy
 class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A reader that still needs ``from_version`` and all later versions, until it releases, or for ``lasts_ms``.
 
-    ``snapshot``: the version of a snapshot that it also needs. The reader's clock does not count: the time begins when
-    the leader first sees the hold, and ends when both of the log's times have reached what the leader then notes,
-    ``expires_ms`` and ``expires_lived_ms``. Holds of earlier versions had ``expires_ms`` alone, by the reader's clock.
+    ``snapshot`` and ``checkpoint``: the versions of a snapshot, and of a checkpoint of the stores, that it also needs.
+    The reader's clock does not count: the time begins when the leader first sees the hold, and ends when both of the
+    log's times have reached what the leader then notes, ``expires_ms`` and ``expires_lived_ms``. Holds of earlier
+    versions had ``expires_ms`` alone, by the reader's clock.
     """
 
     from_version: int
     lasts_ms: int = DAY_MS
     snapshot: int | None = None
+    checkpoint: int | None = None
     expires_ms: int | None = None
     expires_lived_ms: int | None = None
 

@@ -17,7 +17,7 @@ is refused. So no policy that was answered is broken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -87,7 +87,7 @@ class TruncatorOptions:
     warn_after_seconds: float = 2_592_000.0
     slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
-    stores_from: Callable[[], Awaitable[int]] | None = None
+    stores_from: Callable[[Collection[int]], Awaitable[int]] | None = None
     readings: Readings | None = None
 
 
@@ -112,6 +112,11 @@ class RetentionState:
 
 def _held_snapshots(content: Content, now: Moment) -> list[int]:
     held = {hold.snapshot for hold in content.holds.values() if hold.holds(now)}
+    return sorted(version for version in held if version is not None)
+
+
+def _held_checkpoints(content: Content, now: Moment) -> list[int]:
+    held = {hold.checkpoint for hold in content.holds.values() if hold.holds(now)}
     return sorted(version for version in held if version is not None)
 
 
@@ -236,7 +241,7 @@ class Truncator:
 
     async def _truncate(self, content: Content, oldest_snapshot: int | None) -> None:
         newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
-        bytes_border, needs = await self._bytes_border(content), await self._needs(oldest_snapshot)
+        bytes_border, needs = await self._bytes_border(content), await self._needs(content, oldest_snapshot)
         cuts = {
             name: await find_cut(self._store, claim, newest, [border_of(policy, now, bytes_border)])
             for name, policy in content.policies.items()
@@ -295,13 +300,13 @@ class Truncator:
         sizes = {policy.max_bytes for policy in content.policies.values()} - {None}
         return {size: await slot_of_bytes(self._store, size) for size in sizes if size is not None}
 
-    async def _needs(self, oldest_snapshot: int | None) -> Needs:
+    async def _needs(self, content: Content, oldest_snapshot: int | None) -> Needs:
         options = self._options
         return Needs(
             snapshot=oldest_snapshot,
             min_age_ms=options.min_age_seconds * 1000.0,
             segments=None if options.segments_through is None else await options.segments_through(),
-            stores=await self._stores_from(),
+            stores=await self._stores_from(content),
         )
 
     async def plan(self, change: Change) -> RetentionPlan:
@@ -312,7 +317,7 @@ class Truncator:
         """
         content = change(Content.of(await self.generations.newest()))
         newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
-        needs = await self._needs(await self._snapshots.expected(_held_snapshots(content, now)))
+        needs = await self._needs(content, await self._snapshots.expected(_held_snapshots(content, now)))
         border = await self._bytes_border(content)
 
         async def cut_at(watermark: Slot) -> Header | None:
@@ -377,11 +382,11 @@ class Truncator:
             return False
         return True
 
-    async def _stores_from(self) -> int | None:
+    async def _stores_from(self, content: Content) -> int | None:
         if self._service.claim.stores_mode is not StoresMode.LOG:
             return None
         stores_from = self._options.stores_from
-        return NOTHING if stores_from is None else await stores_from()
+        return NOTHING if stores_from is None else await stores_from(_held_checkpoints(content, self._service.moment()))
 
     def _warn(self, content: Content, needs: Needs) -> None:
         self.state.warning = _warning(content, needs)

@@ -21,7 +21,7 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -488,9 +488,9 @@ class _Process:
         await self._close_stores()
         await self._view.stop()
 
-    async def _oldest_checkpoint(self) -> int:
+    async def _oldest_checkpoint(self, held: Collection[int]) -> int:
         checkpoints = None if self._opening is None else self._opening.checkpoints
-        return 0 if checkpoints is None else await checkpoints.oldest()
+        return 0 if checkpoints is None else await checkpoints.oldest(held)
 
     async def _close_stores(self) -> None:
         if self._opening is not None:

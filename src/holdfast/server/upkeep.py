@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Final
 
@@ -47,7 +47,7 @@ class Upkeep:
         retention: RetentionHost,
         jobs: LogJobs,
         *,
-        oldest_checkpoint: Callable[[], Awaitable[int]],
+        oldest_checkpoint: Callable[[Collection[int]], Awaitable[int]],
         older: OlderHistory | None,
         watch: StoreWatch,
     ) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -251,8 +251,10 @@ class KeptCheckpoints:
         """Hashes of files that were read and are right."""
         self._stray_since_ms: dict[str, float] = {}
 
-    async def oldest(self, now_ms: float) -> int | None:
+    async def oldest(self, now_ms: float, held: Collection[int] = ()) -> int | None:
         """Remove what may go; the version of the oldest checkpoint that stays, None without a verified one.
+
+        ``held``: versions that a hold names.
 
         Cost: two LISTs, and each file is read once in the life of this object. Raises: Unavailable.
         """
@@ -260,7 +262,7 @@ class KeptCheckpoints:
         for version in versions:
             await self._verify(version)
         self._verified = {version: self._verified[version] for version in versions if version in self._verified}
-        for version in sorted(self._verified)[: -self._keep]:
+        for version in [each for each in sorted(self._verified)[: -self._keep] if each not in held]:
             await self._store.delete(manifest_key(version))
             del self._verified[version]
         await self._sweep(now_ms)

@@ -25,6 +25,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY
+from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.verify import DamageLog, Scrub
 from holdfast.commit.service import CommitService, ServiceOptions
@@ -42,7 +43,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.retention.cut import slot_through
 from holdfast.retention.generations import PREFIX as GENERATIONS
 from holdfast.retention.generations import Generations
-from holdfast.retention.policies import Policy, set_policy
+from holdfast.retention.policies import Content, Policy, set_policy
 from holdfast.snapshots import MakingOptions, make_snapshot, read_rows
 from holdfast.stores import checkpoint_objects as checkpoint
 from holdfast.values import LogId
@@ -317,6 +318,30 @@ async def cell(command: str, name: str, how: str) -> str:
         return await run(command, log, place, copy)
     except HoldfastError as error:
         return f"{error.code}"
+
+
+def test_a_copy_holds_the_checkpoint_that_it_needs_and_the_leader_keeps_it() -> None:
+    async def main() -> None:
+        log = await made(3)
+        seen: set[int] = set()
+
+        class Watched(MemoryStore):
+            async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+                holds = Content.of(await Generations(log.store, lambda: 0).newest()).holds
+                seen.update(hold.checkpoint for hold in holds.values() if hold.checkpoint is not None)
+                return await super().read(key, start=start, length=length)
+
+        await restore(Watched(log.objects), MemoryStore(MemoryObjects(), url="memory:copy"), Point())
+        assert seen == {log.snapshot}, "its checkpoint has the version of its snapshot"
+        for number in range(3):
+            log.grow(1)
+            log.make_checkpoint({checkpoint.INDEX_NAME: b"%d" % number})
+        kept = checkpoint.KeptCheckpoints(log.store, Lineage(log.log_id), keep=2, stray_ms=1e9)
+        assert await kept.oldest(0.0, (log.snapshot,)) == log.snapshot
+        assert len(await checkpoint.list_versions(log.store)) == 3
+        assert await kept.oldest(0.0) != log.snapshot
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

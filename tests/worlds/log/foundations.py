@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from hashlib import sha256
 from random import Random
@@ -207,9 +207,9 @@ class FoundationWorld(SeededWorld):
             self.seen[f"retention_{error.code}"] += 1
         self.seen["snapshot_replaced"] += len(before - {*await list_versions(self.store)})
 
-    async def _stores_from(self) -> int:
+    async def _stores_from(self, held: Collection[int]) -> int:
         assert self._checkpoints is not None, "it looks with them"
-        return await self._checkpoints.oldest(self._boot_ms) or 0
+        return await self._checkpoints.oldest(self._boot_ms, held) or 0
 
     def _rot(self) -> None:
         keys = [row.key for row in self.objects.list(SNAPSHOTS)]

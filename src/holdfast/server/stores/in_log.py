@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Final
 from urllib.parse import quote
@@ -303,12 +303,14 @@ class CheckpointSchedule:
         seconds = round(self._made - began, 2)
         _log.info("stores_checkpoint_made", version=made.version, bytes=made.size, seconds=seconds)
 
-    async def oldest(self) -> int:
+    async def oldest(self, held: Collection[int]) -> int:
         """From which version on the stores need the log: that of the oldest checkpoint that is kept, 0 without one.
+
+        ``held``: checkpoints that a hold names.
 
         Raises: Unavailable, CorruptData.
         """
         if self._kept is None:
             lineage = await lineage_of(self._leader.store, self._leader.claim)
             self._kept = KeptCheckpoints(self._leader.store, lineage, keep=KEEP, stray_ms=STRAY_MS)
-        return await self._kept.oldest(time.monotonic() * 1000.0) or 0
+        return await self._kept.oldest(time.monotonic() * 1000.0, held) or 0
