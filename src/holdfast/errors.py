@@ -67,6 +67,7 @@ class Code(StrEnum):
     # the store
     STORE_UNAVAILABLE = "store_unavailable"
     STORE_UNFIT = "store_unfit"
+    STORE_REPLACED = "store_replaced"
     # the embedded queue
     CORRUPT_QUEUE = "corrupt_queue"
     QUEUE_TRIMMED = "queue_trimmed"

@@ -679,7 +679,8 @@ class CommitService:
         try:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
-            newest = Unknown(statement_of(error))
+            final = isinstance(error, HoldfastError) and error.code is Code.STORE_REPLACED
+            newest = Unknown(statement_of(error), final=final)
         self.metrics.ownership_checks["failed" if isinstance(newest, Unknown) else "answered"] += 1
         self._step(events.OwnershipSeen(self._clock(), newest))
 

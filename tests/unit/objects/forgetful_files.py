@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import cast
 
+from holdfast.objects.directory.identity import Identity
+
 
 class Crash(Exception):
     """The machine stopped before the operation."""
@@ -93,6 +95,13 @@ class ForgetfulFiles:
     def open_directory(self, path: str) -> int:
         self._step()
         return self._handle(self._walk(path.strip("/")))
+
+    def identity(self, directory: int) -> Identity:
+        return Identity(1, id(self._directory(directory)))
+
+    def identity_at(self, path: str) -> Identity:
+        self._step()
+        return Identity(1, id(self._walk(path.strip("/"))))
 
     def create(self, directory: int, name: str) -> int:
         self._step()

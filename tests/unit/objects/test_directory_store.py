@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from tests.unit.objects.recording_files import RecordingFiles, failure
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory import store as directory
 from holdfast.objects.directory import worker
+from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Refused, Unknown
@@ -280,7 +282,10 @@ def test_a_worker_reads_requests_however_they_are_cut(tmp_path: Path) -> None:
     cuts = [0, 1, 6, 8, 20, 300_000, len(request)]
     for begin, end in itertools.pairwise(cuts):
         ours.sendall(request[begin:end])
-    assert ours.recv(100) == b"\x01\x00\x00\x00" + bytes([worker.DONE])
+    received = ours.recv(100)
+    identity = PosixFiles().identity_at(str(tmp_path / "batches"))
+    payload = f"{identity.device}:{identity.inode}".encode()
+    assert received == struct.pack("<IB", 1 + len(payload), worker.DONE) + payload
     ours.sendall(request[:50])  # cut off by the end of the stream: never asked
     ours.close()
     serving.join(30)

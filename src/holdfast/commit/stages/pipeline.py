@@ -437,6 +437,10 @@ class Pipeline:
 
     def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
         asked = self._checking or []
+        if isinstance(newest, Unknown) and newest.final:
+            self._checking = None
+            self._end("gave_up", f"the store takes nothing any more: {newest.detail}", effects, asked)
+            return
         if newest is None or isinstance(newest, Unknown):
             # Nor does an empty listing prove anything: this leader's own claim is never removed.
             self._checking, self._asked = None, asked + self._asked

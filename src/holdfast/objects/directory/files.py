@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from holdfast.objects.directory.identity import Identity
 from holdfast.private_files import DIRECTORY_MODE, FILE_MODE
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
@@ -128,6 +129,16 @@ class PosixFiles:
     def is_read_only(self, directory: int) -> bool:
         """Whether the file system is mounted so."""
         return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
+
+    def identity(self, directory: int) -> Identity:
+        """The device and inode of an open directory."""
+        status = os.fstat(directory)
+        return Identity(status.st_dev, status.st_ino)
+
+    def identity_at(self, path: str) -> Identity:
+        """Those of what a path names now; FileNotFoundError when it is absent."""
+        status = os.stat(path)
+        return Identity(status.st_dev, status.st_ino)
 
     def is_removed(self, directory: int) -> bool:
         """Whether an open directory has no name any more."""

@@ -5,7 +5,8 @@ Creating an object, and what a crash leaves at each step:
 1. the bytes go into a new file without a name                     nothing
 2. ``fdatasync`` of that file                                      nothing
 3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
-4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
+4. ``fsync`` of the object's directory                             the object, complete
+5. the directory's path names the directory that was written to    the object, at its URL; only now it is "created"
 
 Where files without names are impossible, step 1 makes a file in this writer's own folder under ``.holdfast/writing``;
 a later start removes what a crash leaves there. Between 3 and 4 readers may see a name that a power cut can undo, so
@@ -22,11 +23,12 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final
 
 from holdfast.objects.directory.files import NOT_HERE, PosixFiles
+from holdfast.objects.directory.identity import Identity, replaced, unstable
 
 SLOT_MAX = 2**64 - 1
 GAP_MAX = 2_000
@@ -141,6 +143,8 @@ def _give_name(files: PosixFiles, naming: Naming, file: int, own: int, temporary
 
 COUNTDOWN_DIRECTORY = "batches"
 """The one directory whose names are slots."""
+LOG_FOLDERS = ("", COUNTDOWN_DIRECTORY)
+"""The root and the folder of batches: without them there is no log to write to."""
 PRIVATE = ".holdfast"
 WRITING = "writing"
 HINT = "newest"
@@ -148,6 +152,8 @@ HINT_EVERY_SLOTS = 64
 SYNCED_NAMES_MAX = 16_384
 MAKE_FOLDER_ATTEMPTS_MAX = 100
 """How often a writer makes its own folder while other starting writers take it for a dead writer's."""
+TRIES_MAX = 3
+"""How often an object is written again because its folder was moved away meanwhile."""
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -157,15 +163,23 @@ class Poisoned(OSError):
 
 class DirectoryObjects:
     """One process's view of the directory at ``root``, which exists. Not safe for concurrent use. ``token`` names this
-    writer's own folder; it is drawn at random by the caller."""
+    writer's own folder; it is drawn at random by the caller.
 
-    def __init__(self, files: PosixFiles, root: str, token: str) -> None:
+    An object counts only in the directory that its path names. Where that is another one than was opened, the root and
+    the folder of batches raise ``Replaced``, as the log itself is elsewhere; any other folder is opened again.
+    ``known``: the identities that another process of this store has seen of these two, by folder.
+    """
+
+    def __init__(self, files: PosixFiles, root: str, token: str, known: Mapping[str, Identity] = {}) -> None:
         self._files = files
         self._root = root
         self._token = token
         self._root_handle = files.open_directory(root)
+        self._known = known
+        self._identities: dict[str, Identity] = {}
         try:
             self._read_only = files.is_read_only(self._root_handle)
+            self._identify("", self._root_handle)
         except OSError:
             files.close(self._root_handle)  # the caller may try again
             raise
@@ -187,23 +201,32 @@ class DirectoryObjects:
         if self._poison is not None:
             raise Poisoned(errno.EIO, self._poison)
         if self._writing is None:
+            self._is_in_place("")
             self._prepare_writing()
         folder, name = _split(key)
-        target = self._directory_for_writing(folder)
-        try:
-            temporary = self._write_and_name(data, target, name)
-        except Poisoned:
-            raise
-        except OSError:  # the error number differs between systems
-            if not self._files.is_removed(self._own_folder()):
+        for _ in range(TRIES_MAX):
+            target = self._directory_for_writing(folder)
+            try:
+                temporary = self._write_and_name(data, target, name)
+            except Poisoned:
                 raise
-            # This writer's own folder was removed: make it again.
-            self._leave_own_folder()
-            self._prepare_writing()
-            temporary = self._write_and_name(data, target, name)
+            except OSError:  # the error number differs between systems
+                if not self._is_in_place(folder):
+                    continue
+                if not self._files.is_removed(self._own_folder()):
+                    raise
+                # This writer's own folder was removed: make it again.
+                self._leave_own_folder()
+                self._prepare_writing()
+                temporary = self._write_and_name(data, target, name)
+            if temporary is not None:
+                self._sync_directory(target)
+            if self._is_in_place(folder):
+                break
+        else:
+            raise OSError(errno.ESTALE, f"{self._path(folder)} was moved or removed again and again")
         if temporary is None:
             return False
-        self._sync_directory(target)
         self._remember(key)
         if self._naming is Naming.LINK:
             self._finished = temporary
@@ -363,13 +386,14 @@ class DirectoryObjects:
             pass  # another process was faster
         finally:
             self._files.close(own)
-        self._forget_private_folder()
 
     def _directory_for_writing(self, folder: str) -> int:
         """An open directory, made with its parents if absent; a made one is durable in its parent on return."""
         if folder in self._durable_directories:
             return self._directories[folder]
         parent, _ = _split(folder)
+        if parent in self._directories:
+            self._is_in_place(parent)
         above = self._directory_for_writing(parent)
         try:
             self._files.make_directory(f"{self._root}/{folder}")
@@ -378,19 +402,69 @@ class DirectoryObjects:
         # Also an existing one: its creator may have stopped before the sync.
         self._sync_directory(above)
         if folder not in self._directories:
-            self._directories[folder] = self._files.open_directory(f"{self._root}/{folder}")
+            self._open_folder(folder)
         self._durable_directories.add(folder)
         return self._directories[folder]
 
     def _directory_for_reading(self, folder: str) -> int | None:
-        handle = self._directories.get(folder)
-        if handle is None:
+        if folder not in self._directories or not self._is_in_place(folder):
             try:
-                handle = self._files.open_directory(f"{self._root}/{folder}")
+                self._open_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            self._directories[folder] = handle
-        return handle
+        return self._directories[folder]
+
+    def _open_folder(self, folder: str) -> None:
+        handle = self._files.open_directory(self._path(folder))
+        try:
+            self._is_in_place("")
+            self._identify(folder, handle)
+        except OSError:
+            self._files.close(handle)
+            raise
+        self._directories[folder] = handle
+
+    def _identify(self, folder: str, handle: int) -> None:
+        identity = self._files.identity(handle)
+        if self._known.get(folder, identity) != identity:
+            raise replaced(self._path(folder), identity)
+        self._identities[folder] = identity
+
+    def identity_of(self, folder: str) -> Identity | None:
+        """That of a folder that is open."""
+        return self._identities.get(folder)
+
+    def _path(self, folder: str) -> str:
+        return f"{self._root}/{folder}" if folder else self._root
+
+    def _is_in_place(self, folder: str) -> bool:
+        """Whether the path of an open folder names that folder. If it does not, the folder is open no more.
+
+        Raises: Replaced (the log is elsewhere), Unstable, OSError (the path cannot be looked at). Cost: one stat.
+        """
+        path = self._path(folder)
+        try:
+            now = self._files.identity_at(path)
+        except (FileNotFoundError, NotADirectoryError):
+            now = None
+        if now == self._identities[folder]:
+            return True
+        if self._files.identity(self._directories[folder]) != self._identities[folder]:
+            raise unstable(path)
+        if folder in LOG_FOLDERS:
+            if folder:
+                self._is_in_place("")  # the larger of the two names what happened
+            raise replaced(path, now)
+        self._is_in_place("")
+        self._forget_folder(folder)
+        return False
+
+    def _forget_folder(self, folder: str) -> None:
+        self._files.close(self._directories.pop(folder))
+        del self._identities[folder]
+        self._durable_directories.discard(folder)
+        for key in [key for key in self._synced if _split(key)[0] == folder]:
+            del self._synced[key]
 
     def _sync_directory(self, directory: int) -> None:
         try:
@@ -446,9 +520,7 @@ class DirectoryObjects:
         for key, _ in rows:
             by_folder.setdefault(_split(key)[0], []).append(key)
         for folder, keys in by_folder.items():
-            directory = self._directory_for_reading(folder)
-            assert directory is not None, "a listed object is in an open directory"
-            self._sync_names(directory, keys)
+            self._sync_names(self._directories[folder], keys)
         return rows
 
     def _probe(self, prefix: str, after: str, limit: int) -> list[tuple[str, int]] | None:
@@ -508,10 +580,11 @@ class DirectoryObjects:
         """
         if self._poison is not None:
             raise Poisoned(errno.EIO, self._poison)
+        directories = {folder: self._directory_for_reading(folder) for folder in {_split(key)[0]: None for key in keys}}
         changed: dict[int, None] = {}
         for key in keys:
             folder, name = _split(key)
-            directory = self._directory_for_reading(folder)
+            directory = directories[folder]
             if directory is None:
                 continue
             try:
@@ -524,6 +597,8 @@ class DirectoryObjects:
             self._sync_directory(directory)
 
     def _write_hint(self, slot: int) -> None:
+        if PRIVATE in self._directories:
+            self._is_in_place(PRIVATE)
         private = self._directory_for_writing(PRIVATE)
         file = self._files.open_note(private, HINT)
         try:
@@ -532,14 +607,6 @@ class DirectoryObjects:
             self._files.close(file)
         self._hinted = slot
 
-    def _forget_private_folder(self) -> None:
-        """Open the folder of the hint again next time, if the open one was removed."""
-        private = self._directories.get(PRIVATE)
-        if private is not None and self._files.is_removed(private):
-            del self._directories[PRIVATE]
-            self._durable_directories.discard(PRIVATE)
-            self._files.close(private)
-
     def _read_hint(self) -> int | None:
         private = self._directory_for_reading(PRIVATE)
         if private is None:
@@ -547,7 +614,6 @@ class DirectoryObjects:
         try:
             file = self._files.open(private, HINT)
         except FileNotFoundError:
-            self._forget_private_folder()
             return None
         try:
             return slot_of_name(self._files.read(file, 0, 20).decode("ascii", "replace"))

@@ -8,6 +8,9 @@ A writer that reports a failed sync, or dies during a create, poisons the store:
 final, because what is durable is no longer known. A restart repairs it, because names are synced again before they are
 reported. A reader that dies fails its request as ``Unavailable``.
 
+A worker that finds another directory at the path of the root or of the batches poisons the store as well. All workers
+compare with what the first one saw, so a later one does not take the other directory for the log.
+
 Workers are processes because a thread takes the leader's interpreter after each system call: threads gave 22,000-27,000
 commits/s where processes gave 35,000-38,000, at 3 to 4 times the CPU per PUT (``benchmarks/directory_put.py``).
 """
@@ -24,12 +27,15 @@ import secrets
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory import worker
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced, settled
+from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 from holdfast.private_files import DIRECTORY_MODE
 
@@ -66,6 +72,9 @@ READERS: Final = 2
 STOP_SECONDS: Final = 10.0
 QUEUE_SECONDS: Final = 0.02
 """A queue that is gone by then needs no further worker: a start takes as long."""
+REPLACED_HINT: Final = (
+    "what was acknowledged is in the directory that was open: put that one back at its path, then start again"
+)
 START_AGAIN_SECONDS: Final = 5.0
 """The pause after a failed start, so that a machine short of memory is not asked at every commit."""
 
@@ -118,7 +127,7 @@ class _Worker(asyncio.Protocol):
         asked, self._asked = self._asked, None
         assert asked is not None, "a worker sends answers only"
         # Poison the store here: the caller may have been cancelled.
-        if asked.operation == worker.CREATE and status == worker.POISONED:
+        if (asked.operation == worker.CREATE and status == worker.POISONED) or status == worker.REPLACED:
             self._lane.poison(payload.decode())
         self._lane.became_idle(self)
         if not asked.answer.done():
@@ -147,11 +156,21 @@ class _Worker(asyncio.Protocol):
 
 
 class _Lane:
-    """The workers of one kind, and the requests that wait for one. ``poison`` gets the reason to end all creates."""
+    """The workers of one kind, and the requests that wait for one. ``poison`` gets the reason to end all creates.
 
-    def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
+    ``known``: the identities of the directories of the log, for workers that are started; the owner adds to it.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        size: int,
+        poison: Callable[[str], object],
+        known: Mapping[str, Identity] = {},
+    ) -> None:
         self._root = root
         self._size = size
+        self._known = known
         self.poison = poison
         self._workers: builtins.list[_Worker] = []
         self._idle: builtins.list[_Worker] = []
@@ -236,7 +255,7 @@ class _Lane:
         # could be a client's connection when it is inherited.
         with theirs:
             return subprocess.Popen(
-                worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
+                worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno(), self._known),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -288,15 +307,32 @@ class DirectoryStore:
     """One file per object; a name appears only on complete bytes, and ``Created`` survives power loss."""
 
     def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:
+        """Raises: OSError when an existing ``root`` cannot be opened, Unstable."""
         self.url = root.as_uri()
-        self._writers = _Lane(str(root), writers, self._poisoned)
-        self._readers = _Lane(str(root), readers, self._poisoned)
+        self._root = str(root)
+        self._known: dict[str, Identity] = {}
+        self._handles: builtins.list[int] = []
+        self._files = PosixFiles()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._hold("")
+            self._hold(COUNTDOWN_DIRECTORY)
+        self._writers = _Lane(self._root, writers, self._poisoned, self._known)
+        self._readers = _Lane(self._root, readers, self._poisoned, self._known)
         self._poison: str | None = None
+
+    def _hold(self, folder: str) -> None:
+        """Keep a directory of the log open, so that its inode stays its own. Raises: OSError, Unstable."""
+        handle, self._known[folder] = settled(self._files, self._path(folder))
+        self._handles.append(handle)
+
+    def _path(self, folder: str) -> str:
+        return f"{self._root}/{folder}" if folder else self._root
 
     @classmethod
     def open(cls, root: Path, *, create_missing: bool = False) -> DirectoryStore:
-        """The store in the directory ``root``. Raises: NotFound when it is absent, Unavailable when it cannot be made.
-        An absent directory is often an unmounted disk, so only ``create_missing`` makes it."""
+        """The store in the directory ``root``. An absent directory is often an unmounted disk, so only
+        ``create_missing`` makes it. Raises: NotFound when it is absent, Unavailable when it cannot be made or opened,
+        InvalidRequest (store_unfit) where its file system has no lasting inodes."""
         root = Path(os.path.abspath(root))
         if not root.is_dir():
             if not create_missing:
@@ -310,7 +346,12 @@ class DirectoryStore:
                 _make_durably(root)
             except OSError as error:
                 raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
-        return cls(root)
+        try:
+            return cls(root)
+        except Unstable as error:
+            raise InvalidRequest(error.strerror or "", code=Code.STORE_UNFIT, url=root.as_uri()) from error
+        except OSError as error:
+            raise Unavailable("the directory cannot be opened", path=str(root), cause=str(error)) from error
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
@@ -328,15 +369,25 @@ class DirectoryStore:
             return Unknown(reason, final=True)
         match status:
             case worker.DONE:
+                if payload and not self._is_known(COUNTDOWN_DIRECTORY, payload):
+                    return Unknown(self._reason_to_refuse() or "", final=True)
                 return CREATED
             case worker.REFUSED:
                 return Refused()
             case worker.UNFIT:
                 raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
-            case worker.POISONED:
+            case worker.POISONED | worker.REPLACED:
                 return Unknown(self._poisoned(payload.decode()), final=True)
             case _:
                 return Unknown(payload.decode())
+
+    def _is_known(self, folder: str, identity: bytes) -> bool:
+        """Whether a worker created in the folder that the others know. The first one says which that is."""
+        found = decode_identity(identity.decode())
+        if self._known.setdefault(folder, found) == found:
+            return True
+        self._poisoned(str(replaced(self._path(folder), found).strerror))
+        return False
 
     def _reason_to_refuse(self) -> str | None:
         return self._poison
@@ -371,6 +422,8 @@ class DirectoryStore:
             status, payload = await self._readers.ask(operation, key, argument)
         except (_Died, OSError) as error:
             raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+        if status == worker.REPLACED:
+            raise CorruptData(payload.decode(), code=Code.STORE_REPLACED, hint=REPLACED_HINT, url=self.url)
         if status in (worker.FAILED, worker.POISONED):
             raise Unavailable("the directory cannot be read", key=key, cause=payload.decode())
         return status, payload
@@ -379,6 +432,8 @@ class DirectoryStore:
         """As the port says, once the requests in hand are done and the workers have ended."""
         self._poisoned("the store is closed")
         await asyncio.gather(self._writers.close(), self._readers.close())
+        while self._handles:
+            self._files.close(self._handles.pop())
 
 
 def _make_durably(path: Path) -> None:

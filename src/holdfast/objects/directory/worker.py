@@ -7,7 +7,8 @@ the log's protocol allows. It ignores terminal and service-manager signals: the 
 Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
 argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
 which to begin (list, whose key is the prefix); all keys, one a line (delete). Answer: uint32 bytes that follow, uint8
-status, then the object, the rows (one line each: key, space, bytes) or the reason.
+status, then the object, the rows (one line each: key, space, bytes) or the reason; of a created batch, the identity of
+its folder.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.directory.identity import Identity, Replaced, decode_known, encode_identity, encode_known
+from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY, DirectoryObjects, Poisoned, Unfit
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
 
 CREATE, READ, LIST, DELETE = range(4)
-DONE, REFUSED, ABSENT, FAILED, POISONED, UNFIT = range(6)
+DONE, REFUSED, ABSENT, FAILED, POISONED, UNFIT, REPLACED = range(7)
 WHOLE = 2**64 - 1
 
 _REQUEST = struct.Struct("<IBH")
@@ -32,6 +34,7 @@ _ANSWER = struct.Struct("<IB")
 _READ = struct.Struct("<QQ")
 _LIST = struct.Struct("<I")
 _LENGTH_BYTES = 4
+_BATCHES = f"{COUNTDOWN_DIRECTORY}/"
 RECEIVE_BYTES = 64 * 1024
 """The bytes of one read. For twice as much the allocator calls the system each time."""
 
@@ -41,14 +44,18 @@ for name in ("", ".objects", ".objects.directory"):
     sys.modules["holdfast" + name] = package = types.ModuleType("holdfast" + name)
     package.__path__ = [sys.argv[1] + name.replace(".", "/")]
 from holdfast.objects.directory.worker import main
-main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+main(int(sys.argv[2]), *sys.argv[3:])
 """
 
 
-def worker_command(root: str, token: str, descriptor: int) -> list[str]:
-    """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
+def worker_command(root: str, token: str, descriptor: int, known: Mapping[str, Identity]) -> list[str]:
+    """The command of a worker on an inherited socket. It imports its modules without running the packages' own code.
+
+    ``known``: see ``DirectoryObjects``.
+    """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
+    arguments = [package, str(descriptor), root, token, encode_known(known)]
+    return [sys.executable, "-S", "-E", "-s", "-c", _START, *arguments]
 
 
 def encode_request_head(operation: int, key: str, argument_bytes: int) -> bytes:
@@ -87,7 +94,10 @@ def answer(objects: DirectoryObjects, operation: int, key: str, argument: memory
     """Carry out one request: its status and the bytes that go with it."""
     try:
         if operation == CREATE:
-            return (DONE, b"") if objects.create(key, argument) else (REFUSED, b"")
+            if not objects.create(key, argument):
+                return REFUSED, b""
+            identity = objects.identity_of(COUNTDOWN_DIRECTORY) if key.startswith(_BATCHES) else None
+            return DONE, b"" if identity is None else encode_identity(identity).encode()
         if operation == READ:
             start, length = _READ.unpack(argument)
             data = objects.read(key, start, None if length == WHOLE else length)
@@ -101,6 +111,8 @@ def answer(objects: DirectoryObjects, operation: int, key: str, argument: memory
         return POISONED, _reason(error)
     except Unfit as error:
         return UNFIT, _reason(error)
+    except Replaced as error:
+        return REPLACED, _reason(error)
     except OSError as error:
         return FAILED, _reason(error)
     return DONE, b""
@@ -110,24 +122,24 @@ def _reason(error: OSError) -> bytes:
     return (error.strerror or str(error)).encode()
 
 
-def main(descriptor: int, root: str, token: str) -> None:
+def main(descriptor: int, root: str, token: str, known: str) -> None:
     """Run a worker process on its inherited socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ask_for_time_slice(WAITING_NS)
-    serve(socket.socket(fileno=descriptor), root, token)
+    serve(socket.socket(fileno=descriptor), root, token, decode_known(known))
 
 
-def serve(stream: socket.socket, root: str, token: str) -> None:
+def serve(stream: socket.socket, root: str, token: str, known: Mapping[str, Identity] = {}) -> None:
     """Serve one socket until it ends, and close it."""
     with stream:
-        objects, reason = _opened(root, token)
+        objects, refusal = _opened(root, token, known)
         try:
             while (request := _receive(stream)) is not None:
                 operation, key, argument = request
                 if objects is None:
-                    objects, reason = _opened(root, token)
-                status, data = (FAILED, reason) if objects is None else answer(objects, operation, key, argument)
+                    objects, refusal = _opened(root, token, known)
+                status, data = refusal if objects is None else answer(objects, operation, key, argument)
                 stream.sendall(_ANSWER.pack(_ANSWER.size - _LENGTH_BYTES + len(data), status) + data)
                 if operation == CREATE and objects is not None:
                     objects.tidy()
@@ -138,12 +150,14 @@ def serve(stream: socket.socket, root: str, token: str) -> None:
                 objects.close()
 
 
-def _opened(root: str, token: str) -> tuple[DirectoryObjects | None, bytes]:
-    """The objects, or None and the reason why not."""
+def _opened(root: str, token: str, known: Mapping[str, Identity]) -> tuple[DirectoryObjects | None, tuple[int, bytes]]:
+    """The objects, or None and the answer that says why not."""
     try:
-        return DirectoryObjects(PosixFiles(), root, token), b""
+        return DirectoryObjects(PosixFiles(), root, token, known), (DONE, b"")
+    except Replaced as error:
+        return None, (REPLACED, _reason(error))
     except OSError as error:
-        return None, _reason(error)
+        return None, (FAILED, _reason(error))
 
 
 def _receive(stream: socket.socket) -> tuple[int, str, memoryview] | None:

@@ -38,7 +38,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     429: (Code.RATE_LIMITED,),
     500: (
         Code.INTERNAL, Code.CORRUPT_LOG, Code.CORRUPT_BATCH, Code.STORE_UNFIT, Code.CORRUPT_QUEUE, Code.SYNC_FAILED,
-        Code.FORKED,
+        Code.FORKED, Code.STORE_REPLACED,
     ),
     503: (
         Code.NOT_LEADER, Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.LAGGING, Code.VIEW_BEHIND, Code.LOG_EMPTY,

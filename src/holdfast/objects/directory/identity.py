@@ -1,0 +1,130 @@
+"""Which directory a path names: its device and inode, and whether that is the directory that was opened.
+
+A process writes through open directories, which follow a move. So an object is reported as created only after its path
+was looked at again: a directory that was moved, removed or replaced, or a mount that came or went, shows there. The
+open handle keeps the inode from being given to another directory meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+
+LOOKS_MAX: Final = 4
+"""A directory that is replaced while it is opened looks the same twice after that; one more for each replacement."""
+
+
+class Identity(NamedTuple):
+    """The device and the inode of a directory."""
+
+    device: int
+    inode: int
+
+
+class Looks(Protocol):
+    """The file operations that an identity needs."""
+
+    def open_directory(self, path: str) -> int:
+        """FileNotFoundError when it is absent."""
+        ...
+
+    def identity(self, directory: int) -> Identity:
+        """Of an open directory."""
+        ...
+
+    def identity_at(self, path: str) -> Identity:
+        """Of the directory that a path names now; FileNotFoundError when it is absent."""
+        ...
+
+    def close(self, handle: int) -> None:
+        """Give it back."""
+        ...
+
+
+class Replaced(OSError):
+    """A path does not name the directory that was opened. What is written there is not in the log at its URL."""
+
+
+class Unstable(Replaced):
+    """The file system changes the inode of a directory, so that one that was replaced cannot be recognised."""
+
+
+def replaced(path: str, now: Identity | None) -> Replaced:
+    """The error that says what happened to the directory at ``path``; ``now`` is what stands there, if anything."""
+    what = (
+        "was moved or removed"
+        if now is None
+        else "was replaced by another directory, or a file system was mounted or unmounted over it"
+    )
+    return Replaced(errno.ESTALE, f"{path} {what} while it was open")
+
+
+def settled(files: Looks, path: str) -> tuple[int, Identity]:
+    """Open ``path``: the handle, and the identity that its path had at two looks. Raises: OSError, Unstable."""
+    handle = files.open_directory(path)
+    try:
+        for _ in range(LOOKS_MAX):
+            identity = files.identity(handle)
+            again = files.open_directory(path)
+            files.close(handle)
+            handle = again
+            if identity == files.identity(handle) == files.identity_at(path):
+                return handle, identity
+        raise unstable(path)
+    except BaseException:
+        files.close(handle)
+        raise
+
+
+def unstable(path: str) -> Unstable:
+    """The error for a path whose file system has no lasting inodes."""
+    return Unstable(
+        errno.ENOTSUP,
+        f"the file system at {path} ({file_system_of(path)}) gives a directory another inode at each look, so a "
+        "directory that was replaced cannot be recognised",
+    )
+
+
+def file_system_of(path: str) -> str:
+    """The type of the file system that ``path`` is on, as the system names it; "type unknown" where it does not."""
+    place = os.path.realpath(path)
+    best, found = "", "type unknown"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                fields, _, source = line.partition(" - ")
+                point = fields.split()[4].replace("\\040", " ")
+                inside = place == point or place.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):  # a later line is mounted over an earlier one
+                    best, found = point, source.split()[0]
+    except (OSError, IndexError):
+        return found
+    return found
+
+
+def encode_known(known: Mapping[str, Identity]) -> str:
+    """Identities by folder, for the command of a worker.
+
+    >>> decode_known(encode_known({"": Identity(1, 2), "batches": Identity(1, 3)}))
+    {'': Identity(device=1, inode=2), 'batches': Identity(device=1, inode=3)}
+    """
+    return ",".join(f"{folder}={encode_identity(identity)}" for folder, identity in known.items())
+
+
+def decode_known(text: str) -> dict[str, Identity]:
+    """The opposite of ``encode_known``."""
+    pairs = (item.split("=") for item in text.split(",") if item)
+    return {folder: decode_identity(identity) for folder, identity in pairs}
+
+
+def encode_identity(identity: Identity) -> str:
+    """``device:inode``."""
+    return f"{identity.device}:{identity.inode}"
+
+
+def decode_identity(text: str) -> Identity:
+    """The opposite of ``encode_identity``."""
+    device, _, inode = text.partition(":")
+    return Identity(int(device), int(inode))
