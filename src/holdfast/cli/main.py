@@ -59,7 +59,18 @@ def _print_version() -> None:
 
 
 def _prepare_streams() -> None:
-    """Replace missing streams, and escape characters that stdout cannot encode."""
+    """Replace missing streams, and escape characters that stdout cannot encode.
+
+    A closed standard descriptor is opened first. Otherwise a socket gets its number, and the event loop refuses to
+    close a descriptor of that number: it aborts the process.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest free descriptor is the one that is closed"
+            os.set_inheritable(number, True)
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
