@@ -98,7 +98,10 @@ async def require_end(store: ObjectStore, frontier: tuple[Header, Header]) -> No
     Cost: a LIST, a GET, and two header reads for each leadership since. Raises: CorruptData, Unavailable.
     """
     head, claim = frontier
-    record = await newest_record(store)
+    try:
+        record = await newest_record(store)
+    except CorruptData:
+        return  # a report that is damaged keeps nobody from a log that is whole; doctor and the scrub name it
     if record is None or record.log_id != claim.log_id.hex():
         return
     end: int | None = head.last_version if claim.epoch <= record.epoch else None

@@ -69,7 +69,7 @@ class StoresLog(LogWithStores):
     async def truncate(self) -> None:
         """As a leader does, with a snapshot and a checkpoint at one version, and batches below it that stay."""
         self.snapshot = (await make_snapshot(self.store)).version
-        self.make_checkpoint({checkpoint.INDEX_NAME: b"index " * 40, "page-0": b"page " * 60})
+        self.make_checkpoint({checkpoint.INDEX_NAME: self.claim.log_id * 15, "page-0": self.claim.log_id * 20})
         headers = [
             decode_header(self.objects.read(row.key), slot=slot_of(row.key))  # type: ignore[arg-type]
             for row in self.objects.list("batches/", limit=10**6)
