@@ -43,12 +43,14 @@ MUTANTS.add(
     "a restore reads its foundation in the copy before anybody may lead it",
     (restoring, "verify_copy", _only_read),
     play=partial(run_foundations, command="restore"),
+    first_seed=45,
 )
 MUTANTS.add(
     "repair_does_not_ask",
     "a repair reads its foundation in the copy before anybody may lead it",
     (repairing, "verify_copy", _only_read),
     play=partial(run_foundations, command="repair"),
+    first_seed=45,
 )
 MUTANTS.add(
     "promotion_does_not_ask",
@@ -56,12 +58,14 @@ MUTANTS.add(
     (promoting, "require_state", _anything_goes),
     (mirroring, "require_state", _anything_goes),
     play=partial(run_foundations, command="promote"),
+    first_seed=53,
 )
 MUTANTS.add(
     "mirror_does_not_ask",
     "a mirror that ends well can produce its state",
     (mirroring, "require_state", _anything_goes),
     play=partial(run_foundations, command="mirror"),
+    first_seed=22,
 )
 
 
@@ -85,7 +89,11 @@ _role = restoring._role
 
 
 @MUTANTS.breaks(
-    "a run again keeps the cut of meta/role", "_role", restoring, play=partial(run_foundations, command="restore")
+    "a run again keeps the cut of meta/role",
+    "_role",
+    restoring,
+    play=partial(run_foundations, command="restore"),
+    first_seed=15,
 )
 async def cut_is_computed_again(
     source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: restoring.Point
@@ -96,7 +104,11 @@ async def cut_is_computed_again(
 
 
 @MUTANTS.breaks(
-    "a truncation relies on a fresh reading", "_can_do_without", Truncator, play=partial(run_foundations, rots=True)
+    "a truncation relies on a fresh reading",
+    "_can_do_without",
+    Truncator,
+    play=partial(run_foundations, rots=True),
+    first_seed=18,
 )
 async def old_reading_counts(self: Truncator, *_: object) -> bool:
     """It was whole when this leader found it."""
