@@ -171,6 +171,19 @@ def test_connections_leave_descriptors_to_the_log(monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
+def test_a_crowd_leaves_descriptors_where_there_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections that only get an error response count as well."""
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (80, 80))
+
+    async def scenario() -> None:
+        async with serving(limits=GatewayLimits(connections_max=0)) as here:
+            with crowd((here.host, here.port), 100):
+                await until(lambda: here.front.counters.refused_connections >= 55)
+                assert here.server.context.connections <= 45
+
+    run(scenario)
+
+
 def test_beside_those_who_are_told_a_crowd_is_closed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "REFUSALS_MAX", 3)
 

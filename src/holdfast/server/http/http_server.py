@@ -104,7 +104,7 @@ class HttpServer:
             raise
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
-            has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
+            has_room = partial(self._has_room, 0 if tls is not None else self._refusals_max())
             self._listeners.append(
                 Listener(self.state.loop, opened, partial(Connection, self.context), tls, has_room, self._not_tls)
             )
@@ -132,6 +132,11 @@ class HttpServer:
             wanted = self.state.limits.connections_max
             self.context.connections_max = room
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
+
+    def _refusals_max(self) -> int:
+        """``REFUSALS_MAX``, fewer where descriptors are few: these connections take some as well."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return REFUSALS_MAX if limit == resource.RLIM_INFINITY else min(REFUSALS_MAX, limit // 16)
 
     def _has_room(self, refusals: int) -> bool:
         """Whether a connection may begin, including ``refusals`` that get an error response."""
