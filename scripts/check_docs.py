@@ -92,7 +92,8 @@ def options_of_commands() -> dict[str, set[str]]:
     root = typer.main.get_command(application())
 
     def walk(command: object, path: str) -> None:
-        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        written = [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)]
+        options = {option for option in written if option.startswith("--")}
         found[path] = options | {"--help"}
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, f"{path} {name}".strip())

@@ -83,6 +83,7 @@ EVENTS = {
     "stopping": "a signal stops the service",
     "store_did_not_create": "the store did not create the file that protects a log's place",
     "store_statistics": "a message store's messages and rates",
+    "store_not_raced": "no race was run through this endpoint: `holdfast doctor --race`",
     "store_unavailable": "the store does not answer at the start; it is asked again",
     "stores_failed": "the message stores ended; commits go on unless the process ends",
     "stores_held": "another process has the directory of the message stores open",

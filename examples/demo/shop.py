@@ -39,7 +39,7 @@ def run_shop(folder: Path, orders: int, moved: Callable[[int], None]) -> Shipped
     """Ship the orders of a new log in ``folder``; ``moved`` gets how many are done. Raises: RuntimeError."""
     folder.mkdir(parents=True)
     url = (folder / "log").resolve().as_uri()
-    _holdfast("log", "init", url, "--stores", "log")
+    _holdfast("log", "init", "--no-race", url, "--stores", "log")
     with ExitStack() as cleaning:
 
         def server(name: str, *flags: str) -> Server:

@@ -156,7 +156,9 @@ def test_stores_of_another_log_are_refused_and_kept_on_request(tmp_path: Path) -
     assert refused.wait() == 2
     assert f"stores of log {before}" in refused.tail()
     # Nor does a log that came there otherwise get them, and its lead is not taken for nothing.
-    subprocess.run([*HOLDFAST, "log", "init", "--force-new", (tmp_path / "log").as_uri()], check=True, timeout=60)
+    subprocess.run(
+        [*HOLDFAST, "log", "init", "--no-race", "--force-new", (tmp_path / "log").as_uri()], check=True, timeout=60
+    )
     refused = started(tmp_path, port, stores=True)
     assert refused.wait() == 2
     assert f"stores_log_id={before} log_id=" in refused.tail()
@@ -177,7 +179,7 @@ def test_log_init_refuses_what_another_log_left(tmp_path: Path) -> None:
     (tmp_path / "log" / "view" / f"{'1' * 32}.sqlite").touch()
     (tmp_path / "log" / "meta").mkdir()
     (tmp_path / "log" / "meta" / "left").touch()
-    command = [*HOLDFAST, "log", "init", (tmp_path / "log").as_uri()]
+    command = [*HOLDFAST, "log", "init", "--no-race", (tmp_path / "log").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert f"the view of log {'1' * 32}" in done.stderr

@@ -125,7 +125,7 @@ def machines(directory: Path, log_url: str, count: int = 2) -> Iterator[list[Mac
 def begin(directory: Path) -> str:
     """A new log whose stores live in it."""
     url = (directory / "log").as_uri()
-    made = command("log", "init", url, "--stores", "log")
+    made = command("log", "init", url, "--no-race", "--stores", "log")
     assert made.returncode == 0, made.stderr
     return url
 

@@ -122,7 +122,7 @@ def test_each_transfer_happens_once_whatever_stops_workers_and_leaders(
 ) -> None:
     count, rounds = (100_000, 40) if prove else (1_000, 4)
     url = (tmp_path / "log").as_uri() if place == "directory" else request.getfixturevalue("s3_url")
-    assert command("log", "init", url, "--stores", "log").returncode == 0
+    assert command("log", "init", url, "--no-race", "--stores", "log").returncode == 0
     transfers = transfers_of(count)
     random = Random(count)
     with machines(tmp_path, url) as (leader, standby):

@@ -49,20 +49,23 @@ def doctor(
     url: LogArgument = None,
     config: ConfigOption = None,
     settings: SetOption = None,
+    race: Annotated[
+        bool, typer.Option("--race", help="Race two processes on the store, and keep the result under meta/races/.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what needs a fix.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check the configuration, this machine, the store and the log, and name the fix of each finding.
 
-    It may run next to a service, and takes constant time. It writes only under `probe/`, and removes that. Exit code
-    0: nothing to fix; 1: warnings; 2: errors.
+    It may run next to a service, and takes constant time. Without --race it writes only under `probe/`, and removes
+    that. Exit code 0: nothing to fix; 1: warnings; 2: errors.
     """
     report = Report(quiet=quiet, as_json=as_json)
-    _check(report, url, config, settings)
+    _check(report, url, config, settings, race=race)
     raise typer.Exit(report.worst)
 
 
-def _check(report: Report, url: str | None, config: Path | None, settings: list[str] | None) -> None:
+def _check(report: Report, url: str | None, config: Path | None, settings: list[str] | None, *, race: bool) -> None:
     from holdfast.doctor import Finding, Level, check_machine
 
     try:
@@ -77,10 +80,10 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
         report.add(Finding(Level.WARNING, "configuration", warning, fix))
     for finding in check_machine(result.settings, result.file):
         report.add(finding)
-    asyncio.run(_check_log(report, result.settings))
+    asyncio.run(_check_log(report, result.settings, race=race))
 
 
-async def _check_log(report: Report, settings: Settings) -> None:
+async def _check_log(report: Report, settings: Settings, *, race: bool) -> None:
     from holdfast.doctor import Finding, Level, check_log
     from holdfast.objects.credentials import require_credentials
     from holdfast.objects.open import open_store
@@ -93,7 +96,7 @@ async def _check_log(report: Report, settings: Settings) -> None:
         report.add(Finding(Level.ERROR, "store", error.statement(), error.hint or "check log.url"))
         return
     try:
-        async for finding in check_log(store, _ask_leader):
+        async for finding in check_log(store, _ask_leader, url=url, race=race):
             report.add(finding)
     finally:
         await store.close()

@@ -30,17 +30,21 @@ def init(
         Literal["disk", "log"] | None,
         typer.Option("--stores", help="Where the message stores live: on the leader's disk, or in the log."),
     ] = None,
+    race: Annotated[
+        bool,
+        typer.Option(help="First race two processes on the store: about five seconds. Without it nothing is proved."),
+    ] = True,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a new log if there is none. Changes nothing if one exists."""
+    """Begin a new log if there is none and the store passes a race. Changes nothing if one exists."""
     from holdfast.cli import log_views
 
     settings = configuration(config, log=url).settings
     durability = stores or settings.stores.durability
     log_views.init(
         settings.log.url, settings.stores.hosted, durability,
-        force_new=force_new, as_json=as_json, is_required=stores is not None,
+        force_new=force_new, race=race, as_json=as_json, is_required=stores is not None,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
@@ -34,6 +35,8 @@ from holdfast.foundations.verification import StateCheck, verify_all
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
+from holdfast.objects.probe.race import race_and_keep
+from holdfast.objects.probe.results import RaceResult
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import newest_snapshot, read_rows
 from holdfast.values import LeaderId, LogId, parse_slot, slot_text
@@ -68,34 +71,54 @@ def init(
     durability: str | None,
     *,
     force_new: bool,
+    race: bool,
     as_json: bool,
     is_required: bool = False,
 ) -> None:
-    """Begin a log, or report that one exists. ``durability``: of its stores; on disk by default.
+    """Begin a log, or report that one exists. ``durability``: of its stores; on disk by default. ``race``: only on a
+    store that passes one, which is kept next to the log.
 
     Raises: InvalidRequest if another log left files (log_mismatch), or if ``is_required`` and the log exists with its
     stores in the other place.
     """
     stores_mode = StoresMode.LOG if durability == "log" else StoresMode.DISK
 
-    async def begin(store: ObjectStore) -> LogId | None:
-        if not force_new and await newest_slot(store) is None:
-            refuse_remains(await remains_around(store, url, stores_directory))
+    async def begin(store: ObjectStore) -> tuple[LogId | None, RaceResult | None]:
+        raced = None
+        if await newest_slot(store) is None:
+            if not force_new:
+                refuse_remains(await remains_around(store, url, stores_directory))
+            if race:
+                raced = await _race(store, url, as_json=as_json)
         log_id = LogId(secrets.token_bytes(16))
         identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
         if await init_log(store, identity, log_id, stores_mode=stores_mode):
-            return log_id
+            return log_id, raced
         if is_required:
             await _require_stores_mode(store, url, stores_mode)
-        return None
+        return None, raced
 
-    created = with_store(url, begin, create_missing=True)
+    created, raced = with_store(url, begin, create_missing=True)
     if as_json:
-        print_json({"url": url, "created": created is not None, "log_id": None if created is None else created.hex()})
-    elif created is not None:
+        proof = (
+            None if raced is None else {"endpoint": raced.endpoint, "addresses": raced.addresses, "date": raced.date}
+        )
+        log_id = None if created is None else created.hex()
+        print_json({"url": url, "created": created is not None, "log_id": log_id, "race": proof})
+        return
+    if raced is not None:
+        print_line(f"raced: {raced.statement()}")
+    if created is not None:
         print_line(f"began log {created.hex()} at {url}")
     else:
         print_line(f"{url} already has a log; nothing was changed")
+
+
+async def _race(store: ObjectStore, url: str, *, as_json: bool) -> RaceResult:
+    if not as_json:
+        sys.stderr.write(f"holdfast: racing two processes on {url}, about five seconds\n")
+        sys.stderr.flush()
+    return await race_and_keep(store, url, os.environ)
 
 
 async def _require_stores_mode(store: ObjectStore, url: str, wanted: StoresMode) -> None:

@@ -38,6 +38,7 @@ from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.state import Depth, Foundation, require_state
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
+from holdfast.objects.probe.results import META_PREFIX, list_meta
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Content, set_content
 from holdfast.values import slot_text
@@ -223,8 +224,8 @@ async def begin_copy(copy: ObjectStore, role: Role) -> Role:
 
     Raises: InvalidRequest (the prefix holds something else), Unavailable.
     """
-    for prefix in ("batches/", "meta/", "snapshots/", "stores/"):
-        rows = await copy.list(prefix, limit=1)
+    for prefix in ("batches/", META_PREFIX, "snapshots/", "stores/"):
+        rows = await (list_meta(copy, limit=1) if prefix == META_PREFIX else copy.list(prefix, limit=1))
         if rows and (await read_records(copy)).role is None:
             raise InvalidRequest(
                 "a copy begins at an empty prefix, and this one holds something",

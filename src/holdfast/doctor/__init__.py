@@ -1,7 +1,7 @@
 """What may be wrong with a machine, a store and a log before or while a service runs there, and how to fix it.
 
 ``finding`` has the levels. ``machine`` looks at this machine, ``log`` at the store and its log, in constant time.
-Nothing is written, except the probe's objects under ``probe/``, which are removed.
+Nothing is written, except the probe's objects under ``probe/``, which are removed, and the result of a race.
 """
 
 from __future__ import annotations

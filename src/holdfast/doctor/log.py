@@ -1,10 +1,12 @@
 """The store and the log, in constant time: what the store promises, where the log ends, and what keeps it small.
 
-Cost: the start-up probe, a handful of listings and header reads, and one request to the leader's address.
+Cost: the start-up probe, a handful of listings and header reads, and one request to the leader's address. A race adds
+some seconds, and keeps its result under ``meta/races/``.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -16,8 +18,11 @@ from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.foundations.record import Report, newest_record
 from holdfast.foundations.state import Depth, require_state
+from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe import probe
+from holdfast.objects.probe.race import race_and_keep
+from holdfast.objects.probe.results import newest_result
 from holdfast.retention.generations import Generations
 from holdfast.snapshots.reading import list_versions
 from holdfast.values import slot_text
@@ -27,18 +32,24 @@ LONG_LOG: Final = 100_000
 AHEAD_MS: Final = 5_000
 LEADERSHIPS_MAX: Final = 3
 OLD_READING_SECONDS: Final = 7 * 86_400.0
+RACE: Final = "race"
 
 AskLeader = Callable[[str], Awaitable[str | None]]
 
 
-async def check_log(store: ObjectStore, ask_leader: AskLeader | None = None) -> AsyncIterator[Finding]:
+async def check_log(
+    store: ObjectStore, ask_leader: AskLeader | None = None, *, url: str = "", race: bool = False
+) -> AsyncIterator[Finding]:
     """Look at a store and its log. ``ask_leader`` asks an address who leads there: empty for nobody, None: no answer.
 
-    A store that does not answer ends the look with one finding. Raises nothing that a store can cause.
+    ``url`` names the store for the processes of a race; ``race`` runs one and keeps its result. A store that does not
+    answer ends the look with one finding. Raises nothing that a store can cause.
     """
     finding = await _probe(store)
     yield finding
     try:
+        if finding.level < Level.ERROR and (race or is_shared(url)):
+            yield await (_race(store, url) if race else _raced(store, url))
         if finding.level < Level.ERROR:
             yield await _deletes(store)
         found = await find_frontier(store)
@@ -75,6 +86,37 @@ async def _probe(store: ObjectStore) -> Finding:
     except HoldfastError as error:
         return _no_answer(error)
     return Finding(Level.OK, "store", "it refuses a second create, lists in order, and shows what it created")
+
+
+async def _race(store: ObjectStore, url: str) -> Finding:
+    """Run the race of two processes."""
+    try:
+        result = await race_and_keep(store, url, os.environ)
+    except InvalidRequest as error:
+        return Finding(
+            Level.ERROR, RACE, error.statement(),
+            "stop the service, and move the log to a store that is exclusive; correct the store, and race again",
+        )  # fmt: skip
+    except HoldfastError as error:
+        return Finding(Level.ERROR, RACE, f"no verdict: {error.statement()}", "race again when the store answers")
+    return Finding(Level.OK, RACE, result.statement())
+
+
+async def _raced(store: ObjectStore, url: str) -> Finding:
+    """What the newest race through this endpoint found."""
+    endpoint = endpoint_of(url, os.environ)
+    result = await newest_result(store, endpoint)
+    if result is None:
+        return Finding(
+            Level.WARNING, RACE, f"no race was run through {endpoint}",
+            f"run `holdfast doctor --race {url}`, which takes some seconds",
+        )  # fmt: skip
+    if not result.fit:
+        return Finding(
+            Level.ERROR, RACE, result.statement(),
+            f"correct the store, and run `holdfast doctor --race {url}`",
+        )  # fmt: skip
+    return Finding(Level.OK, RACE, result.statement())
 
 
 async def _remove(store: ObjectStore, names: list[str]) -> None:

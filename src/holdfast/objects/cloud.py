@@ -22,6 +22,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.given_twice import GivenTwice, pairs_once
+from holdfast.objects.endpoint import s3_endpoint
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, StoreDenies, Unknown, require_key
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ class CloudStore:
 
     @classmethod
     def open(cls, url: str, *, request_timeout_ms: float, connections_max: int) -> CloudStore:
-        """The store that ``url`` names. Nothing is sent yet. Raises: InvalidRequest."""
+        """The store that ``url`` names. Nothing is sent yet. Each new connection goes to any address of the host.
+
+        ``connections_max``: how many idle connections are kept; with 0 each request has one of its own.
+        Raises: InvalidRequest.
+        """
         parts = urlsplit(url)
         scheme, bucket, prefix = parts.scheme.lower(), parts.netloc, parts.path.strip("/")
         if not bucket or "@" in bucket or ":" in bucket or parts.fragment:
@@ -96,13 +101,14 @@ class CloudStore:
                 hint="use a general purpose bucket",
                 url=f"{scheme}://{bucket}",
             )
+        if scheme == "s3" and "endpoint" not in options and (named := s3_endpoint(os.environ)) is not None:
+            options["endpoint"] = named
         endpoint = options.get("endpoint")
-        if scheme == "s3" and endpoint is None:
-            endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
         client: ClientConfig = {
             "timeout": timedelta(milliseconds=request_timeout_ms),
             "connect_timeout": timedelta(milliseconds=min(request_timeout_ms, CONNECT_TIMEOUT_MS_MAX)),
             "pool_max_idle_per_host": str(connections_max),
+            "randomize_addresses": True,
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
         }
         store = _backend(scheme, bucket, prefix, options, client)

@@ -34,8 +34,9 @@ def open_store(
     """The store that ``url`` names, ready for use on the running event loop.
 
     ``create_missing`` makes an absent directory; otherwise an absent one is an empty, unmounted-looking store and
-    raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store. ``retry``: how reads,
-    listings and deletes are repeated; None leaves that to the caller.
+    raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store; with ``connections_max``
+    0 each of its requests has a connection of its own. ``retry``: how reads, listings and deletes are repeated; None
+    leaves that to the caller.
 
     Raises: InvalidRequest, NotFound, Unavailable.
     """

@@ -50,7 +50,7 @@ from holdfast.objects.retrying import ANSWERING, RetryingStore
 from holdfast.retention.truncator import STORES_NEED_IT
 from holdfast.server.children.console_child import ConsoleChild, url_for_console
 from holdfast.server.commit.log_job_routes import LogJobs
-from holdfast.server.commit.replaced_log import require_places_of_this_log, segment_history
+from holdfast.server.commit.replaced_log import require_places_of_this_log, require_raced, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.exits import BUG, exit_code_of, hint_of
@@ -289,7 +289,10 @@ class _Process:
         try:
             if self._read_only:
                 return await self._serve_readers(store, addresses)
-            looking = require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
+            looking = asyncio.gather(
+                require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new),
+                require_raced(store, settings.log.url),
+            )
             if not await self._ends_before_stop(asyncio.ensure_future(looking)):
                 return 0
             await require_durability(store, settings.stores)

@@ -131,15 +131,19 @@ def test_init_of_a_log_whose_stores_live_elsewhere_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = (tmp_path / "log").as_uri()
-    assert main(["log", "init", url, "--stores", "log"]) == Exit.DONE
-    assert main(["log", "init", url, "--stores", "log"]) == main(["log", "init", url]) == Exit.DONE
-    assert main(["log", "init", url, "--stores", "disk"]) == Exit.BAD_REQUEST
+    assert main(["log", "init", url, "--no-race", "--stores", "log"]) == Exit.DONE
+    assert (
+        main(["log", "init", url, "--no-race", "--stores", "log"])
+        == main(["log", "init", url, "--no-race"])
+        == Exit.DONE
+    )
+    assert main(["log", "init", url, "--no-race", "--stores", "disk"]) == Exit.BAD_REQUEST
     assert "holdfast stores move --to disk" in capsys.readouterr().err
 
 
 def test_a_new_log_is_whole_and_has_one_live_claim(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     capsys.readouterr()
     assert main(["log", "verify", url, "--json"]) == Exit.DONE
     verified = json.loads(capsys.readouterr().out)
@@ -153,7 +157,7 @@ def test_a_snapshot_is_made_once_and_listed(capsys: pytest.CaptureFixture[str], 
     url = (tmp_path / "log").as_uri()
     (tmp_path / "log").mkdir()
     assert main(["log", "snapshot", url]) == Exit.LOG_EMPTY
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     capsys.readouterr()
     assert main(["log", "snapshot", url, "--json"]) == Exit.DONE
     made = json.loads(capsys.readouterr().out)
@@ -168,7 +172,7 @@ def test_a_snapshot_is_made_once_and_listed(capsys: pytest.CaptureFixture[str], 
 
 def test_damage_ends_with_6_and_names_the_slot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     genesis = tmp_path / "log" / object_name(2**64 - 1)
     data = bytearray(genesis.read_bytes())
     data[200] ^= 1
@@ -181,7 +185,7 @@ def test_damage_ends_with_6_and_names_the_slot(capsys: pytest.CaptureFixture[str
 
 def test_a_hole_in_the_log_is_never_taken_for_its_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     batches = tmp_path / "log" / "batches"
     for _ in range(2):
         asyncio.run(a_reign(url))
@@ -196,7 +200,7 @@ def test_a_hole_in_the_log_is_never_taken_for_its_end(capsys: pytest.CaptureFixt
 
 def test_a_log_that_lost_its_beginning_is_damaged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     batches = tmp_path / "log" / "batches"
     asyncio.run(a_reign(url, commits=1))
     lost = sorted(batches.iterdir(), reverse=True)[1:3]  # the leader's claim and its commit; what resigned is left
@@ -227,7 +231,7 @@ async def a_reign(url: str, *, commits: int = 0) -> None:
 @pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_a_reader_that_leaves_early_is_no_failure(unbuffered: str, tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
-    main(["log", "init", url])
+    main(["log", "init", url, "--no-race"])
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -285,7 +289,9 @@ def test_work_whose_steps_nobody_reads_goes_on_and_ends_as_it_would(unbuffered: 
 @pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        ended = ends(["log", "init", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered)
+        ended = ends(
+            ["log", "init", "--no-race", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered
+        )
     assert ended.returncode == Exit.UNAVAILABLE
     assert ended.stderr == ("holdfast: output could not be written output=stdout cause=No space left on device\n")
 

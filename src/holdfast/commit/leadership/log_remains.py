@@ -16,10 +16,10 @@ import msgspec
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.file_urls import path_of
 from holdfast.objects.port import ObjectStore
+from holdfast.objects.probe.results import list_meta
 
 BINDING_NAME: Final = "log.json"
 BINDING_BYTES_MAX: Final = 4_096
-META_PREFIX: Final = "meta/"
 SHOWN_MAX: Final = 5
 
 
@@ -92,8 +92,7 @@ async def remains_around(store: ObjectStore, log_url: str, stores_directory: str
     if views is not None and views.is_dir():
         names = sorted(path.stem for path in views.glob("*.sqlite"))
         remains += [f"the view of log {name} in {views}" for name in names[:SHOWN_MAX]]
-    listed = await store.list(META_PREFIX, limit=SHOWN_MAX)
-    remains += [f"the object {row.key}" for row in listed]
+    remains += [f"the object {row.key}" for row in await list_meta(store, limit=SHOWN_MAX)]
     return remains
 
 

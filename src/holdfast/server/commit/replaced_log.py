@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -17,7 +19,9 @@ from holdfast.commit.reading.reader import read_header
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.extras import install_command
+from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
+from holdfast.objects.probe.results import newest_result, require_not_refused
 from holdfast.settings import Settings
 
 PATIENCE_SECONDS: Final = 60.0
@@ -37,10 +41,34 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
         return  # a log in memory is another one at every start
     if not init and (stores is None or bound_log(stores) is None):
         return
+    await _patiently(lambda: _look(store, settings, stores))
+
+
+async def require_raced(store: ObjectStore, url: str) -> None:
+    """Warn when no race was run through the endpoint of a store that other machines reach.
+
+    Raises: InvalidRequest (store_unfit) when the newest race refused it, Unavailable, CorruptData. Cost: two requests.
+    """
+    if not is_shared(url):
+        return
+    endpoint = endpoint_of(url, os.environ)
+    command = f"holdfast doctor --race {url}"
+
+    async def look() -> None:
+        result = await newest_result(store, endpoint)
+        if result is None:
+            log.warning("store_not_raced", endpoint=endpoint, hint=f"prove that it is exclusive: {command}")
+        else:
+            require_not_refused(result, command)
+
+    await _patiently(look)
+
+
+async def _patiently(look: Callable[[], Awaitable[None]]) -> None:
     end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     for tries in itertools.count(1):
         try:
-            await _look(store, settings, stores)
+            await look()
             return
         except Unavailable as error:
             if error.code is not Code.STORE_UNAVAILABLE or asyncio.get_running_loop().time() >= end:

@@ -1,0 +1,166 @@
+"""One name that several writers create at the same time: carry it out, and race another name while nothing is decided.
+
+A ``Side`` is a party of a race: this process (``Here``), or one of the two of ``processes``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NoReturn, Protocol, TypeVar, assert_never
+
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.port import CreateAnswer, ObjectStore
+from holdfast.objects.probe.plan import Contest, body_of, writer_of
+from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, Unfit, judge
+
+PREFIX: Final = "probe/"
+SPIN_SECONDS: Final = 0.002
+"""A timer may be late by a millisecond, so a writer polls the clock for the last ones."""
+CLEAN_UP_SECONDS_MAX: Final = 5.0
+UNFIT: Final = "this object store cannot hold a log: "
+UNFIT_HINT: Final = "use one with conditional creates and ordered listings"
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Side(Protocol):
+    """One of the parties of a race."""
+
+    async def create(self, contest: Contest, writers: Sequence[int], start: float) -> list[CreateAnswer]:
+        """The answers of these writers, each sent at its offset from ``start``, seconds of the monotonic clock.
+
+        Raises: InvalidRequest (store_unfit), Unavailable.
+        """
+        ...
+
+    async def see(self, contests: Sequence[Contest]) -> list[Read]:
+        """What a read of each name shows. Raises: as ``create``."""
+        ...
+
+
+class Here:
+    """A side in this process. ``store`` repeats reads as far as it should."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def create(self, contest: Contest, writers: Sequence[int], start: float) -> list[CreateAnswer]:
+        """As ``Side`` says."""
+
+        async def create(writer: int) -> CreateAnswer:
+            body = body_of(contest.name, contest.size, writer)
+            await _until(start + contest.offsets_ms[writer] / 1000.0)
+            return await self._store.create(contest.name, body)
+
+        return await asyncio.gather(*(create(writer) for writer in writers))
+
+    async def see(self, contests: Sequence[Contest]) -> list[Read]:
+        """As ``Side`` says."""
+        return await asyncio.gather(*(self._see(contest) for contest in contests))
+
+    async def _see(self, contest: Contest) -> Read:
+        try:
+            return writer_of(await self._store.read(contest.name), contest)
+        except NotFound:
+            return Sight.ABSENT
+        except Unavailable:
+            return Sight.SILENT
+
+
+async def _until(moment: float) -> None:
+    left = moment - time.monotonic()
+    if left > SPIN_SECONDS:
+        await asyncio.sleep(left - SPIN_SECONDS)
+    while time.monotonic() < moment:  # noqa: ASYNC110 - the other process sets the moment, and no event tells it
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A name that is fit so far: its answers, and the reads right after the creates."""
+
+    contest: Contest
+    answers: list[CreateAnswer]
+    reads: list[Read]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often an undecided name is raced again, and the first pause before that; the pause doubles each time."""
+
+    again_max: int
+    pause_seconds: float
+    lead_seconds: float
+    """From an order to its start: it reaches every side before."""
+
+
+async def settle(
+    sides: Sequence[Side], contest: Contest, url: str, names: list[str], patience: Patience, sleep: Sleep
+) -> Settled:
+    """Race one name until there is a verdict. ``names`` collects the names that may exist now.
+
+    Raises: InvalidRequest (store_unfit), Unavailable (no verdict, or a side has failed).
+    """
+    cause = ""
+    for attempt in range(1 + patience.again_max):
+        if attempt:
+            await sleep(patience.pause_seconds * 2 ** (attempt - 1))
+        entered = replace(contest, name=f"{contest.name}.{attempt}")
+        names.append(entered.name)
+        settled = await _contend(sides, entered, time.monotonic() + patience.lead_seconds)
+        verdict = judge(settled.answers, [settled.reads])
+        match verdict:
+            case Fit():
+                return settled
+            case Unfit(why=why):
+                unfit(url, why)
+            case Undecided(why=why):
+                cause = _first_detail(settled.answers) or why
+            case _:
+                assert_never(verdict)
+    raise Unavailable(
+        "the object store did not answer whether it refuses a taken name",
+        url=url,
+        tries=1 + patience.again_max,
+        cause=cause,
+    )
+
+
+async def _contend(sides: Sequence[Side], contest: Contest, start: float) -> Settled:
+    """One name: the writers are dealt out to the sides, and every side reads it afterwards."""
+    writers = range(len(contest.offsets_ms))
+    shares = [writers[number :: len(sides)] for number in range(len(sides))]
+    answered = await finish_all([side.create(contest, share, start) for side, share in zip(sides, shares, strict=True)])
+    answers = [answered[writer % len(sides)][writer // len(sides)] for writer in writers]
+    seen = await finish_all([side.see([contest]) for side in sides])
+    return Settled(contest, answers, [read for reads in seen for read in reads])
+
+
+async def finish_all(asked: Sequence[Awaitable[T]]) -> list[T]:
+    """All results, after the last one, so that nothing is created any more. Raises: the first error."""
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _first_detail(answers: Sequence[CreateAnswer]) -> str:
+    return next((detail for answer in answers if (detail := getattr(answer, "detail", ""))), "")
+
+
+async def clean_up(store: ObjectStore, names: Sequence[str]) -> None:
+    """Remove the names of a probe, within ``CLEAN_UP_SECONDS_MAX``. A failure is ignored: leftovers are harmless."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLEAN_UP_SECONDS_MAX):
+            await asyncio.gather(*(store.delete(name) for name in names), return_exceptions=True)
+
+
+def unfit(url: str, why: str) -> NoReturn:
+    """Raise that the store broke a promise."""
+    raise InvalidRequest(f"{UNFIT}{why}", code=Code.STORE_UNFIT, hint=UNFIT_HINT, url=url)
