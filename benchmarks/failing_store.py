@@ -9,7 +9,7 @@ objects is made without faults. Then, for each percentage of requests that fail,
 - commits, stores: one commit after another, one published message after another; the longest wait for an answer
 - snapshots: seven commands ``log snapshot``, each at another version; how many of them ended well
 - verify, mirror, restore: the command on the whole log
-- retention: a service with a policy, until it has made a snapshot, truncated the log and removed objects
+- retention: a service with a policy, until it has made a snapshot and truncated the log
 - Spark: a local session counts the log's rows (only with ``--lanes ... spark``)
 
 A request that fails is one of these, equally often: 503 before it is carried out, 500 before, 500 after, a reset
@@ -59,6 +59,8 @@ LIMITED = (
     *("--set", "retention.check_seconds=1", "--set", "snapshots.check_seconds=1"),
     *("--set", "snapshots.every_bytes=262144", "--set", "snapshots.keep=2"),
 )
+TRUNCATED = 300
+"""Commits after which a policy has something to truncate: it moves by at least 100 objects."""
 LOADED = 60
 """Commits and messages of one lane, one after another."""
 
@@ -194,8 +196,9 @@ def retention(place: Place, lane: Lane) -> None:
     began = time.monotonic()
     folder = place.folder / f"retention-{lane.percent}"
     with holdfast(folder, *LIMITED, log_url=place.url) as server, client_of(server) as client:
-        client.commit([Write(b"r", b"x")])
-        told(lane, wait_for(lambda: metric(server, "holdfast_retention_deleted_objects_total") > 0))
+        for number in range(TRUNCATED):
+            client.commit([Write(b"r/%d" % number, b"x")])
+        told(lane, wait_for(lambda: metric(server, "holdfast_truncated_version") > 0))
     lane.seconds = time.monotonic() - began
 
 
@@ -263,8 +266,8 @@ def soak(place: Place, percent: float, seconds: float) -> dict[str, Moving]:
         "stores.page_size_bytes=1MiB",
         *LIMITED,
     )
-    stores = ("--set", f"stores.directory={folder / 'stores'}")
-    found = {name: Moving() for name in ("commit", "message", "view", "truncation")}
+    # Retention keeps what the newest two checkpoints of the stores need.
+    stores = ("--set", f"stores.directory={folder / 'stores'}", "--set", "stores.checkpoint_seconds=20")
     ended = threading.Event()
 
     def load(name: str, work: Callable[[], object]) -> None:
@@ -280,6 +283,7 @@ def soak(place: Place, percent: float, seconds: float) -> dict[str, Moving]:
         messages.publisher("default") as publisher,
         ThreadPoolExecutor(2) as threads,
     ):
+        found = {name: Moving() for name in ("commit", "message", "view", "truncation")}
         numbers = itertools.count()
         loads = [
             threads.submit(
