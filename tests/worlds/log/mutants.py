@@ -241,7 +241,7 @@ def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_m
     return _offer(self, batches, now_ms)
 
 
-@MUTANTS.breaks("a refusal that is recognised as own proves nothing", "offer", release.Release, first_seed=13)
+@MUTANTS.breaks("a refusal that is recognised as own proves nothing", "offer", release.Release, first_seed=890)
 def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
     """A batch that was refused and recognised as own proves ownership from when it was sent last."""
     for item in batches:
