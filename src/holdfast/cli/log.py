@@ -160,6 +160,21 @@ def list_snapshots(url: LogArgument = None, config: ConfigOption = None, as_json
     snapshots.ls(log_url_of(url, config), as_json=as_json)
 
 
+clock = typer.Typer(no_args_is_help=True, help="The wall clock of the leader's machine.", rich_markup_mode=None)
+commands.add_typer(clock, name="clock")
+
+
+@clock.command()
+def accept(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Say that the wall clock of the leader's machine is right, after a step that the log did not follow.
+
+    The leader follows it within seconds. Without a step it changes nothing.
+    """
+    from holdfast.cli import log_views
+
+    log_views.accept_clock(log_url_of(url, config), as_json=as_json)
+
+
 SourceArgument: TypeAlias = Annotated[str, typer.Argument(metavar="SOURCE", help="The log that is copied; only read.")]
 CopyArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="DEST", help="Where the copy is: an empty prefix, or a copy that was begun.")

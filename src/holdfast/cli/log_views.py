@@ -24,6 +24,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead, Write
+from holdfast.commit.leadership.accepted_clocks import accepted_of, write_accepted
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
 from holdfast.commit.leadership.takeover import init_log, local_scope, newest_slot
@@ -403,3 +404,24 @@ def print_transaction(txn: LoggedTransaction) -> None:
     lines += [f"    {precondition_text(read)}" for read in txn.preconditions]
     lines += [f"    {operation_text(operation)}" for operation in txn.operations]
     print_line("\n".join(lines))
+
+
+def accept_clock(url: str, *, as_json: bool) -> None:
+    """Accept the wall clock as the newest object of the log shows it."""
+
+    async def work(store: ObjectStore) -> Header:
+        found = await find_frontier(store)
+        if found is None:
+            raise NotFound("log is empty", code=Code.LOG_EMPTY)
+        if found[0].doubts_clock:
+            await write_accepted(store, accepted_of(found[0]))
+        return found[0]
+
+    head = with_store(url, work)
+    facts = {"accepted": head.doubts_clock, "step_seconds": head.ahead_s if head.doubts_clock else 0}
+    if as_json:
+        print_json(facts)
+    elif head.doubts_clock:
+        print_line(f"accepted: the clock of {head.address or 'the leader'}, {head.ahead_s} s ahead of the log's time")
+    else:
+        print_line("the newest object of the log was written with a clock that is believed: there is nothing to accept")

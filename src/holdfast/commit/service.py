@@ -286,8 +286,12 @@ class CommitService:
         return self.pipeline.persist.clock.at(self._clock())
 
     def accept_clock(self) -> None:
-        """The wall clock is right now: the log's time follows it again, and the next header says so."""
-        self._step(events.ClockAccepted(self._clock()))
+        """The wall clock is right now: the log's time follows it again."""
+        self._step(events.ClockShown(self._clock(), accepted=True))
+
+    def show_clock(self) -> None:
+        """Write what the clocks show, in an empty batch unless one is in flight."""
+        self._step(events.ClockShown(self._clock()))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.

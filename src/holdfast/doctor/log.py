@@ -165,6 +165,11 @@ async def _beginning(store: ObjectStore, head: Header, claim: Header) -> Finding
 
 
 def _clock(head: Header) -> Finding:
+    if head.doubts_clock:
+        return Finding(
+            Level.WARNING, "clock", f"the leader's clock has stepped by {head.ahead_s} s and is not followed",
+            "set the clock of its machine right; where it is right now, run `holdfast log clock accept`",
+        )  # fmt: skip
     ahead_ms = head.time_ms - int(time.time() * 1000)
     if ahead_ms > AHEAD_MS:
         return Finding(

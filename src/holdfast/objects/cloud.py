@@ -172,7 +172,7 @@ class CloudStore:
                     for row in page:
                         key = row["path"]
                         if key.startswith(prefix) and key > after:
-                            rows.append(Listed(key, row["size"]))
+                            rows.append(Listed(key, row["size"], int(row["last_modified"].timestamp() * 1000)))
                     if len(rows) >= limit:
                         break
         except (BaseError, OSError) as error:

@@ -51,10 +51,11 @@ CREATED: Final = Created()
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One row of a listing."""
+    """One row of a listing. ``modified_ms``: when the object was created, by the store's own clock if it has one."""
 
     key: str
     size: int
+    modified_ms: int | None = None
 
 
 class StoreDenies(Unavailable):

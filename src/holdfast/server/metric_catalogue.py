@@ -161,6 +161,12 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
         Described("holdfast_batch_bytes", COUNTER, "Bytes of batches made"),
         Described("holdfast_puts", COUNTER, "PUTs of batches by reason", ("reason",)),
         Described("holdfast_own_refusals", COUNTER, "Refused PUTs that were this leader's own earlier ones"),
+        Described(
+            "holdfast_clock_step_seconds",
+            GAUGE,
+            "By how much the wall clock has stepped and is not followed; 0, it is believed",
+        ),
+        Described("holdfast_clock_ahead_seconds", GAUGE, "The wall clock less the log's time"),
         Described("holdfast_assigned_version", GAUGE, "The newest version handed out"),
         Described("holdfast_durable_version", GAUGE, "The newest durable version"),
         Described("holdfast_watermark_lag_slots", GAUGE, "Slots sent and not durable"),

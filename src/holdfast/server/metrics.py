@@ -192,6 +192,9 @@ class ServerMetrics(Collector):
         puts = {"first": first, "retry": counters.retries, "hedge": counters.hedges}
         yield by_label("holdfast_puts", puts)
         yield counter("holdfast_own_refusals", counters.own_successes)
+        moment = service.moment()
+        yield gauge("holdfast_clock_step_seconds", moment.step_ms / 1000.0)
+        yield gauge("holdfast_clock_ahead_seconds", moment.ahead_s)
         yield gauge("holdfast_assigned_version", pipeline.sequence.assigned)
         yield gauge("holdfast_durable_version", release.durable_version)
         lag = persist.durable_slot - persist.head.slot

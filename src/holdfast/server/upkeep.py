@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from holdfast.commit.clock_watch import ClockWatch
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
@@ -63,6 +64,7 @@ class Upkeep:
         self._scrubbing: asyncio.Task[None] | None = None
         self._truncating: asyncio.Task[None] | None = None
         self._snapshotting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def lead(self, service: CommitService) -> None:
         """Answer for retention from now on; nothing begins yet."""
@@ -74,6 +76,8 @@ class Upkeep:
         self._begin_reading(service)
         self._truncating = asyncio.ensure_future(self._retention.leading().run())
         self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
+        self._watching = asyncio.ensure_future(ClockWatch(service, service.store, now).run())
+        self._watching.add_done_callback(partial(_tell_ended, "clock_watch_failed"))
         self._begin_snapshots(service)
 
     async def end(self) -> None:
@@ -83,6 +87,10 @@ class Upkeep:
             await asyncio.wait({self._snapshotting})
             self._snapshotting = None
         await self._jobs.end()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+            self._watching = None
         if self._truncating is not None:
             self._truncating.cancel()
             await asyncio.wait({self._truncating})

@@ -108,6 +108,7 @@ BAD = {
         HEALTHY + 'holdfast_commits_total{outcome="conflict"} 9.0\nholdfast_commits_total{outcome="committed"} 8.0',
     ),
     "HoldfastViewBehind": (HEALTHY + "holdfast_view_version 7.0\nholdfast_view_lag_versions 100001.0",) * 6,
+    "HoldfastClockStepped": (HEALTHY + "holdfast_clock_step_seconds -86400.0",),
     "HoldfastRetentionWaits": (HEALTHY + "holdfast_retention_waits 1.0",),
     "HoldfastSubscribersLag": (HEALTHY, HEALTHY + "holdfast_subscribers_lagged_total 1.0"),
     "HoldfastDeadLetters": (

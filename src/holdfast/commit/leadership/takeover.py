@@ -29,6 +29,7 @@ from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachin
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
+from holdfast.objects.store_clock import AGREES_MS, ahead_of_store_ms
 from holdfast.values import Instant, LogId, Slot, sign_interval_ms
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
@@ -170,10 +171,17 @@ class Driver:
 
     async def _probe(self) -> t.Event:
         try:
-            self._probed = await probe(self._store)
+            asking = asyncio.ensure_future(ahead_of_store_ms(self._store, lambda: self._clock().wall_ms))
+            try:
+                self._probed = await probe(self._store)
+                ahead_ms = await asking
+            finally:
+                asking.cancel()
         except HoldfastError as error:
             return t.Probed(self._clock(), error)
-        return t.Probed(self._clock(), None)
+        if ahead_ms is not None and abs(ahead_ms) > AGREES_MS:
+            log.warning("clock_contradicted", ahead_of_store_seconds=ahead_ms // 1000, hint="set the machine's clock")
+        return t.Probed(self._clock(), None, ahead_ms)
 
     async def _carry_out(self, effect: t.Request | t.Wait) -> t.Event:
         clock = self._clock

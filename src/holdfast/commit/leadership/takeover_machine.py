@@ -181,9 +181,13 @@ class _Timed(Struct, frozen=True):
 
 
 class Probed(_Timed, frozen=True):
-    """The answer to Probe: None when the store can hold a log."""
+    """The answer to Probe: None when the store can hold a log.
+
+    ``ahead_ms``: the wall clock less the store's, None where the store has no clock of its own.
+    """
 
     error: HoldfastError | None
+    ahead_ms: int | None = None
 
 
 class PageListed(_Timed, frozen=True):
@@ -265,6 +269,8 @@ IN_FLIGHT_MS: Final = 2_000.0
 LOOKS_OF_AN_INTERVAL: Final = 4.0
 PROOF_LOOK_MS: Final = 250.0
 """How often an address is asked whose refusal is a proof."""
+STORE_AGREES_MS: Final = 60_000
+"""A wall clock that differs by more from the store's is not believed."""
 QUESTION_MS_MAX: Final = 500.0
 """A question that is older than this is repeated before the claim."""
 ANSWER_MS_MIN: Final = 250.0
@@ -340,6 +346,7 @@ class TakeoverMachine:
         self._tries = 0
         self._draws = 0
         self._probing = False
+        self._booted_ms: int | None = None
         self._until_probed: Then | None = None
         self._found: Then = self._consider
         self._page = Page((), frozenset())
@@ -396,13 +403,15 @@ class TakeoverMachine:
     def _take(self, event: Event) -> list[Effect]:
         now = event.now
         match event:
-            case Probed(error=error):
+            case Probed(error=error, ahead_ms=ahead_ms):
                 assert self._probing, "only a probe is answered by Probed"
                 if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.retry_budget_ms:
                     return self._probe_again(error)
                 self._probing = False
                 if error is not None:
                     raise error
+                # Kept as what is right: a standby claims long after it has asked.
+                self._booted_ms = None if ahead_ms is None else now.wall_ms - ahead_ms - int(now.boot_ms)
                 then, self._until_probed = self._until_probed, None
                 return then(now) if then is not None else []
             case Woken():
@@ -781,12 +790,18 @@ class TakeoverMachine:
             nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
             log_id=self._log_id,
             now=now,
+            believed=self._agrees_with_store(now),
             fork=self._copied if self._forks else None,
             retires=self._rules.retires,
             stores_mode=self._rules.stores_mode if move is None else move.mode,
             moves=move is not None,
         )
         return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
+
+    def _agrees_with_store(self, now: Instant) -> bool:
+        """Whether the store's clock, where it has one, does not contradict the wall clock."""
+        booted_ms = now.wall_ms - int(now.boot_ms)
+        return self._booted_ms is None or abs(booted_ms - self._booted_ms) <= STORE_AGREES_MS
 
     def _claim_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, ClaimAnswered) and self._claim is not None, "a claim was sent"

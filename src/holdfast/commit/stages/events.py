@@ -203,8 +203,10 @@ class TruncationDue(_Timed, frozen=True):
     ticket: object
 
 
-class ClockAccepted(_Timed, frozen=True):
-    """The wall clock is right now, whatever it showed before."""
+class ClockShown(_Timed, frozen=True):
+    """Let the log show what the clocks show. ``accepted``: the wall clock is right now, whatever it showed before."""
+
+    accepted: bool = False
 
 
 class Drain(_Timed, frozen=True):
@@ -225,7 +227,7 @@ Event = (
     | Asked
     | Tick
     | TruncationDue
-    | ClockAccepted
+    | ClockShown
     | Drain
     | Abandon
 )

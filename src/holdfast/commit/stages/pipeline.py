@@ -11,7 +11,7 @@
     NoopAsked         travels through all four stages                                  its position
     TruncationDue     join the next batch, or an empty one                             that batch
     Tick              retries, hedges, batches due, giving up                          nothing
-    ClockAccepted     the next header, of an empty batch if idle, has the wall's time  nothing
+    ClockShown        the next header, of an empty batch if idle, says what they show  nothing
     Drain             when all work is done: the resign record; when durable: the end  everything in flight
     Abandon           the end, at once                                                 nothing
 
@@ -189,8 +189,9 @@ class Pipeline:
             case events.TruncationDue(through=through, ticket=ticket):
                 self.persist.truncate_through = max(self.persist.truncate_through, through)
                 self._truncations.append((through, ticket))
-            case events.ClockAccepted():
-                self.persist.clock.accept(now)
+            case events.ClockShown(accepted=accepted):
+                if accepted:
+                    self.persist.clock.accept(now)
                 if not self.persist.in_flight and not self.draining:
                     self._send_empty(now, effects)
             case events.Drain():

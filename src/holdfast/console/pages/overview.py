@@ -46,6 +46,7 @@ PLACES: Final[Mapping[str, str]] = {
     "HoldfastLogDamaged": "/log",
     "HoldfastMessageStoresDiskFull": "/stores",
     "HoldfastNoLeader": "/cluster",
+    "HoldfastClockStepped": "/retention",
     "HoldfastRetentionWaits": "/retention",
     "HoldfastStoresClosed": "/stores",
     "HoldfastStoresFull": "/stores",

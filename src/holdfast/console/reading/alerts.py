@@ -74,6 +74,11 @@ def _damaged(_: Scrape, now: Scrape) -> str | None:
     return f"{units.count(places)} damaged places of the log are known" if places else None
 
 
+def _clock_stepped(_: Scrape, now: Scrape) -> str | None:
+    seconds = now.value("holdfast_clock_step_seconds")
+    return f"the leader's clock has stepped by {units.duration(abs(seconds))}, and is not followed" if seconds else None
+
+
 def _view_behind(before: Scrape, now: Scrape) -> str | None:
     if not now.value("holdfast_view_version") or now.at - before.at < VIEW_SECONDS_MIN:
         return None  # it is being made, or crosses the gap of versions that a change of leader leaves
@@ -162,6 +167,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert("HoldfastOverloaded", False, _overloaded),
     Alert("HoldfastConflicts", False, _conflicts),
     Alert("HoldfastViewBehind", False, _view_behind),
+    Alert("HoldfastClockStepped", False, _clock_stepped),
     Alert("HoldfastRetentionWaits", False, _retention_waits),
     Alert("HoldfastSubscribersLag", False, _lagging),
     Alert("HoldfastDeadLetters", False, _dead_letters),
