@@ -447,7 +447,7 @@ def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> li
     "_check",
     TakeoverMachine,
     focus={"abrupt": True},
-    first_seed=388,
+    first_seed=620,
 )
 def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
     """The new leader does not look whether another is past its claim, and says that it has."""
