@@ -36,7 +36,7 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CreateAnswer, Listed, ObjectStore
-from holdfast.values import LeaderId, LogId, Slot, Version
+from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
 __all__ = ["Recovered", "recover", "write_log"]
 
@@ -115,7 +115,11 @@ def write_log(root: Path, objects: int) -> str:
     (root / "batches").mkdir(parents=True)
     identity = Identity(LeaderId(b"l" * 16), b"s" * 16, "127.0.0.1:1")
     claim = claim_header(
-        Frontier(FIRST_SLOT, None, 1), identity, nonce=bytes(16), log_id=LogId(bytes(16)), wall_ms=1_700_000_000_000
+        Frontier(FIRST_SLOT, None, 1),
+        identity,
+        nonce=bytes(16),
+        log_id=LogId(bytes(16)),
+        now=Instant(0.0, 1_700_000_000_000),
     )
     (root / object_name(FIRST_SLOT)).write_bytes(encode_claim(claim))
     head, slot = claim, jump(FIRST_SLOT)

@@ -23,7 +23,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.transaction import Write
 from holdfast.commit.leadership.claims import Frontier, Identity, claim_header, encode_claim
-from holdfast.values import LeaderId, LogId, Slot, Version
+from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
 BLOB = random.Random(1).randbytes(1 << 16)
 
@@ -42,7 +42,11 @@ def write_batches(root: Path, batches: Iterable[Sequence[Write]]) -> tuple[str, 
     draw = random.Random(4)
     identity = Identity(LeaderId(draw.randbytes(16)), draw.randbytes(16), "http://127.0.0.1:1")
     claim = claim_header(
-        Frontier(FIRST_SLOT, None, 1), identity, nonce=bytes(16), log_id=LogId(bytes(16)), wall_ms=1_700_000_000_000
+        Frontier(FIRST_SLOT, None, 1),
+        identity,
+        nonce=bytes(16),
+        log_id=LogId(bytes(16)),
+        now=Instant(0.0, 1_700_000_000_000),
     )
     (root / object_name(FIRST_SLOT)).write_bytes(encode_claim(claim))
     head, slot = claim, jump(FIRST_SLOT)
@@ -85,7 +89,11 @@ class Growing:
         self._root = root
         identity = Identity(LeaderId(bytes(16)), bytes(16), "http://127.0.0.1:1")
         self._head: Header = claim_header(
-            Frontier(FIRST_SLOT, None, 1), identity, nonce=bytes(16), log_id=LogId(bytes(16)), wall_ms=1_700_000_000_000
+            Frontier(FIRST_SLOT, None, 1),
+            identity,
+            nonce=bytes(16),
+            log_id=LogId(bytes(16)),
+            now=Instant(0.0, 1_700_000_000_000),
         )
         (root / object_name(FIRST_SLOT)).write_bytes(encode_claim(self._head))
         self._slot = jump(FIRST_SLOT)

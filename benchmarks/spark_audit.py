@@ -90,7 +90,7 @@ class LogWriter:
         seed = self.random.randbytes(32)
         identity = Identity(LeaderId(self.random.randbytes(16)), seed, "http://127.0.0.1:1")
         claim = claim_header(
-            plan, identity, nonce=seed[:16], log_id=LogId(self.random.randbytes(16)), wall_ms=self.instant().wall_ms
+            plan, identity, nonce=seed[:16], log_id=LogId(self.random.randbytes(16)), now=self.instant()
         )
         self.put(claim.slot, encode_claim(claim))
         assert self.sizes[claim.slot] == CLAIM_BYTES
