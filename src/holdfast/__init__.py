@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import importlib
 
+from holdfast.release import VERSION as __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
@@ -60,8 +62,6 @@ __all__ = [
     "Settings", "StoreClient", "Transaction", "Unavailable", "View", "Write", "__version__", "aio", "every",
     "load_configuration", "persist",
 ]  # fmt: skip
-
-__version__: Final = "0.1.0"
 
 _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),

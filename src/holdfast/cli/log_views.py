@@ -12,7 +12,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-from holdfast import __version__
 from holdfast.cli.output import base64_text, print_fields, print_json, print_line, print_table, progress
 from holdfast.cli.transactions import operation_fields, operation_text, short
 from holdfast.commit.format.batch import (
@@ -120,7 +119,7 @@ async def _race(store: ObjectStore, url: str, *, as_json: bool) -> RaceResult:
     if not as_json:
         sys.stderr.write(f"holdfast: racing two processes on {url}, about five seconds\n")
         sys.stderr.flush()
-    return await race_and_keep(store, url, os.environ, __version__)
+    return await race_and_keep(store, url, os.environ)
 
 
 async def _require_stores_mode(store: ObjectStore, url: str, wanted: StoresMode) -> None:

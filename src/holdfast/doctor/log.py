@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from holdfast import __version__
 from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
@@ -92,7 +91,7 @@ async def _probe(store: ObjectStore) -> Finding:
 async def _race(store: ObjectStore, url: str) -> Finding:
     """Run the race of two processes."""
     try:
-        result = await race_and_keep(store, url, os.environ, __version__)
+        result = await race_and_keep(store, url, os.environ)
     except InvalidRequest as error:
         return Finding(
             Level.ERROR, RACE, error.statement(),

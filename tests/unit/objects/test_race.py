@@ -264,9 +264,9 @@ def test_the_newest_result_of_an_endpoint_counts() -> None:
     async def scenario() -> None:
         store = MemoryStore()
         assert await newest_result(store, HERE) is None
-        await keep_result(store, result_of(HERE, 1.0, "it lies", 1, "0.1.0"))
-        await keep_result(store, result_of("https://other.example", 3.0, "", 1, "0.1.0"))
-        await keep_result(store, result_of(HERE, 2.0, "", 2, "0.1.0"))
+        await keep_result(store, result_of(HERE, 1.0, "it lies", 1))
+        await keep_result(store, result_of("https://other.example", 3.0, "", 1))
+        await keep_result(store, result_of(HERE, 2.0, "", 2))
         newest = await newest_result(store, HERE)
         assert newest is not None
         assert newest.fit and (newest.date, newest.addresses) == ("1970-01-01T00:00:02+00:00", 2)
@@ -278,9 +278,7 @@ def test_the_newest_result_of_an_endpoint_counts() -> None:
 def test_results_kept_at_the_same_time_are_all_kept() -> None:
     async def scenario() -> None:
         store = MemoryStore()
-        await asyncio.gather(
-            *(keep_result(store, result_of(HERE, float(number), "", 1, "0.1.0")) for number in range(4))
-        )
+        await asyncio.gather(*(keep_result(store, result_of(HERE, float(number), "", 1)) for number in range(4)))
         assert len(await store.list(RACES_PREFIX)) == 4
 
     asyncio.run(scenario())
@@ -289,7 +287,7 @@ def test_results_kept_at_the_same_time_are_all_kept() -> None:
 def test_a_refusal_is_kept_and_raised() -> None:
     store = RefusesAndOverwrites(url="memory:kept")
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(race_and_keep(store, "memory:kept", {}, "0.1.0"))
+        asyncio.run(race_and_keep(store, "memory:kept", {}))
     assert caught.value.code is Code.STORE_UNFIT
     kept = asyncio.run(newest_result(store, "memory:kept"))
     assert kept is not None
@@ -299,11 +297,11 @@ def test_a_refusal_is_kept_and_raised() -> None:
 def test_results_are_no_part_of_a_log() -> None:
     async def scenario() -> None:
         store = open_store("memory:listing-meta")
-        await keep_result(store, result_of(HERE, 1.0, "", 1, "0.1.0"))
+        await keep_result(store, result_of(HERE, 1.0, "", 1))
         assert await list_meta(store, limit=5) == []
         for name in ("meta/alive/1", "meta/role", "meta/zeta"):
             await store.create(name, b"x")
-        await keep_result(store, result_of(HERE, 2.0, "", 1, "0.1.0"))
+        await keep_result(store, result_of(HERE, 2.0, "", 1))
         wanted = [Listed(name, 1) for name in ("meta/alive/1", "meta/role", "meta/zeta")]
         for limit in range(1, 5):
             assert await list_meta(store, limit=limit) == wanted[:limit]

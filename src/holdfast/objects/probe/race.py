@@ -60,8 +60,8 @@ async def race(store: ObjectStore, url: str) -> None:
         await clean_up(store, names)
 
 
-async def race_and_keep(store: ObjectStore, url: str, environment: Mapping[str, str], version: str) -> RaceResult:
-    """Race, and keep the result, fit or not (``results``), with Holdfast's ``version``. Returns a fit one.
+async def race_and_keep(store: ObjectStore, url: str, environment: Mapping[str, str]) -> RaceResult:
+    """Race, and keep the result, fit or not (``results``). Returns a fit one.
 
     Raises: InvalidRequest (store_unfit; kept if the store takes it), Unavailable (nothing is kept).
     """
@@ -74,7 +74,7 @@ async def race_and_keep(store: ObjectStore, url: str, environment: Mapping[str, 
             raise
         refusal = error
     why = "" if refusal is None else refusal.message.removeprefix(UNFIT)
-    result = result_of(endpoint, time.time(), why, await asyncio.to_thread(addresses_of, endpoint), version)
+    result = result_of(endpoint, time.time(), why, await asyncio.to_thread(addresses_of, endpoint))
     try:
         await keep_result(store, result)
     except Unavailable:

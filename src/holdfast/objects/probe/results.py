@@ -21,6 +21,7 @@ from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.objects.probe.contest import UNFIT, UNFIT_HINT
 from holdfast.objects.probe.plan import NAMES, WRITERS
+from holdfast.release import VERSION
 
 META_PREFIX: Final = "meta/"
 RACES_PREFIX: Final = "meta/races/"
@@ -54,10 +55,10 @@ class RaceResult(msgspec.Struct, frozen=True, kw_only=True):
         return f"{proved}, through {self.endpoint}{host}, on {self.date} with Holdfast {self.version}"
 
 
-def result_of(endpoint: str, time_s: float, why: str, addresses: int, version: str) -> RaceResult:
+def result_of(endpoint: str, time_s: float, why: str, addresses: int) -> RaceResult:
     """The result of a race that ended at ``time_s`` since 1970: ``why`` is empty for a store that is fit."""
     date = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
-    return RaceResult(endpoint=endpoint, version=version, date=date, fit=not why, why=why, addresses=addresses)
+    return RaceResult(endpoint=endpoint, version=VERSION, date=date, fit=not why, why=why, addresses=addresses)
 
 
 async def keep_result(store: ObjectStore, result: RaceResult) -> None:
