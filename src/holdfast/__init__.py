@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 
-from holdfast.release import VERSION as __version__
+from holdfast import release
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ __all__ = [
     "Settings", "StoreClient", "Transaction", "Unavailable", "View", "Write", "__version__", "aio", "every",
     "load_configuration", "persist",
 ]  # fmt: skip
+
+__version__: Final = release.VERSION
 
 _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
