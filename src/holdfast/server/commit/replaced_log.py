@@ -1,6 +1,7 @@
 """What a service asks about its places before it takes the lead. A refusal changed nothing.
 
-A store that does not answer is asked again for ``PATIENCE_SECONDS``, with a log line for each try.
+A store that does not answer is asked again for ``PATIENCE_SECONDS``, with a log line for each try; one whose host has
+no address for ``UNRESOLVED_SECONDS``, because a name is more often wrong than late.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -19,12 +21,13 @@ from holdfast.commit.reading.reader import read_header
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.extras import install_command
-from holdfast.objects.endpoint import endpoint_of, is_shared
+from holdfast.objects.endpoint import addresses_of, endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe.results import newest_result, require_not_refused
 from holdfast.settings import Settings
 
 PATIENCE_SECONDS: Final = 60.0
+UNRESOLVED_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
 
 log = structlog.get_logger("holdfast.server.commit.replaced_log")
@@ -41,7 +44,7 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
         return  # a log in memory is another one at every start
     if not init and (stores is None or bound_log(stores) is None):
         return
-    await _patiently(lambda: _look(store, settings, stores))
+    await _patiently(lambda: _look(store, settings, stores), settings.log.url)
 
 
 async def require_raced(store: ObjectStore, url: str) -> None:
@@ -61,20 +64,34 @@ async def require_raced(store: ObjectStore, url: str) -> None:
         else:
             require_not_refused(result, command)
 
-    await _patiently(look)
+    await _patiently(look, url)
 
 
-async def _patiently(look: Callable[[], Awaitable[None]]) -> None:
-    end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+async def _patiently(look: Callable[[], Awaitable[None]], url: str) -> None:
+    began = asyncio.get_running_loop().time()
     for tries in itertools.count(1):
         try:
             await look()
             return
         except Unavailable as error:
-            if error.code is not Code.STORE_UNAVAILABLE or asyncio.get_running_loop().time() >= end:
+            if error.code is not Code.STORE_UNAVAILABLE:
                 raise
-            log.warning("store_unavailable", error=str(error), tries=tries)
+            host = await _host_without_address(url)
+            patience = PATIENCE_SECONDS if host is None else UNRESOLVED_SECONDS
+            if asyncio.get_running_loop().time() >= began + patience:
+                if host is None:
+                    raise
+                raise Unavailable("the host of the object store has no address", host=host, cause=error) from error
+            log.warning("store_unavailable", error=str(error), tries=tries, host_without_address=host)
         await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _host_without_address(url: str) -> str | None:
+    """The host of a store that other machines reach, if its name does not resolve."""
+    endpoint = endpoint_of(url, os.environ)
+    if not is_shared(url) or await asyncio.to_thread(addresses_of, endpoint) > 0:
+        return None
+    return urlsplit(endpoint).hostname
 
 
 async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> None:
