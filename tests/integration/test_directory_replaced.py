@@ -113,5 +113,15 @@ def test_commits_go_on_when_another_folder_of_the_log_is_changed(
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("change", [pytest.param(moved, marks=pytest.mark.matrix), replaced_empty])
+def test_stores_in_files_stop_when_their_directory_is_elsewhere(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    with serving(tmp_path, free_port(), "--init", stores=True, view=False) as server:
+        [stores] = (path.parent for path in tmp_path.rglob("index.sqlite"))
+        change(stores)
+        assert server.wait() == 6
+        assert f"{stores} was " in server.tail()
+        assert "while it was open" in server.tail()
+
+
 def server_url(port: int) -> str:
     return f"http://127.0.0.1:{port}"

@@ -31,6 +31,7 @@ from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Backlog, Deliveries
 from holdfast.server.stores.figures import Statistics
+from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
@@ -89,6 +90,7 @@ class StoreHost:
         self._telling: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
         self.suspended = False
+        self._place: OpenPlace | None = None
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
         """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""
@@ -127,8 +129,13 @@ class StoreHost:
         return self._opened
 
     def open(self, service: StoreService) -> OpenStores:
-        """Serve the stores of this service from now on. A suspension was one of the leadership before."""
+        """Serve the stores of this service from now on. A suspension was one of the leadership before.
+
+        While stores in files are open, their path is compared with their directory every second: one that was moved or
+        replaced ends the process. Raises: Unavailable.
+        """
         self.suspended = False
+        self._place = None if service.lives_in_log else OpenPlace(service.directory)
         opened = self._opened = OpenStores(self.gateway, service)
         service.on_ready(opened.deliveries.ready)
         service.on_lapse(opened.deliveries.before_lapse)
@@ -180,6 +187,9 @@ class StoreHost:
             if timer is not None:
                 timer.cancel()
         self._timer = self._telling = None
+        if self._place is not None:
+            self._place.close()
+            self._place = None
         if opened is not None:
             for socket in list(self.sockets):
                 socket.shut_down()
@@ -268,6 +278,9 @@ class StoreHost:
     def _detach_silent(self) -> None:
         opened = self._opened
         if opened is None:
+            return
+        if self._place is not None and (problem := self._place.problem()) is not None:
+            self.fail(problem)
             return
         silent = opened.deliveries.detach_silent()
         if silent:

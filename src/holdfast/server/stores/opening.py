@@ -154,10 +154,10 @@ class Opening:
                 await _put_in_force(service, wanted, "stores.definitions")
             elif not service.state.revision:
                 await _put_in_force(service, FIRST_DEFINITION, "holdfast.default")
+            host.open(service)
         except BaseException:
             await service.close()
             raise
-        host.open(service)
         if self._leader is not None:
             self._leader.serve_stores(StoresOfCommits(service))
             self.checkpoints = CheckpointSchedule(service, self._leader, settings, wanted=self._checkpoint_wanted)
