@@ -98,13 +98,16 @@ def test_a_commit_of_messages_newer_than_the_last_look_is_no_damage_to_verify(
         assert verify_queue(path).ok
 
 
+@pytest.mark.parametrize("looked", [False, True])
 def test_messages_that_come_between_the_looks_of_a_reader_on_an_empty_queue_are_all_delivered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked: bool
 ) -> None:
     path = tmp_path / "q"
     with Queue(path, sync="always", background=False) as writer, Queue(path, read_only=True) as elsewhere:
         reports: list[Gap | Trimmed] = []
         reader = elsewhere.reader(damage=reports.append)
+        if looked:
+            assert numbers_of(reader) == []
         act_once(monkeypatch, "proof", lambda: [writer.append(PAYLOAD) for _ in range(3)], before=True)
         assert numbers_of(reader) + numbers_of(reader) == [1, 2, 3]
         assert reports == []

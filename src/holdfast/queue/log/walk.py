@@ -268,17 +268,21 @@ class LogWalk:
         """The next verified frames, or None if there are none now. Raises: what ``report`` raises; the next call
         reports the same loss again.
         """
-        looked_again = False
+        seen = (0, 0)
         while True:
             scan = self._scan
             if scan is None:
                 if self.start_at(self._pages.numbers()):
                     continue
                 proof = self._evidence.proof()
-                self.after = self._after(0, proof.first_seq, proof)
-                is_begun = self.after.header is not None or self.after.prepared > 0  # since that listing
-                if self._end(proof, None) or (is_begun and not looked_again):
-                    looked_again = True
+                after = self.after = self._after(0, proof.first_seq, proof)
+                # A page that was begun or prepared since that listing can be entered, or was looked at already. Until
+                # no page is new, what the proof covers may be in one.
+                found = (0 if after.header is None else after.header.number, after.prepared)
+                if found not in ((0, 0), seen):
+                    seen = found
+                    continue
+                if self._end(proof, None):
                     continue
                 return None
             window = scan.read(window_bytes)
