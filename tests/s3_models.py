@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import formatdate
 from enum import StrEnum
 from random import Random
 from types import TracebackType
@@ -25,7 +27,6 @@ __all__ = ["Model", "S3Models"]
 
 GATEWAYS: Final = 2
 BODY_PART_BYTES: Final = 64 * 1024
-TIME: Final = "Sat, 28 Nov 2026 12:00:00 GMT"
 
 
 class Model(StrEnum):
@@ -133,7 +134,7 @@ class S3Models:
                     response = Response(response.status, b"", response.headers)
                 elif response.status == 204:
                     length = ""
-                heads = f"{length}Last-Modified: {TIME}\r\n{response.headers}"
+                heads = f"{length}Last-Modified: {formatdate(usegmt=True)}\r\n{response.headers}"
                 writer.write(f"HTTP/1.1 {response.status} X\r\n{heads}\r\n".encode() + response.body)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -239,7 +240,7 @@ def _listing(backend: dict[str, bytes], query: dict[str, str]) -> Response:
     keys = [key for key in sorted(backend) if key.startswith(prefix) and key > after]
     page = keys[:limit]
     rows = "".join(
-        f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-28T12:00:00.000Z</LastModified>"
+        f"<Contents><Key>{escape(key)}</Key><LastModified>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z</LastModified>"
         f"<ETag>&quot;1&quot;</ETag><Size>{len(backend[key])}</Size></Contents>"
         for key in page
     )

@@ -84,10 +84,12 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
 
 
 async def _check_log(report: Report, settings: Settings, *, race: bool) -> None:
+    from holdfast.command_logs import log_to_standard_error
     from holdfast.doctor import Finding, Level, check_log
     from holdfast.objects.credentials import require_credentials
     from holdfast.objects.open import open_store
 
+    log_to_standard_error()
     url = settings.log.url
     try:
         require_credentials(url, os.environ)

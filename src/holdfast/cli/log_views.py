@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from holdfast.cli.output import base64_text, print_fields, print_json, print_line, print_table, progress
 from holdfast.cli.transactions import operation_fields, operation_text, short
+from holdfast.command_logs import log_to_standard_error
 from holdfast.commit.format.batch import (
     HEADER_BYTES,
     Header,
@@ -48,7 +49,8 @@ HEADERS_AT_ONCE: Final = 32
 
 
 def with_store(url: str, work: Callable[[ObjectStore], Awaitable[T]], *, create_missing: bool = False) -> T:
-    """Run ``work`` on the store of a URL, and always close it."""
+    """Run ``work`` on the store of a URL, and always close it. Log lines go to the standard error."""
+    log_to_standard_error()
     require_credentials(url, os.environ)
 
     async def run() -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -50,8 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pass
     except HoldfastError as error:
         print_error(error, as_json=as_json)
-        return exit_of(error) if code == Exit.DONE else code
+        code = exit_of(error) if code == Exit.DONE else code
+    if arguments is None:
+        _leave(code)
     return code
+
+
+def _leave(code: int) -> None:
+    """End a process that has used an object store in the cloud, with nothing left to do.
+
+    The client's threads drop Python objects after their last answer. One that asks for the interpreter's lock while the
+    interpreter is finalized ends the process with SIGABRT, so it is not finalized.
+    """
+    if "obstore" in sys.modules and "pyspark" not in sys.modules:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _print_version() -> None:

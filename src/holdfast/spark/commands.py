@@ -5,8 +5,6 @@ The session is stopped in every case. Errors of the session and the job are rais
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +12,10 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final, Literal, TypeAlias
 
-import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.command_logs import log_to_standard_error
 from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
 from holdfast.segments.table_location import table_location
@@ -82,17 +80,7 @@ class SparkTarget:
 
         Log lines of this process go to the standard error from now on: the standard output belongs to ``--json``.
         """
-        structlog.configure(
-            processors=[
-                structlog.stdlib.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.LogfmtRenderer(
-                    key_order=("timestamp", "level", "event"), drop_missing=True, bool_as_flag=False
-                ),
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-        )
+        log_to_standard_error()
         presets = {"spark.sql.session.timeZone": "UTC"}
         if self.remote is None:
             presets["spark.log.level"] = "ERROR"

@@ -430,7 +430,7 @@ class LogJobState(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_ms: int = 0
     done: int = 0
     total: int | None = None
-    result: dict[str, int | str | bool] = {}
+    result: dict[str, int | str | bool | None] = {}
     code: str = ""
     error: str = ""
 

@@ -41,7 +41,10 @@ def replaced_empty(path: Path) -> None:
 
 def replaced_by_a_copy(path: Path) -> None:
     moved(path)
-    shutil.copytree(path.with_name(path.name + ".away"), path)
+    # What is being written has no final name yet, and may go while it is copied.
+    shutil.copytree(
+        path.with_name(path.name + ".away"), path, ignore=lambda at, names: names if at.endswith("/writing") else []
+    )
 
 
 def replaced_by_a_link(path: Path) -> None:

@@ -47,8 +47,10 @@ async def job_of(call: Call, kind: Kind) -> Html:
     return text_of([problem, facts(shown), _end(call, kind) if state.state == "running" else None])
 
 
-def _result(name: str, value: int | str | bool) -> Content:
+def _result(name: str, value: int | str | bool | None) -> Content:
     """One of the facts that a job ends with."""
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):

@@ -33,7 +33,7 @@ class _Progress(msgspec.Struct, forbid_unknown_fields=True):
     total: int | None
 
 
-Result = dict[str, int | str | bool]
+Result = dict[str, int | str | bool | None]
 _LINE: Final = msgspec.json.Decoder(_Progress)
 _RESULT: Final = msgspec.json.Decoder(Result)
 
