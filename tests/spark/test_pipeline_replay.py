@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self, cast
@@ -13,7 +14,9 @@ from tests.spark.plain import operation_row
 
 from holdfast.commit.format.batch import slot_of
 from holdfast.commit.format.transaction import Operation, RangeDelete
+from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Unavailable
+from holdfast.objects.open import open_store
 from holdfast.spark.log import replay as replay_module
 from holdfast.spark.pipeline import Replay, Schedule, run_pipeline
 
