@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
+
+
+class StandardError:
+    """Standard error, as long as it is there: a service goes on when its terminal or its reader has gone."""
+
+    def write(self, text: str) -> None:
+        """Write, or drop the text."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, or drop what is left."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def log_to_standard_error() -> None:
@@ -19,5 +35,5 @@ def log_to_standard_error() -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, StandardError())),
     )

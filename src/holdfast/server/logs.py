@@ -6,7 +6,6 @@ while the process runs.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from types import ModuleType
 from typing import Final, Literal, TextIO, TypeAlias, cast
 
 import structlog
+
+from holdfast.command_logs import StandardError
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 _LEVELS: Final[Mapping[LogLevel, int]] = {
@@ -63,20 +64,6 @@ in_force: Final = LevelInForce()
 """That of this process, as structlog has one configuration for a process."""
 
 
-class _StandardError:
-    """Standard error, as long as it is there: a service goes on when its terminal or its reader has gone."""
-
-    def write(self, text: str) -> None:
-        """Write, or drop the text."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
-
-    def flush(self) -> None:
-        """Flush, or drop what is left."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-
-
 def configure_logs(log_format: Literal["logfmt", "json"], level: LogLevel) -> None:
     """Set up logging for this process."""
     in_force.configured = in_force.level = level
@@ -94,7 +81,7 @@ def configure_logs(log_format: Literal["logfmt", "json"], level: LogLevel) -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _StandardError())),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, StandardError())),
         cache_logger_on_first_use=True,
     )
     # The framework's own logger says only what our answers and counters say already.

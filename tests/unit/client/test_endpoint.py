@@ -47,7 +47,7 @@ def test_a_leader_whose_address_is_none_is_asked_for_again_where_it_was(connect:
 
 @pytest.mark.parametrize("text", UNUSABLE)
 def test_a_bulk_job_counts_an_address_that_is_none_as_nobody_there(text: str) -> None:
-    assert asyncio.run(ask_to_step_down(text, None)) is None
+    assert asyncio.run(ask_to_step_down(text, 1_000.0, token=None)).reply is not Reply.LEADS
 
 
 def test_a_name_that_the_look_up_refuses_is_a_connection_that_could_not_be_made() -> None:

@@ -259,7 +259,7 @@ def held_batches_released_unproved(self: release.Release, batches: list[Batch], 
     "a listing proves only when all that was in flight is proved own",
     "_ownership_seen",
     pipeline.Pipeline,
-    first_seed=84,
+    first_seed=25,
 )
 def listing_proves_with_slots_in_flight(
     self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]
@@ -346,7 +346,7 @@ def old_attempt_denied_unread(
     return goes_on
 
 
-@MUTANTS.breaks("a ban outlives a later attempt that is rejected", "_remember", sequence.Sequence, first_seed=850)
+@MUTANTS.breaks("a ban outlives a later attempt that is rejected", "_remember", sequence.Sequence, first_seed=151)
 def ban_lost_with_a_later_attempt(
     self: sequence.Sequence, entry: CommitEntry, txn: Transaction, request_id: str
 ) -> None:

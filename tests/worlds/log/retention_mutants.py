@@ -111,7 +111,7 @@ def holds_do_not_count(hold: Hold) -> Border:
     return Border()
 
 
-@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=204)
+@MUTANTS.breaks("the oldest kept snapshot's log stays", "borders_of", truncator, first_seed=30)
 def snapshot_is_not_needed(
     content: Content, needs: Needs, *, watermark: Slot, now: Moment, bytes_border: dict[int, int]
 ) -> list[Border] | None:
