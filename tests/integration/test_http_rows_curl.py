@@ -890,9 +890,10 @@ def test_retention_policies_are_set_shown_and_removed(main: Service) -> None:
 
 # ---- nothing is left out -----------------------------------------------------------------------------------------
 
-NOT_ASKED_FOR = {"internal", "log_truncated", "read_only", "duplicate_part", "stores_not_in_log"}
+NOT_ASKED_FOR = {"internal", "log_truncated", "read_only", "duplicate_part", "stores_not_in_log", "store_replaced"}
 """A bug of ours, by definition; a truncated log, which ``test_retention_process`` has; a service that only reads, which
-``test_read_only`` has; and the parts of commits, which ``test_stores_in_log`` has."""
+``test_read_only`` has; the parts of commits, which ``test_stores_in_log`` has; and a directory that is replaced, which
+``test_directory_replaced`` has."""
 
 
 def test_every_route_was_asked_and_every_code_of_the_reference_was_answered(main: Service) -> None:

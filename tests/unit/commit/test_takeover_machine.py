@@ -483,6 +483,17 @@ def test_a_hole_that_a_second_listing_does_not_show_is_no_damage() -> None:
     assert isinstance(found(steps, genesis(), record(genesis(), genesis()))[0], m.Look)
 
 
+def test_damage_that_counts_at_the_first_listing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worlds meet this rule too seldom, so its mutant is here."""
+
+    def at_once(_: TakeoverMachine, damage: CorruptData) -> list[m.Effect]:
+        raise damage
+
+    monkeypatch.setattr(TakeoverMachine, "_damaged", at_once)
+    with pytest.raises(AssertionError):
+        test_a_hole_that_a_second_listing_does_not_show_is_no_damage()
+
+
 def test_a_hole_that_a_second_listing_shows_is_damage() -> None:
     steps = machine()
     steps.begin(at(0))

@@ -31,7 +31,6 @@ from holdfast.commit.service import CommitService
 from holdfast.commit.stages import attempts, events, judge, persist, pipeline, release, resolve, sequence
 from holdfast.commit.stages.events import Batch, CommitEntry, Position
 from holdfast.commit.window import RecentWrites
-from holdfast.errors import CorruptData
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
@@ -407,18 +406,6 @@ def page_one_key_short(self: TakeoverMachine, now: Instant, found: Any) -> list[
     """Recovery lists one key less than W."""
     self._found = found
     return self._send(now, t.ListPage(max(1, batch.SPAN_MAX - 1)), self._page_listed)
-
-
-@MUTANTS.breaks(
-    "damage counts when a second listing shows it",
-    "_damaged",
-    TakeoverMachine,
-    first_seed=346527637620,
-    focus={"abrupt": True},
-)
-def damage_counts_at_once(_: TakeoverMachine, damage: CorruptData) -> list[t.Effect]:
-    """A listing is a snapshot."""
-    raise damage
 
 
 @MUTANTS.breaks("the probe has passed before the claim is sent", "_first_found", TakeoverMachine)
