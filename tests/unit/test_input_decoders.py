@@ -42,9 +42,11 @@ NOT_INPUT: Final = {
     "spark/bulk/leadership.py": "the liveness of a service",
     "spark/source/table.py": "rows that the service answers",
     # What Holdfast itself has written.
+    "commit/leadership/accepted_clocks.py": "its own object",
     "commit/leadership/log_remains.py": "its own file",
     "commit/leadership/signs.py": "its own object",
     "console/pages/pipelines.py": "the description that a pipeline gave its table",
+    "objects/probe/results.py": "its own object",
     "queue/repair/survey.py": "its own file",
     "sealed.py": "its own file",
     "segments/index.py": "the description that the sink gave its table",
@@ -60,6 +62,8 @@ NOT_INPUT: Final = {
     "stores/storage/index.py": "its own file",
     "wire/stores.py": "results that the stores wrote",
     # What one of its processes says to another.
+    "objects/probe/processes.py": "its own child",
+    "objects/probe/racer.py": "its own parent",
     "server/children/log_job.py": "its own child",
     "server/view/child.py": "its own child",
     "server/view/process.py": "its own parent",
@@ -69,6 +73,7 @@ NOT_INPUT: Final = {
     "cli/transactions.py": "parts of a request that was decoded as a whole",
     "commit/format/json_request.py": "its own proof",
     "console/application.py": "the address of a page after a login; forms are checked",
+    "objects/endpoint.py": "the URL that was opened, which was checked then",
     "console/units.py": "bytes that are shown and not taken",
     "server/commit/commit_stream.py": "only where an item ends",
     "server/http/requests.py": "its own proof",

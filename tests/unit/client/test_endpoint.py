@@ -16,6 +16,7 @@ from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
 from holdfast.client.transport import aio as transports
 from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import Write
+from holdfast.commit.leadership import evidence
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.leadership import ask_to_step_down
 
@@ -47,7 +48,7 @@ def test_a_leader_whose_address_is_none_is_asked_for_again_where_it_was(connect:
 
 @pytest.mark.parametrize("text", UNUSABLE)
 def test_a_bulk_job_counts_an_address_that_is_none_as_nobody_there(text: str) -> None:
-    assert asyncio.run(ask_to_step_down(text, 1_000.0, token=None)).reply is not Reply.LEADS
+    assert asyncio.run(ask_to_step_down(text, 1_000.0, token=None)).reply is not evidence.Reply.LEADS
 
 
 def test_a_name_that_the_look_up_refuses_is_a_connection_that_could_not_be_made() -> None:
