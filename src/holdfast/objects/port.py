@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from holdfast.errors import InvalidRequest, Unavailable
@@ -51,11 +51,12 @@ CREATED: Final = Created()
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One row of a listing. ``modified_ms``: when the object was created, by the store's own clock if it has one."""
+    """One row of a listing. ``modified_ms``: when the object was created, by the store's own clock if it has one. It
+    does not tell rows apart: an object never changes."""
 
     key: str
     size: int
-    modified_ms: int | None = None
+    modified_ms: int | None = field(default=None, compare=False)
 
 
 class StoreDenies(Unavailable):
