@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks._processes import free_port, machine
+from _processes import free_port, machine
 
 COMMIT: Final = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}).encode()
 PLAIN: Final = {"HOLDFAST_STORES__ENABLED": "false", "HOLDFAST_VIEW__ENABLED": "false"}

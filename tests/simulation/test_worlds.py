@@ -104,7 +104,7 @@ def test_every_mutant_of_stores_in_the_log_is_caught(name: str, record_property:
 @pytest.mark.timeout(3_600)
 def test_a_mirror_and_its_promotion_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
     first = int.from_bytes(os.urandom(5), "little")
-    summary = run_seeds("copies", range(6))
+    summary = run_seeds("copies", range(7, 13))
     fresh = run_seeds("copies", range(first, first + (5_000 if prove else 3)), jobs=2 if prove else 1)
     record_property("seeds", summary.worlds + fresh.worlds)
     assert not summary.failures, summary.failed()
