@@ -27,7 +27,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -167,7 +167,7 @@ def standby(log_url: str, folder: Path, kills: int) -> None:
 
 
 @contextlib.contextmanager
-def namespaces(*names: str) -> Iterator[list[list[str]]]:
+def namespaces(*names: str) -> Generator[list[list[str]]]:
     """A network namespace for each name, with loopback only. Needs root."""
     made = []
     try:
@@ -216,7 +216,7 @@ def apart(log_url: str, folder: Path, minutes: float, *, busy: bool, with_standb
 
 
 @contextlib.contextmanager
-def stores(folder: Path, *, s3: bool) -> Iterator[Mapping[str, Callable[[str], str]]]:
+def stores(folder: Path, *, s3: bool) -> Generator[Mapping[str, Callable[[str], str]]]:
     """The URL of a log by its name: in a directory, and in a bucket of the S3 server of the tests."""
     urls: dict[str, Callable[[str], str]] = {"file": lambda name: (folder / name).as_uri()}
     if not s3:

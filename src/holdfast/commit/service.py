@@ -438,7 +438,7 @@ class CommitService:
 
     @property
     def shown(self) -> Shown:
-        """What this leader has shown of itself in the log and beside it."""
+        """What this leader has shown of itself in the log and next to it."""
         return Shown(self.pipeline.persist.durable_slot, self._signs.newest.number)
 
     async def _show_signs(self) -> None:

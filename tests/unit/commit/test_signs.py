@@ -1,4 +1,4 @@
-"""Signs of life: what is beside the log, and what is left of it."""
+"""Signs of life: what is next to the log, and what is left of it."""
 
 from __future__ import annotations
 

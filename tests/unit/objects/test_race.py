@@ -1,4 +1,4 @@
-"""The race on fakes: unfit stores of every kind are refused, faults are no verdict, and nothing is left."""
+"""The race on fakes: unfit stores of every kind are refused, faults are not a verdict, and nothing is left."""
 
 from __future__ import annotations
 

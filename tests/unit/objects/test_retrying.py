@@ -52,7 +52,7 @@ class Failing(MemoryStore):
         await super().delete(*keys)
 
 
-class Told:
+class Repeating:
     """A retrying store on a failing one, with a clock that only pauses and requests move."""
 
     def __init__(self, failing: Failing, policy: RetryPolicy = READING, draw: float = 1.0) -> None:
@@ -76,58 +76,58 @@ class Told:
 
 
 def test_a_failed_read_is_repeated_with_backoff_that_doubles_up_to_its_cap() -> None:
-    told = Told(Failing(), draw=1.0)
-    assert told.read(8) == b"there"
-    assert told.slept == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    assert (told.store.metrics.read.retries, told.store.metrics.read.interruptions) == (8, 0)
+    repeating = Repeating(Failing(), draw=1.0)
+    assert repeating.read(8) == b"there"
+    assert repeating.slept == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert (repeating.store.metrics.read.retries, repeating.store.metrics.read.interruptions) == (8, 0)
 
 
 def test_full_jitter_waits_anything_down_to_nothing_but_never_less_than_asked() -> None:
-    told = Told(Failing(), draw=0.0)
-    assert told.read(2) == b"there"
-    assert told.slept == [0.0, 0.0]
-    told = Told(Failing(retry_after_ms=700), draw=0.5)
-    assert told.read(2) == b"there"
-    assert told.slept == [0.7, 0.7]
+    repeating = Repeating(Failing(), draw=0.0)
+    assert repeating.read(2) == b"there"
+    assert repeating.slept == [0.0, 0.0]
+    repeating = Repeating(Failing(retry_after_ms=700), draw=0.5)
+    assert repeating.read(2) == b"there"
+    assert repeating.slept == [0.7, 0.7]
 
 
 def test_attempts_are_bounded_and_the_end_of_them_is_an_interruption() -> None:
-    told = Told(Failing(), draw=0.0)
-    assert told.read(10_000) is None
-    assert told.failing.asked == ANSWERING.attempts_max
-    assert told.store.metrics.read.interruptions == 1
+    repeating = Repeating(Failing(), draw=0.0)
+    assert repeating.read(10_000) is None
+    assert repeating.failing.asked == ANSWERING.attempts_max
+    assert repeating.store.metrics.read.interruptions == 1
 
 
 def test_a_store_that_has_answered_is_read_through_an_outage_that_one_that_never_did_is_not() -> None:
-    told = Told(Failing(), draw=1.0)
-    assert told.read(0) == b"there"
-    assert told.read(50) == b"there"
-    assert sum(told.slept) > 60.0
+    repeating = Repeating(Failing(), draw=1.0)
+    assert repeating.read(0) == b"there"
+    assert repeating.read(50) == b"there"
+    assert sum(repeating.slept) > 60.0
     # After an interruption the store has to answer again first.
-    assert told.read(10_000) is None
-    asked = told.failing.asked
-    assert told.read(10_000) is None
-    assert told.failing.asked - asked == ANSWERING.attempts_max
+    assert repeating.read(10_000) is None
+    asked = repeating.failing.asked
+    assert repeating.read(10_000) is None
+    assert repeating.failing.asked - asked == ANSWERING.attempts_max
 
 
 @pytest.mark.parametrize("policy", [ANSWERING, READING], ids=["answering", "reading"])
 def test_no_attempt_begins_after_the_deadline(policy: RetryPolicy) -> None:
-    told = Told(Failing(), policy)
-    assert told.read(0) == b"there"
-    told.failing.seconds = 10.0  # every attempt has no answer within the time of a request
-    began = told.failing.clock
-    assert told.read(10_000) is None
-    assert told.failing.clock - began <= policy.deadline_ms / 1000 + 10.0
+    repeating = Repeating(Failing(), policy)
+    assert repeating.read(0) == b"there"
+    repeating.failing.seconds = 10.0  # every attempt has no answer within the time of a request
+    began = repeating.failing.clock
+    assert repeating.read(10_000) is None
+    assert repeating.failing.clock - began <= policy.deadline_ms / 1000 + 10.0
 
 
 def test_listings_and_deletes_are_repeated_like_reads() -> None:
-    told = Told(Failing())
+    repeating = Repeating(Failing())
 
     async def scenario() -> None:
-        store = told.store
-        told.failing.failures = 2
+        store = repeating.store
+        repeating.failing.failures = 2
         assert await store.list("") == [Listed("a", 5)]
-        told.failing.failures = 3
+        repeating.failing.failures = 3
         await store.delete("a")
         assert await store.list("") == []
         assert (store.metrics.list.retries, store.metrics.delete.retries) == (2, 3)
@@ -154,24 +154,24 @@ def test_many_names_are_removed_although_one_request_of_ten_fails() -> None:
 
 
 def test_a_removal_of_many_from_a_store_that_is_away_ends() -> None:
-    told = Told(Failing(10_000))
+    repeating = Repeating(Failing(10_000))
     with pytest.raises(Unavailable):
-        asyncio.run(told.store.delete(*(f"{number}" for number in range(128))))
-    assert told.failing.asked == 7 + ANSWERING.attempts_max
+        asyncio.run(repeating.store.delete(*(f"{number}" for number in range(128))))
+    assert repeating.failing.asked == 7 + ANSWERING.attempts_max
 
 
 def test_not_found_is_an_answer_and_is_not_repeated() -> None:
-    told = Told(Failing())
+    repeating = Repeating(Failing())
     with pytest.raises(NotFound):
-        asyncio.run(told.store.read("absent"))
-    assert told.failing.asked == 1
+        asyncio.run(repeating.store.read("absent"))
+    assert repeating.failing.asked == 1
 
 
 def test_what_the_store_denies_is_reported_at_once() -> None:
-    told = Told(Failing())
-    told.failing.error = StoreDenies
-    assert told.read(10_000) is None
-    assert told.failing.asked == 1
+    repeating = Repeating(Failing())
+    repeating.failing.error = StoreDenies
+    assert repeating.read(10_000) is None
+    assert repeating.failing.asked == 1
 
 
 def test_a_create_is_sent_once_whatever_comes_of_it() -> None:

@@ -83,7 +83,7 @@ class _Etiquette(World):
         return self.report()
 
     def pass_time(self, ms: float) -> None:
-        """Let everything happen that happens in so many milliseconds."""
+        """Let everything happen that happens in this many milliseconds."""
         until = self.agenda.now + ms
         self.agenda.after(ms, None, _nothing)
         before = self._newest_sign()
@@ -96,7 +96,7 @@ class _Etiquette(World):
         return min((key for key in self.store.others if key.startswith(signs.PREFIX)), default="")
 
     def signs(self) -> int:
-        """How many signs there are beside the log."""
+        """How many signs there are next to the log."""
         return sum(key.startswith(signs.PREFIX) for key in self.store.others)
 
     def require(self, holds: bool, promise: str, detail: str = "") -> None:
@@ -170,7 +170,7 @@ class _Etiquette(World):
         return len(self.store.slots)
 
     def require_led_within(self, ms: float, promise: str, *nodes: Node) -> None:
-        """One of the nodes leads within so many milliseconds."""
+        """One of the nodes leads within this many milliseconds."""
         until = self.agenda.now + ms
         while self.agenda.now < until and not any(node.leading for node in nodes):
             self.pass_time(10.0)
@@ -187,7 +187,7 @@ def _nothing() -> None:
 
 
 def _quiet(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
-    """An idle leader writes nothing into the log, and one sign stays beside it."""
+    """An idle leader writes nothing into the log, and one sign stays next to it."""
     world.stand_by(near, far)
     before, number = world.objects(), leader.service.shown.sign if leader.service is not None else 0
     for _ in range(30):

@@ -48,7 +48,7 @@ class Node:
         self.number = number
         self.address = f"node-{number}:8080"
         self.scope = AddressScope(bytes([number + 1]) * 16, number + 1)
-        """Where this node's addresses are valid: a place of its own, unless a world moves it beside another."""
+        """Where this node's addresses are valid: a place of its own, unless a world moves it next to another."""
         self.held_until = 0.0
         """Until then its batches do not reach the store."""
         self.incarnation = 0

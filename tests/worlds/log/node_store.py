@@ -130,7 +130,7 @@ class NodeStore:
         """Nothing is held."""
 
     async def pause(self, ms: float) -> None:
-        """Wait for so many milliseconds of virtual time."""
+        """Wait for this many milliseconds of virtual time."""
         if self._loop.dead:
             raise Unavailable("crashed")
         waiter: asyncio.Future[None] = self._loop.create_future()

@@ -56,7 +56,7 @@ def age_ms(now: Moment, header: Header) -> int:
 
 
 class LogClock:
-    """The clock of one leadership, from its claim on. Pure: it is told what the two clocks show.
+    """The clock of one leadership, from its claim on. Pure: it gets what the two clocks show.
 
     >>> clock = LogClock.begin(None, bytes(16), Instant(0.0, 1_000_000))
     >>> clock.take(Instant(500.0, 1_000_500))

@@ -1,4 +1,4 @@
-"""The operator's word that a machine's wall clock is right after a step: ``meta/clock/`` beside the log.
+"""The operator's word that a machine's wall clock is right after a step: ``meta/clock/`` next to the log.
 
 The newest header names the boot, and how far its wall clock and boot clock are apart. A record says: in this boot, that
 far apart is right. The leader reads the records while it doubts its clock, and removes those that it has followed. A

@@ -1,4 +1,4 @@
-"""Signs of life: small objects beside the log that say which leader is alive, also while it writes nothing.
+"""Signs of life: small objects next to the log that say which leader is alive, also while it writes nothing.
 
 | object | content |
 |---|---|
@@ -6,7 +6,7 @@
 
 The names count down, so a LIST begins with the newest sign of the newest leadership. The leader creates the next one,
 then deletes the one before: one object stays. A leader that is killed leaves two at most, and the next leader removes
-them. Signs are no part of the log: no reader follows them, no copy has them, and a lost one only costs time.
+them. Signs are not part of the log: no reader follows them, no copy has them, and a lost one only costs time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from holdfast.values import Instant, LogId, Slot, sign_interval_ms
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
 AskLeader = Callable[[str, float], Awaitable[LeaderAnswer]]
-"""Ask the process at an address whether it leads, and wait for so many milliseconds.
+"""Ask the process at an address whether it leads, and wait for this many milliseconds.
 
 ``Reply.REFUSES`` only where the address itself says that no process listens there; everything else without an answer is
 ``Reply.SILENT``."""

@@ -4,8 +4,8 @@
 |---|---|
 | ``meta/races/{digest of the endpoint, 16 hexadecimal digits}/{2^64-1 - number:020d}`` | ``RaceResult`` as JSON |
 
-The names of one endpoint count down, so that a LIST with limit 1 gives the newest result. Results are no part of a log:
-a prefix that has only these is empty. They are never removed; each run of a command adds one.
+The names of one endpoint count down, so that a LIST with limit 1 gives the newest result. Results are not part of a
+log: a prefix that has only these is empty. They are never removed; each run of a command adds one.
 """
 
 from __future__ import annotations

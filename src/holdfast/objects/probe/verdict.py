@@ -16,8 +16,8 @@ The rows are tried in this order; the first that fits decides.
 | one | its bytes | fit, if enough creates were answered |
 | none | the bytes of a create without an answer | fit, if enough creates were answered |
 
-A 409, a 5xx and a lost answer are no answer. Enough is three quarters of the creates: with fewer, the race proved too
-little, and the caller races another name.
+A 409, a 5xx and a lost answer do not count as answers. Enough is three quarters of the creates. With fewer, the race
+proved too little, and the caller races another name.
 """
 
 from __future__ import annotations

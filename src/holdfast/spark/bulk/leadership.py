@@ -251,7 +251,7 @@ class Leadership:
     """This job as a leader: its claim, the head of its chain, and the end of it.
 
     From the claim until it ends (``resign``, ``stop`` or a failure) the job answers at an address, and shows signs of
-    life beside the log as a service does, also while it computes. So no service takes a job that is idle or computes
+    life next to the log as a service does, also while it computes. So no service takes a job that is idle or computes
     for dead, and the log does not grow. While nothing is written, a thread looks every ``LOOK_SECONDS`` whether the job
     still leads. Cost when idle on S3: about 1,500 requests an hour.
 
@@ -348,7 +348,7 @@ class Leadership:
             self._address.close()
 
     def _shown(self) -> Shown:
-        """What this leader has shown of itself in the log and beside it."""
+        """What this leader has shown of itself in the log and next to it."""
         return Shown(self._durable, 0 if self._signs is None else self._signs.newest.number)
 
     def _show_signs(self) -> None:
