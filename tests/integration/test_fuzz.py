@@ -83,6 +83,8 @@ def test_every_answer_to_generated_requests_is_described_and_every_error_coded(
     assert server.leads()
 
 
+# The strategy of schemathesis draws with the module `random` now and then, which Hypothesis reports.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
 def test_a_stream_is_refused_with_a_code_or_begins(server: ServerProcess) -> None:
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
     began = 0
