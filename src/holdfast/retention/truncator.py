@@ -225,10 +225,11 @@ class Truncator:
         of ownership comes after the look at the clock.
         """
         content, now = Content.of(generation), self._service.moment()
-        if settle_holds(now)(content) == content:
+        settle = settle_holds(now, content)
+        if settle(content) == content:
             return generation
         await self._service.version()
-        return await self.generations.change(settle_holds(now), self._author)
+        return await self.generations.change(settle, self._author)
 
     async def _apply_configuration(self) -> None:
         policy = self._options.policy
