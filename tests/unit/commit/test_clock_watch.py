@@ -1,4 +1,5 @@
 """A step of the clock is shown in the log, and accepted by an operator or by the store's own clock alone."""
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import pytest
 from tests.unit.commit.builders import LOG_ID, bytes_of, genesis, identity, rows
 
 from holdfast.commit.clock_watch import ClockWatch
-from holdfast.commit.format.batch import AddressScope, decode_header
+from holdfast.commit.format.batch import FIRST_SLOT, AddressScope, decode_header, object_name
 from holdfast.commit.leadership import takeover_machine as m
 from holdfast.commit.leadership.accepted_clocks import PREFIX, accepted_of, read_accepted, write_accepted
+from holdfast.commit.leadership.takeover import Driver, TakeoverOptions
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.doctor.log import check_log
@@ -149,7 +151,7 @@ def test_a_claim_believes_no_clock_that_the_store_contradicts(
     who = replace(identity("b"), scope=AddressScope(b"c" * 16))
     steps = TakeoverMachine(who, LOG_ID, TakeoverRules(take_over=True))
     steps.begin(Instant(0.0, EPOCH_MS))
-    steps.step(m.Probed(Instant(1.0, EPOCH_MS), None, ahead_ms))
+    steps.step(m.Probed(Instant(1.0, EPOCH_MS), None, None if ahead_ms is None else EPOCH_MS - 1 - ahead_ms))
     now = Instant(2.0, EPOCH_MS + stepped_ms)
     (wanted,) = steps.step(m.PageListed(now, rows(before)))
     assert isinstance(wanted, m.ReadHeaders)
@@ -158,3 +160,41 @@ def test_a_claim_believes_no_clock_that_the_store_contradicts(
     header = decode_header(claim.data, slot=claim.slot)
     assert header.doubts_clock is not believed
     assert header.time_ms == (max(now.wall_ms, before.time_ms) if believed else before.time_ms)
+
+
+class SlowStore(MemoryStore):
+    """A store whose every answer takes a second of a clock."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(objects, url="s3://bucket/log")
+        self.leader = Leader(self)
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        self.leader.passes(1_000)
+        return await super().read(key, start=start, length=length)
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        self.leader.passes(1_000)
+        return await super().list(prefix, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("request_", [
+    m.ListPage(10), m.ReadHeaders((FIRST_SLOT,)), m.ListNewest(), m.Look(1, b"a" * 16), m.ReadHeader(FIRST_SLOT),
+    m.ReadClaim(FIRST_SLOT), None,
+], ids=lambda request: "the probe's" if request is None else type(request).__name__)  # fmt: skip
+def test_an_answer_on_the_way_to_a_claim_has_the_time_at_which_it_is_taken(request_: m.Request | None) -> None:
+    """A claim has the time of the last answer. What passed before would count as lived after it."""
+
+    async def scenario() -> None:
+        store = SlowStore(MemoryObjects())
+        store.objects.create(object_name(FIRST_SLOT), bytes_of(genesis())[FIRST_SLOT])
+        machine = TakeoverMachine(identity("b"), LOG_ID, TakeoverRules())
+        driver = Driver(store, machine, TakeoverOptions(), store.leader.now)
+        if request_ is None:
+            driver._probing = asyncio.ensure_future(driver._probe())
+            await asyncio.wait({driver._probing})
+            store.leader.passes(3_600_000)
+        event = await driver._next_event(request_)
+        assert event.now == store.leader.now()
+
+    asyncio.run(scenario())

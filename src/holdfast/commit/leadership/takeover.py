@@ -119,7 +119,7 @@ class Driver:
         self._machine = steps
         self._options = options
         self._clock = clock
-        self._probing: asyncio.Task[t.Event] | None = None
+        self._probing: asyncio.Task[tuple[HoldfastError | None, int | None]] | None = None
         self._probed: list[str] = []
         self._cleaning: asyncio.Task[None] | None = None
 
@@ -149,12 +149,16 @@ class Driver:
             await self._end()
 
     async def _next_event(self, request: t.Request | t.Wait | None) -> t.Event:
-        """The answer to ``request``; the probe's is taken when the machine waits for nothing else."""
+        """The answer to ``request``; the probe's is taken when the machine waits for nothing else.
+
+        The probe may have ended long before. A claim of that time would count what passed since as lived.
+        """
         if request is not None:
             return await self._carry_out(request)
         probing, self._probing = self._probing, None
         assert probing is not None, "a machine that waits for nothing has ended"
-        return await probing
+        error, booted_ms = await probing
+        return t.Probed(self._clock(), error, booted_ms)
 
     async def _end(self) -> None:
         if self._probing is not None:
@@ -169,7 +173,8 @@ class Driver:
         if names:
             await clean_up(self._store, names)
 
-    async def _probe(self) -> t.Event:
+    async def _probe(self) -> tuple[HoldfastError | None, int | None]:
+        """The fields of ``Probed``."""
         try:
             asking = asyncio.ensure_future(ahead_of_store_ms(self._store, lambda: self._clock().wall_ms))
             try:
@@ -178,10 +183,13 @@ class Driver:
             finally:
                 asking.cancel()
         except HoldfastError as error:
-            return t.Probed(self._clock(), error)
-        if ahead_ms is not None and abs(ahead_ms) > AGREES_MS:
+            return error, None
+        if ahead_ms is None:
+            return None, None
+        if abs(ahead_ms) > AGREES_MS:
             log.warning("clock_contradicted", ahead_of_store_seconds=ahead_ms // 1000, hint="set the machine's clock")
-        return t.Probed(self._clock(), None, ahead_ms)
+        now = self._clock()
+        return None, now.wall_ms - ahead_ms - int(now.boot_ms)
 
     async def _carry_out(self, effect: t.Request | t.Wait) -> t.Event:
         clock = self._clock
@@ -230,14 +238,17 @@ class Driver:
                 )
                 return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records)
             case t.ListNewest():
-                return t.NewestListed(clock(), await newest_slot(store))
+                newest = await newest_slot(store)  # before the look at the clock: an event is no older than its answer
+                return t.NewestListed(clock(), newest)
             case t.Look(epoch=epoch, leader_id=leader_id):
                 newest, sign = await asyncio.gather(newest_slot(store), self._signs.newest(epoch, leader_id))
                 return t.Looked(clock(), newest, sign)
             case t.ReadHeader(slot=slot):
-                return t.HeaderRead(clock(), await self._header(slot))
+                header = await self._header(slot)
+                return t.HeaderRead(clock(), header)
             case t.ReadClaim(slot=slot):
-                return t.ClaimRead(clock(), await self._header(slot))
+                header = await self._header(slot)
+                return t.ClaimRead(clock(), header)
             case _:
                 assert_never(effect)
 

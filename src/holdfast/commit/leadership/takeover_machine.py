@@ -183,11 +183,11 @@ class _Timed(Struct, frozen=True):
 class Probed(_Timed, frozen=True):
     """The answer to Probe: None when the store can hold a log.
 
-    ``ahead_ms``: the wall clock less the store's, None where the store has no clock of its own.
+    ``booted_ms``: the wall clock less the boot clock, as the store's clock has it; None where it has none of its own.
     """
 
     error: HoldfastError | None
-    ahead_ms: int | None = None
+    booted_ms: int | None = None
 
 
 class PageListed(_Timed, frozen=True):
@@ -403,7 +403,7 @@ class TakeoverMachine:
     def _take(self, event: Event) -> list[Effect]:
         now = event.now
         match event:
-            case Probed(error=error, ahead_ms=ahead_ms):
+            case Probed(error=error, booted_ms=booted_ms):
                 assert self._probing, "only a probe is answered by Probed"
                 if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.retry_budget_ms:
                     return self._probe_again(error)
@@ -411,7 +411,7 @@ class TakeoverMachine:
                 if error is not None:
                     raise error
                 # Kept as what is right: a standby claims long after it has asked.
-                self._booted_ms = None if ahead_ms is None else now.wall_ms - ahead_ms - int(now.boot_ms)
+                self._booted_ms = booted_ms
                 then, self._until_probed = self._until_probed, None
                 return then(now) if then is not None else []
             case Woken():
