@@ -34,7 +34,7 @@ from holdfast.foundations.keeping import KeptSnapshots, StrayParts
 from holdfast.foundations.readings import Readings
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
-from holdfast.retention.cut import NOTHING, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
+from holdfast.retention.cut import NOTHING, Border, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
 from holdfast.retention.held import HeldBytes
 from holdfast.retention.policies import (
@@ -403,12 +403,26 @@ class Truncator:
         if not through or (through <= self._swept_through and boot_ms - self._swept_ms < SWEEP_AGAIN_MS):
             return
         slot = await slot_through(self._store, self._service.claim, newest, through)
-        if slot is not None:
+        old = None if slot is None else await self._newest_old(newest)
+        if slot is not None and old is not None:
             await sweep(
                 self._store,
-                slot,
+                Slot(max(slot, old)),
                 lambda: self._service.durable_header().slot,
                 per_second=self._options.deletes_per_second,
                 swept=self.state.swept,
             )
         self._swept_through, self._swept_ms = through, boot_ms
+
+    async def _newest_old(self, newest: Header) -> int | None:
+        """The slot of the newest object that is older than the minimum; None where none is left.
+
+        Batches without transactions have the version of the one before them. They may be young where that one is old,
+        and go with a later sweep.
+        """
+        min_age_ms = self._options.min_age_seconds * 1000.0
+        if not min_age_ms:
+            return 0
+        border = Border.of_age(self._service.moment(), min_age_ms)
+        cut = await find_cut(self._store, self._service.claim, newest, [border])
+        return None if cut is None else cut.slot

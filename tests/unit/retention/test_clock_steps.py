@@ -8,6 +8,7 @@ from collections.abc import Generator
 import pytest
 from tests.worlds.log.shape import protocol_width
 
+from holdfast.commit.format.batch import PREFIX, object_name
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
@@ -149,5 +150,34 @@ def test_a_step_ends_no_hold_early() -> None:
         assert log.truncated() > first
         assert log.truncator.state.generation is not None
         assert not log.truncator.state.generation.holds
+
+    asyncio.run(scenario())
+
+
+def test_a_young_batch_without_transactions_stays_where_the_version_that_it_shares_goes() -> None:
+    async def scenario() -> None:
+        log = Log()
+        await log.lead()
+        await log.truncator.change(set_policy("age", Policy(max_age_seconds=1.0), head=1), "test")
+        last = await log.commit(5)
+        log.passes(MIN_AGE_S + 10)
+        young: list[str] = []
+        for _ in range(3):
+            before = log.service.durable_header()
+            log.service.show_clock()
+            while log.service.durable_header() == before:
+                await asyncio.sleep(0)
+            assert log.service.durable_header().last_version == last
+            young.append(object_name(log.service.durable_header().slot))
+        await log.commit(5)
+        await log.snapshot()
+        assert log.truncated() == last
+        left = {row.key for row in log.objects.list(PREFIX)}
+        assert left.issuperset(young), "they are ten seconds too young"
+        assert log.truncator.state.swept.objects, "the old ones went"
+        log.passes(MIN_AGE_S + 10)
+        await log.commit(5)
+        await log.snapshot()
+        assert not {row.key for row in log.objects.list(PREFIX)}.intersection(young)
 
     asyncio.run(scenario())
