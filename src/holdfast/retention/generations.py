@@ -65,23 +65,30 @@ class Generations:
         Backpressure after ``TRIES`` faster writers. After a crash: the change is made, or it is not.
         """
         for _ in range(TRIES):
-            newest = await self.newest()
-            before = Content.of(newest)
-            after = change(before)
-            if newest is not None and after == before:
-                return newest
-            wanted = Generation(
-                number=1 if newest is None else newest.number + 1,
-                policies=after.policies,
-                holds=after.holds,
-                truncate_through=after.truncate_through,
-                author=author,
-                time_ms=self._wall_ms(),
-                nonce=secrets.token_hex(16),
-            )
-            if await self._create(wanted):
-                return wanted
+            made = await self.follow(await self.newest(), change, author)
+            if made is not None:
+                return made
         raise Backpressure("too many writers change the retention policies", retry_after_ms=1_000)
+
+    async def follow(self, before: Generation | None, change: Change, author: str) -> Generation | None:
+        """As ``change``, of this generation alone. None: another writer was faster.
+
+        Raises: what ``change`` raises, Unavailable, CorruptData.
+        """
+        now = Content.of(before)
+        after = change(now)
+        if before is not None and after == now:
+            return before
+        wanted = Generation(
+            number=1 if before is None else before.number + 1,
+            policies=after.policies,
+            holds=after.holds,
+            truncate_through=after.truncate_through,
+            author=author,
+            time_ms=self._wall_ms(),
+            nonce=secrets.token_hex(16),
+        )
+        return wanted if await self._create(wanted) else None
 
     async def _create(self, wanted: Generation) -> bool:
         """Whether ``wanted`` is in the sequence now. False: another generation has its number."""

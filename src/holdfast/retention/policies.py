@@ -192,19 +192,15 @@ def set_hold(hold_id: str, hold: Hold) -> Change:
     return change
 
 
-def settle_holds(now: Moment, seen: Content) -> Change:
+def settle_holds(now: Moment) -> Change:
     """The leader's change: the time of new holds begins, and holds whose time is over go.
 
-    Only of holds that were ``seen`` before ``now``: a hold that was set or renewed since begins later.
+    It is for a generation that was read before ``now``: a hold that was set or renewed since begins later.
     """
-    settled = {name: hold.begun(now) if hold.holds(now) else None for name, hold in seen.holds.items()}
 
     def change(content: Content) -> Content:
-        holds = {
-            name: settled[name] if seen.holds.get(name) == hold else hold for name, hold in content.holds.items()
-        }
-        left = {name: hold for name, hold in holds.items() if hold is not None}
-        return Content(content.policies, left, content.truncate_through)
+        holds = {name: hold.begun(now) for name, hold in content.holds.items() if hold.holds(now)}
+        return Content(content.policies, holds, content.truncate_through)
 
     return change
 

@@ -222,14 +222,15 @@ class Truncator:
         """Let the time of new holds begin, and remove holds whose time is over.
 
         Only a leader's clock counts for the log. A leader that was deposed in its sleep has an older one, so the proof
-        of ownership comes after the look at the clock.
+        of ownership comes after the look at the clock. And a hold that was set after the look begins at the next one, so
+        this generation alone is followed.
         """
         content, now = Content.of(generation), self._service.moment()
-        settle = settle_holds(now, content)
-        if settle(content) == content:
+        if settle_holds(now)(content) == content:
             return generation
         await self._service.version()
-        return await self.generations.change(settle, self._author)
+        settled = await self.generations.follow(generation, settle_holds(now), self._author)
+        return await self.generations.newest() if settled is None else settled
 
     async def _apply_configuration(self) -> None:
         policy = self._options.policy

@@ -42,6 +42,7 @@ class Log:
         self.wall_ms = EPOCH_MS
         self.service: CommitService
         self.truncator: Truncator
+        self.set_ms = 0
 
     def now(self) -> Instant:
         return Instant(self.boot_ms, self.wall_ms)
@@ -179,5 +180,36 @@ def test_a_young_batch_without_transactions_stays_where_the_version_that_it_shar
         await log.commit(5)
         await log.snapshot()
         assert not {row.key for row in log.objects.list(PREFIX)}.intersection(young)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["another", "reader"])
+def test_a_hold_that_is_set_after_the_leaders_look_begins_at_the_next_one(name: str) -> None:
+    """The leader proves that it leads between its look at the clock and its change, and that may take a while."""
+
+    async def scenario() -> None:
+        log = Log()
+        await log.lead()
+        first = await log.commit()
+        hold = Hold(from_version=first, lasts_ms=60_000)
+        change, version = log.truncator.change, log.service.version
+        await change(set_hold("reader", hold), "test")
+
+        async def proves_slowly() -> int:
+            log.service.version = version  # type: ignore[method-assign]
+            log.passes(50)
+            await change(set_hold(name, Hold(from_version=first, lasts_ms=1)), "test")
+            await change(set_hold(name, hold), "test")
+            log.set_ms = log.service.moment().lived_ms
+            return await version()
+
+        log.service.version = proves_slowly  # type: ignore[method-assign]
+        for _ in range(2):
+            await log.truncator.look()
+        assert log.truncator.state.generation is not None
+        begun = log.truncator.state.generation.holds[name]
+        assert begun.expires_lived_ms is not None
+        assert begun.expires_lived_ms >= log.set_ms + hold.lasts_ms
 
     asyncio.run(scenario())

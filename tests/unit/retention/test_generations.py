@@ -200,7 +200,7 @@ def test_a_hold_lasts_its_time_from_the_leaders_first_look_by_both_times() -> No
 
     set_ = set_hold("h", Hold(from_version=1, lasts_ms=1_000))(EMPTY)
     assert set_.holds["h"].holds(moment(1 << 60, 1 << 60)), "no clock but the leader's counts"
-    begun = settle_holds(moment(5_000, 70), set_)(set_)
+    begun = settle_holds(moment(5_000, 70))(set_)
     assert (begun.holds["h"].expires_ms, begun.holds["h"].expires_lived_ms) == (6_000, 1_070)
     for time_ms, lived_ms, holds in (
         (5_999, 1_069, True),
@@ -210,23 +210,7 @@ def test_a_hold_lasts_its_time_from_the_leaders_first_look_by_both_times() -> No
     ):
         now = moment(time_ms, lived_ms)
         assert begun.holds["h"].holds(now) is holds
-        assert (settle_holds(now, begun)(begun).holds == begun.holds) is holds, "begun once, and gone when it is over"
-
-
-def test_a_hold_that_is_set_or_renewed_after_the_leaders_look_is_left_as_it_is() -> None:
-    def moment(at_ms: int) -> Moment:
-        return Moment(at_ms, at_ms, 0, 0, 0, doubted=False)
-
-    seen = set_hold("old", Hold(from_version=1, lasts_ms=1_000))(EMPTY)
-    seen = settle_holds(moment(1_000), seen)(seen)
-    late = settle_holds(moment(2_000), seen)  # what it changes is read after a while, and again after each refusal
-    assert not late(seen).holds
-    renewed = set_hold("old", Hold(from_version=1, lasts_ms=2_000))(seen)
-    assert late(renewed) == renewed, "its time begins at the next look"
-    new = set_hold("new", Hold(from_version=1, lasts_ms=500))(seen)
-    assert late(new).holds == {"new": new.holds["new"]}
-    by_another = settle_holds(moment(1_500), new)(new)
-    assert late(by_another).holds["new"].expires_lived_ms == 2_000, "the leader after this one has begun it"
+        assert (settle_holds(now)(begun).holds == begun.holds) is holds, "begun once, and gone when it is over"
 
 
 def test_truncate_through_never_falls() -> None:
