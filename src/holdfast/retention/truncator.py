@@ -222,8 +222,8 @@ class Truncator:
         """Let the time of new holds begin, and remove holds whose time is over.
 
         Only a leader's clock counts for the log. A leader that was deposed in its sleep has an older one, so the proof
-        of ownership comes after the look at the clock. And a hold that was set after the look begins at the next one, so
-        this generation alone is followed.
+        of ownership comes after the look at the clock. A hold that was set after it begins at the next look, so this
+        generation alone is followed.
         """
         content, now = Content.of(generation), self._service.moment()
         if settle_holds(now)(content) == content:

@@ -21,7 +21,7 @@ from holdfast.doctor.log import check_log
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
 from holdfast.objects.store_clock import ahead_of_store_ms
-from holdfast.values import Instant
+from holdfast.values import Instant, LeaderId
 
 DAY_MS = 86_400_000
 EPOCH_MS = 1_700_000_000_000
@@ -179,7 +179,7 @@ class SlowStore(MemoryStore):
 
 
 @pytest.mark.parametrize("request_", [
-    m.ListPage(10), m.ReadHeaders((FIRST_SLOT,)), m.ListNewest(), m.Look(1, b"a" * 16), m.ReadHeader(FIRST_SLOT),
+    m.ListPage(10), m.ReadHeaders((FIRST_SLOT,)), m.ListNewest(), m.Look(1, LeaderId(b"a" * 16)), m.ReadHeader(FIRST_SLOT),
     m.ReadClaim(FIRST_SLOT), None,
 ], ids=lambda request: "the probe's" if request is None else type(request).__name__)  # fmt: skip
 def test_an_answer_on_the_way_to_a_claim_has_the_time_at_which_it_is_taken(request_: m.Request | None) -> None:
