@@ -197,7 +197,7 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
             candidates.append(await _reached(source, each, time_ms) or each.first)
     if _disagrees(chosen) and wall_ms(chosen) > time_ms and not part.is_undone:
         candidates.append(await _reached(source, part, time_ms) or part.first)
-    if candidates:
+    if any(each.last_version != chosen.last_version for each in candidates):
         raise _ambiguous(place, [chosen, *candidates], time_ms)
     return place
 
