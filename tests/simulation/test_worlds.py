@@ -10,12 +10,15 @@ from collections.abc import Callable
 import pytest
 from tests.matrix import matrix
 from tests.worlds.harness import KINDS, run_seeds
+from tests.worlds.log.clock_mutants import COPY_MUTANTS as CLOCK_COPY_MUTANTS
+from tests.worlds.log.clock_mutants import MUTANTS as CLOCK_MUTANTS
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES
 from tests.worlds.log.foundations_mutants import MUTANTS as FOUNDATION_MUTANTS
 from tests.worlds.log.journal_mutants import MUTANTS as JOURNAL_MUTANTS
 from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
+from tests.worlds.log.times import MUTANTS as TIMES_MUTANTS
 from tests.worlds.log.world import EVENTS_MIN, run_world
 
 FIXED_SEEDS = range(24)
@@ -142,6 +145,33 @@ def test_every_mutant_of_mirrors_is_caught(name: str, record_property: RecordPro
     if not SMALL:  # the same world without the mutant keeps every promise
         COPY_MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
+
+
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize(
+    ("kind", "fixed", "fresh", "proved"),
+    [("clocks", 4, 1, 4_000), ("clock-copies", 2, 1, 1_000), ("clock-times", 6, 2, 1_000)],
+)
+def test_no_clock_removes_what_is_young_and_retention_goes_on_after_each_step(
+    kind: str, fixed: int, fresh: int, proved: int, prove: bool, record_property: RecordProperty
+) -> None:
+    first = int.from_bytes(os.urandom(5), "little")
+    summary = run_seeds(kind, range(fixed))
+    drawn = run_seeds(kind, range(first, first + (proved if prove else fresh)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + drawn.worlds)
+    assert not summary.failures, summary.failed()
+    assert not drawn.failures, drawn.failed()
+    assert not prove or drawn.missing() == []
+
+
+@pytest.mark.parametrize("name", [*CLOCK_MUTANTS, *CLOCK_COPY_MUTANTS, *TIMES_MUTANTS])
+def test_every_mutant_of_clocks_is_caught(name: str, record_property: RecordProperty) -> None:
+    mutants = next(each for each in (CLOCK_MUTANTS, CLOCK_COPY_MUTANTS, TIMES_MUTANTS) if name in each)
+    found = mutants.catch(name)
+    record_property("seed", found.seed)
+    assert found.seed is not None, f"{mutants[name].rule}: not caught"
+    if not SMALL:  # the same world without the mutant keeps every promise
+        mutants[name].play(found.seed)
 
 
 @pytest.mark.timeout(3_600)

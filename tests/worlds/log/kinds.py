@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from tests.worlds.harness import Kind
+from tests.worlds.log.clock_mutants import COPY_MUTANTS as CLOCK_COPY_MUTANTS
+from tests.worlds.log.clock_mutants import MUTANTS as CLOCK_MUTANTS
+from tests.worlds.log.clocks import run_clock_copies, run_clocks
 from tests.worlds.log.copying import run_copies
 from tests.worlds.log.copying_mutants import MUTANTS as COPY_MUTANTS
 from tests.worlds.log.etiquette import SCENES, run_etiquette
@@ -16,6 +19,8 @@ from tests.worlds.log.mutants import MUTANTS
 from tests.worlds.log.retention_mutants import MUTANTS as RETENTION_MUTANTS
 from tests.worlds.log.retention_mutants import run_retention
 from tests.worlds.log.shape import FAULTS
+from tests.worlds.log.times import MUTANTS as TIMES_MUTANTS
+from tests.worlds.log.times import run_times
 from tests.worlds.log.world import run_world
 
 __all__ = ["KINDS"]
@@ -41,11 +46,19 @@ FOUNDATION_EVENTS: Final = (
     *("restore_refused_log_truncated", "mirror_refused_log_truncated", "repair_refused_log_truncated"),
 )
 
+CLOCK_EVENTS: Final = (
+    *("reboot", "machine_stood_still", "step_back", "step_forward", "doubted", "accepted_in_doubt", "hold_ended"),
+    *("truncated", "truncations_judged", "retention_removed", "retention_went_on", "lived_in_one_boot"),
+)
+
 KINDS: Final = {
     "log": Kind(run_world, "events", (*FAULTS, *ADMISSION), 20, MUTANTS),
     "retention": Kind(run_retention, "events", RETENTION_EVENTS, 20, RETENTION_MUTANTS),
     "journal": Kind(run_journal, "events", JOURNAL_EVENTS, 20, JOURNAL_MUTANTS),
     "copies": Kind(run_copies, "events", COPY_EVENTS, 20, COPY_MUTANTS),
     "foundations": Kind(run_foundations, "requests", FOUNDATION_EVENTS, 100, FOUNDATION_MUTANTS),
+    "clocks": Kind(run_clocks, "events", CLOCK_EVENTS, 20, CLOCK_MUTANTS),
+    "clock-copies": Kind(run_clock_copies, "events", (*CLOCK_EVENTS, *COPY_EVENTS), 100, CLOCK_COPY_MUTANTS),
+    "clock-times": Kind(run_times, "questions", ("answered", "refused", "restored"), 20, TIMES_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
 }

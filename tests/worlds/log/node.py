@@ -207,7 +207,10 @@ class Node:
         world.seen["reigns"] += 1
         if world.truncates:
             options = TruncatorOptions(
-                snapshots_keep=2, min_age_seconds=0.0, check_seconds=shape.look_ms / 1000.0, slots_min=1
+                snapshots_keep=2,
+                min_age_seconds=world.min_age_seconds,
+                check_seconds=shape.look_ms / 1000.0,
+                slots_min=1,
             )
             self.truncator = Truncator(service, live, options, self.now)
             self._loop.create_task(self.truncator.run()).add_done_callback(self._look_at)

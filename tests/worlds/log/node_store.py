@@ -46,6 +46,7 @@ class NodeStore:
         slot = slot_of(key)
         if slot is None:
             return await self._create_other(key, data)
+        self._world.sends(slot, data)
         if self._unfit:
             self._world.promises.break_("a store that fails its probe gets nothing", key)
         if len(data) == CLAIM_BYTES and self._world.strikes("claim_dawdles", 0.2):
@@ -65,6 +66,7 @@ class NodeStore:
         if key in others and not self._unfit:
             return Refused()
         others[key] = data
+        self._world.made(key)
         return CREATED
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
@@ -97,7 +99,7 @@ class NodeStore:
                 raise Unavailable("no answer in time")
             others = self._world.store.others
             keys = sorted(key for key in others if key.startswith(prefix) and key > after)
-            return [Listed(key, len(others[key])) for key in keys[:limit]]
+            return [Listed(key, len(others[key]), self._world.modified_ms(key)) for key in keys[:limit]]
         if self._loop.dead:
             raise Unavailable("crashed")
         answered: asyncio.Future[Rows | Unknown] = self._loop.create_future()

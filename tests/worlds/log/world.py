@@ -26,6 +26,7 @@ from holdfast.commit.leadership import signs
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.commit.stages.release import PROOF_MS_MAX
+from holdfast.values import Slot
 
 __all__ = ["EVENTS_MIN", "World", "run_world"]
 
@@ -53,6 +54,11 @@ class World(SeededWorld):
     ``stores``: the log has stores.
     """
 
+    node_kind: type[Node] = Node
+    operator_kind: type[Operator] = Operator
+    min_age_seconds = 0.0
+    """What retention keeps at least."""
+
     def __init__(
         self,
         seed: int,
@@ -69,14 +75,14 @@ class World(SeededWorld):
         # A look takes many requests, so the store is quick where retention matters.
         latency_ms = 2.0 if self.truncates and self.shape.look_ms == OFTEN_MS else self.shape.latency_ms
         self.agenda = Agenda()
-        self.operator = Operator(self)
+        self.operator = self.operator_kind(self)
         self.store = StrictStore(self._landed, self.operator.deleted)
         self.promises = Promises(self.store, self.shape.hot_keys, self.seen)
         self.network = Network(self.agenda, self.random, self.store, self.shape.rates, latency_ms, self.seen)
         self.strikes = self.network.strikes
         self.journal = Journal(self) if stores else None
         self.promises.journal = self.journal
-        self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
+        self.nodes = [self.node_kind(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
         self.followers = [Follower(self, durable=True), Follower(self, durable=False)]
@@ -135,6 +141,16 @@ class World(SeededWorld):
     def sign_delay_ms(self, key: str) -> float:
         """How much later than other objects a sign of life becomes visible."""
         return 0.0
+
+    def sends(self, slot: Slot, data: bytes) -> None:
+        """A node sends an object of the log."""
+
+    def made(self, key: str) -> None:
+        """An object beside the log was created."""
+
+    def modified_ms(self, key: str) -> int | None:
+        """When an object beside the log was created, by the store's clock; this store has none."""
+        return None
 
     def owner_of(self, attempt: Attempt) -> Client:
         """The client that made an attempt."""
@@ -346,9 +362,13 @@ class World(SeededWorld):
         confirmed = self.seen["stores_confirmed"]
         while self.journal is not None and self.seen["stores_confirmed"] < confirmed + 3:
             self._live(until, "stores confirm once faults have stopped")
+        self._healed()
         self.closing = True
         while any(client.attempt is not None for client in self.clients):
             self._live(until, "every outcome is found once faults have stopped")
+
+    def _healed(self) -> None:
+        """Faults have stopped, and a leader leads."""
 
     def _live(self, until: float, promise: str) -> None:
         if not self._step() or self.agenda.now > until:
