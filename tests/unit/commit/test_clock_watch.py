@@ -179,8 +179,8 @@ class SlowStore(MemoryStore):
 
 
 @pytest.mark.parametrize("request_", [
-    m.ListPage(10), m.ReadHeaders((FIRST_SLOT,)), m.ListNewest(), m.Look(1, LeaderId(b"a" * 16)), m.ReadHeader(FIRST_SLOT),
-    m.ReadClaim(FIRST_SLOT), None,
+    m.ListPage(10), m.ReadHeaders((FIRST_SLOT,)), m.ListNewest(), m.Look(1, LeaderId(b"a" * 16)),
+    m.ReadHeader(FIRST_SLOT), m.ReadClaim(FIRST_SLOT), None,
 ], ids=lambda request: "the probe's" if request is None else type(request).__name__)  # fmt: skip
 def test_an_answer_on_the_way_to_a_claim_has_the_time_at_which_it_is_taken(request_: m.Request | None) -> None:
     """A claim has the time of the last answer. What passed before would count as lived after it."""
