@@ -58,7 +58,7 @@ def keeps_what_may_be_gone(version: int, now: Content) -> None:
 
 
 @MUTANTS.breaks(
-    "a refused create is another writer's, unless the nonce is one's own", "_create", Generations, first_seed=74
+    "a refused create is another writer's, unless the nonce is one's own", "_create", Generations, first_seed=45
 )
 async def refused_generation_counts(self: Generations, wanted: Generation) -> bool:
     """The answer of a create that was refused is not looked at."""
