@@ -8,6 +8,7 @@ The judge knows the true time at which each object was sent. It holds the log's 
 object lands, each truncation when a leader decides it, and each hold when it ends. Once faults have stopped, clocks
 step again, and each time the log must be truncated past everything that it held at the step.
 """
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 The judge knows the true time of each object. A restore at a time ends with the object that stood then, or is refused
 with that object among the versions to choose from. A mirror gives the same answer as its source.
 """
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
