@@ -70,7 +70,7 @@ async def standing_of(source: ObjectStore, copy: ObjectStore, *, truncated_throu
     if head.last_version <= truncated_through:
         return None
     original = await read_header(source, head.slot)
-    if original is None:
+    if original is None or (original != head and await _is_truncated(source, head)):
         raise NotFound(
             "the source was truncated past the end of this copy",
             code=Code.LOG_TRUNCATED,
@@ -85,6 +85,12 @@ async def standing_of(source: ObjectStore, copy: ObjectStore, *, truncated_throu
             object=object_name(head.slot),
         )
     return ChainWalker(head, head if head.kind is Kind.CLAIM else claim)
+
+
+async def _is_truncated(source: ObjectStore, head: Header) -> bool:
+    """Whether the source removed this object. A create of a deposed leader may land in its place later."""
+    frontier = await find_frontier(source)
+    return frontier is not None and head.last_version <= frontier[0].truncated_through
 
 
 async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: Role) -> AsyncGenerator[LoggedBatch]:

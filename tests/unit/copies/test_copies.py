@@ -17,7 +17,7 @@ from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, Promoted, encode_record
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import find_frontier, follow
+from holdfast.commit.reading.reader import find_frontier, follow, read_header
 from holdfast.commit.reading.survey import verify_log, walker_after
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.promoting import promote
@@ -283,6 +283,28 @@ def test_a_mirror_truncates_behind_a_snapshot_of_its_own_and_says_when_it_came_t
         assert mirrored.version == source.log.head.last_version
         await verify_log(young)
         assert (await promote(young)).version == mirrored.version
+
+    asyncio.run(main())
+
+
+def test_a_mirror_that_came_too_late_is_told_so_where_a_late_object_took_the_place() -> None:
+    """A create of a deposed leader lands in the slot of the mirror's newest object, which retention had emptied."""
+
+    async def main() -> None:
+        source, copy = Source(), MemoryStore(MemoryObjects())
+        await Mirror(source.store, copy, MirrorOptions()).run()
+        frontier = await find_frontier(copy)
+        assert frontier is not None
+        head = frontier[0] if frontier[0].kind is Kind.CLAIM else await read_header(copy, frontier[0].prev)
+        assert head is not None
+        source.log.grow(1_100)
+        await source.truncate(source.versions[-40])
+        source.objects.delete(object_name(head.slot))
+        late = replace(head, kind=Kind.DATA, leader_id=LeaderId(b"z" * 16), nonce=b"z" * 16, transactions=0)
+        source.objects.create(object_name(head.slot), stored(late))
+        with pytest.raises(NotFound) as caught:
+            await Mirror(source.store, copy, MirrorOptions()).run()
+        assert caught.value.code is Code.LOG_TRUNCATED
 
     asyncio.run(main())
 

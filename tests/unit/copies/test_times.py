@@ -52,6 +52,20 @@ def test_a_jump_that_was_accepted_makes_every_time_in_it_ambiguous() -> None:
     assert writer.place(writer.written[1][0] + 1_000 - HOUR_MS).chosen.kind is Kind.CLAIM, "long before it is clear"
 
 
+def test_a_time_for_which_every_clock_names_the_same_object_is_no_question() -> None:
+    writer = Writer(MemoryObjects())
+    writer.commit()
+    first, first_ms = writer.commit(), writer.true_ms
+    writer.wrong_ms = -HOUR_MS
+    writer.commit(3 * HOUR_MS)
+    writer.restart(other_boot=True)
+    writer.wrong_ms = -60_000
+    writer.commit()
+    writer.wrong_ms = 0
+    writer.commit()
+    assert writer.place(first_ms + 1_000).chosen.last_version == first
+
+
 def test_a_restore_at_an_ambiguous_time_names_the_versions_and_makes_nothing() -> None:
     writer = Writer(MemoryObjects())
     before = writer.commit()
