@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.integration.test_log_replaced import serving
+from tests.mount_namespace import mount_namespace
 from tests.rgw import free_port
 from tests.unit.objects.test_directory_replaced import (
     moved,
@@ -121,6 +125,38 @@ def test_stores_in_files_stop_when_their_directory_is_elsewhere(tmp_path: Path, 
         assert server.wait() == 6
         assert f"{stores} was " in server.tail()
         assert "while it was open" in server.tail()
+
+
+def served_until_mounted_over(tmp_path: Path) -> None:
+    """For a process in a mount namespace of its own."""
+    log = tmp_path / "log"
+    with serving(tmp_path, free_port(), "--init", view=False) as server:
+        writer = Writer(server.port, "0")
+        writer.start()
+        while not writer.acknowledged:
+            server.leads()
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(log)], check=True, timeout=20)
+        assert server.wait() == 6
+        writer.over.set()
+        assert f"{log} was replaced" in server.tail(), server.tail()
+        subprocess.run(["umount", str(log)], check=True, timeout=20)
+        kept = written_in(log / "batches")
+        assert all(key in kept for key in writer.acknowledged)
+
+
+def test_a_file_system_mounted_over_a_log_ends_its_leader(tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from {__name__} import served_until_mounted_over as run; run(Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [*mount_namespace(), sys.executable, "-c", code],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(Path.cwd()), *sys.path])),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def server_url(port: int) -> str:
