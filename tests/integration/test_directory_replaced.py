@@ -145,11 +145,9 @@ def served_until_mounted_over(tmp_path: Path) -> None:
 
 
 def test_a_file_system_mounted_over_a_log_ends_its_leader(tmp_path: Path) -> None:
-    code = (
-        f"from pathlib import Path; from {__name__} import served_until_mounted_over as run; run(Path({str(tmp_path)!r}))"
-    )
+    code = f"import sys, pathlib, {__name__} as here; here.served_until_mounted_over(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
-        [*mount_namespace(), sys.executable, "-c", code],
+        [*mount_namespace(), sys.executable, "-c", code, str(tmp_path)],
         env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(Path.cwd()), *sys.path])),
         capture_output=True,
         text=True,
