@@ -40,6 +40,20 @@ def delivered_and_lost(path: Path, **options: object) -> tuple[list[int], set[in
     return found, {seq for first, last in gaps for seq in range(first, min(last, 10 * LAST) + 1)}
 
 
+def test_a_first_page_of_zeros_is_lost_and_not_unused_where_no_record_is_left(tmp_path: Path) -> None:
+    path, page = tmp_path / "q", tmp_path / "q-1.page"
+    a_queue(path, 3)
+    page.write_bytes(bytes(page.stat().st_size))
+    (tmp_path / "q-writeMeta").unlink()
+    assert not verify_queue(str(path)).ok
+    for _ in range(2):
+        found, lost = delivered_and_lost(path)
+        assert not found
+        assert lost >= {1, 2, 3}
+    with Queue(path, background=False) as queue:
+        assert queue.append(b"new") > 3
+
+
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_queue_of_one_page_never_loses_a_message_without_a_report(tmp_path: Path, harm: str) -> None:
     path, page = tmp_path / "q", tmp_path / "q-1.page"

@@ -67,14 +67,16 @@ def test_a_page_continues_where_the_page_before_ends_or_among_skipped_numbers() 
     assert following_of(prepared, 51) is PREPARED
 
 
-def test_a_damaged_page_is_unused_only_after_the_last_page_in_use_with_room_and_without_content() -> None:
+def test_a_damaged_page_is_unused_only_after_a_page_in_use_with_room_and_without_content() -> None:
     proof = Proof(page=3)
-    assert LostPage(4, 4096, HEADER_BYTES).is_unused(proof)
-    assert LostPage(4, 4096, 0).is_unused(proof)
-    assert not LostPage(3, 4096, 0).is_unused(proof)
-    assert not LostPage(4, 4096, HEADER_BYTES + 1).is_unused(proof)
-    assert not LostPage(4, 0, 0).is_unused(proof)
-    assert not LostPage(4, 4096, 0, indexed=True).is_unused(proof)
+    for is_first in (False, True):
+        assert LostPage(4, 4096, HEADER_BYTES).is_unused(proof, is_first=is_first)
+        assert LostPage(4, 4096, 0).is_unused(proof, is_first=is_first)
+        assert not LostPage(3, 4096, 0).is_unused(proof, is_first=is_first)
+        assert not LostPage(4, 4096, HEADER_BYTES + 1).is_unused(proof, is_first=is_first)
+        assert not LostPage(4, 0, 0).is_unused(proof, is_first=is_first)
+        assert not LostPage(4, 4096, 0, indexed=True).is_unused(proof, is_first=is_first)
+        assert LostPage(4, 4096, 0).is_unused(Proof(), is_first=is_first) is not is_first
 
 
 def test_a_record_covers_the_pages_before_its_own_and_what_is_before_its_position() -> None:

@@ -17,7 +17,7 @@ there:
 |---|---|
 | valid header, or one that follows by rule (``restoration``) | whole; its frames decide the rest |
 | prepared | unused |
-| damaged, after the last page in use; it has its room, no content and no index | unused: it was prepared |
+| damaged, after a page in use; it has its room, no content and no index | unused: it was prepared |
 | damaged | lost |
 | shorter than its header says, without a SEAL at its end | its end is lost |
 | no file, not before *first*, and another page or index comes after it, or it is in use | lost |
@@ -154,10 +154,10 @@ class LostPage:
         self.content_end = content_end
         self.indexed = indexed
 
-    def is_unused(self, proof: Proof) -> bool:
-        """Whether it was only prepared."""
+    def is_unused(self, proof: Proof, *, is_first: bool) -> bool:
+        """Whether it was only prepared. ``is_first``: no page before it is left."""
         is_empty = self.bytes > HEADER_BYTES and self.content_end <= HEADER_BYTES
-        return is_empty and not self.indexed and self.number > proof.page
+        return is_empty and not self.indexed and self.number > proof.page and not (is_first and not proof.page)
 
     def is_covered(self, proof: Proof) -> bool:
         """Whether *owed* counts all of its messages."""

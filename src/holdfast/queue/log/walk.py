@@ -349,7 +349,8 @@ class LogWalk:
             header = cached_header(self._pages, page, self._headers)
             if header is None:
                 lost = self._lost_page(page, indexed=page in indexes)
-                if lost.is_unused(proof):
+                is_first = not (number or after.lost or after.unused)
+                if lost.is_unused(proof, is_first=is_first):
                     after.unused.append(page)
                 else:
                     after.lost.append(lost)
