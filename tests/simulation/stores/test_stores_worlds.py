@@ -13,7 +13,7 @@ from tests.worlds.harness import run_seeds
 from tests.worlds.stores.mutants import MUTANTS, SMALL_BLOCK_MUTANTS
 
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
-FIXED_WORLDS = 10
+FIXED_WORLDS = 4 if SMALL else 10
 FRESH_WORLDS = 2 if SMALL else 6
 WORLDS_PROVED = 3_000
 RecordProperty = Callable[[str, object], None]
