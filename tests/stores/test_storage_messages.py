@@ -163,15 +163,17 @@ def test_pages_go_when_nothing_in_front_is_kept_and_no_earlier(tmp_path: Path) -
     for _ in range(200):
         desk.publish("a", [Message(body=bytes(2000))])
     desk.checkpoint(dead=True)
-    pages = len(desk.log.queue.pages.numbers())
+    first_page = min(desk.log.queue.pages.numbers())
     assert desk.log.first == 1
     desk.release("a", 2, 200)
     desk.checkpoint(dead=True)
     assert desk.log.first == 1, "the first message is kept still"
+    assert first_page in desk.log.queue.pages.numbers()
     desk.relocate_oldest()
     desk.checkpoint(dead=True)
     assert desk.log.first > 100
-    assert len(desk.log.queue.pages.numbers()) < pages
+    # Not the number of pages: the next one is prepared in the background and may be there or not.
+    assert first_page not in desk.log.queue.pages.numbers()
     desk.check("a", 1, 200)
     desk.close()
 
