@@ -44,7 +44,8 @@ def test_a_first_page_of_zeros_is_lost_and_not_unused_where_no_record_is_left(tm
     path, page = tmp_path / "q", tmp_path / "q-1.page"
     a_queue(path, 3)
     page.write_bytes(bytes(page.stat().st_size))
-    (tmp_path / "q-writeMeta").unlink()
+    for name in ("q-writeMeta", "q-1.idx"):
+        (tmp_path / name).unlink()
     assert not verify_queue(str(path)).ok
     for _ in range(2):
         found, lost = delivered_and_lost(path)
