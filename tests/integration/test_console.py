@@ -155,6 +155,7 @@ IN_DARK = {"/", f"/durable?{ORDERS}", "/definition", "/retention", "/messages?st
 """Together they have every part that a page is made of."""
 
 
+@pytest.mark.matrix  # test_the_first_page_is_there_within_a_second opens one
 @pytest.mark.timeout(400)
 def test_every_page_shows_its_object_to_everybody(pages: Pages) -> None:
     for path, said in VIEWS.items():
@@ -193,6 +194,7 @@ def test_what_changes_is_shown_without_loading_the_page_again(pages: Pages, serv
     pages.check()
 
 
+@pytest.mark.matrix  # test_the_keys_of_conflicts_are_shown goes there too
 def test_the_log_is_searched_by_version_time_request_and_key(pages: Pages, service: Service) -> None:
     with Client(service.url, token=ADMIN) as client:
         before = client.version().version
@@ -235,6 +237,7 @@ def test_tables_are_sorted_and_filtered_by_their_address(pages: Pages) -> None:
     expect(page.locator("#t-durables tbody tr")).to_have_count(1)
 
 
+@pytest.mark.matrix  # test_retention_is_set_and_removed edits too
 def test_a_key_is_edited_where_it_has_not_changed(pages: Pages) -> None:
     said = pages.act("/key/edit?new=1", {"key": "made/here", "value": "one"}, compare=True)
     assert "made/here is written at version" in said
@@ -263,6 +266,7 @@ def test_a_key_is_edited_where_it_has_not_changed(pages: Pages) -> None:
     expect(pages.page.locator("#value")).to_contain_text("does not exist")
 
 
+@pytest.mark.matrix  # test_retention_is_set_and_removed sets and removes
 def test_a_store_and_a_durable_are_made_changed_and_deleted(pages: Pages, service: Service) -> None:
     assert "is defined" in pages.act("/stores/define", {"name": "made", "parameters": "message_limit: 9"})
     assert "is defined" in pages.act("/store/define-durable?store=made", {"name": "work", "parameters": "type: shared"})
@@ -317,6 +321,7 @@ def test_messages_are_delivered_again_and_letters_sent_back(pages: Pages, servic
     assert "Not done" in pages.act("/durable/rewind?store=orders&durable=work", {"seq": "1", "time": "2026-01-01"})
 
 
+@pytest.mark.matrix  # test_retention_is_set_and_removed sets and removes
 def test_a_map_is_set_removed_and_locked(pages: Pages, service: Service) -> None:
     place = "store=orders&map=prices"
     said = pages.act(f"/map/set?{place}", {"key": "us.bread", "value": "4"}, compare=True)
@@ -348,6 +353,7 @@ def test_retention_is_set_and_removed(pages: Pages) -> None:
     assert "is removed" in pages.act("/retention/remove?policy=week", {}, confirm="week")
 
 
+@pytest.mark.matrix  # test_the_log_level_is_changed changes a running service
 def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Service) -> None:
     with StoreClient(service.url, token=ADMIN) as stores:
         revision = int(str(stores.definition()["revision"]))
@@ -385,6 +391,7 @@ def test_the_definition_and_the_cluster_are_changed(pages: Pages, service: Servi
         assert re.search(said, pages.act(f"/cluster/{path}", fields))
 
 
+@pytest.mark.matrix  # test_http_rows_curl begins and watches both
 @pytest.mark.timeout(300)
 def test_a_snapshot_and_a_verification_are_begun_and_watched(pages: Pages) -> None:
     assert "being made" in pages.act("/retention/snapshot", {})
@@ -409,6 +416,7 @@ def test_the_log_level_is_changed(pages: Pages, service: Service) -> None:
     assert "has the level info" in pages.act("/configuration/log-level", {"level": "info"})
 
 
+@pytest.mark.matrix
 def test_the_keyboard_is_enough_and_a_theme_stays(pages: Pages) -> None:
     page = pages.go("/")
     page.keyboard.press("Tab")
@@ -438,6 +446,7 @@ def test_the_menu_of_a_phone_is_one_row_with_the_open_page_in_view(pages: Pages)
         pages.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
 
 
+@pytest.mark.matrix
 def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -> None:
     page = pages.go("/log")
     first = page.locator("#t-txn tbody a").first
@@ -448,6 +457,7 @@ def test_the_focus_never_goes_to_another_link_while_a_list_moves(pages: Pages) -
     assert focused in (place, "t-txn"), "on the same link, or on the list that the link has left"
 
 
+@pytest.mark.matrix  # test_what_changes_is_shown_... refreshes
 def test_a_slow_refresh_is_followed_by_another_and_a_login_that_ended_is_said(pages: Pages) -> None:
     page = pages.context.new_page()
     page.add_init_script(
@@ -500,6 +510,7 @@ def test_every_action_is_named_in_this_file() -> None:
         assert action.path in text or f'("{last}", {{' in text, action.path
 
 
+@pytest.mark.matrix
 def test_a_service_that_goes_is_reported_and_found_again(pages: Pages, service: Service) -> None:
     page = pages.go("/")
     expect(page.locator("#state")).to_be_empty()
@@ -525,12 +536,14 @@ def test_a_service_that_goes_is_reported_and_found_again(pages: Pages, service: 
     assert "none yet" not in pages.text(), "the last transaction before a change of leader has one after it"
 
 
+@pytest.mark.matrix  # test_http_process asks for both
 def test_the_leader_steps_down_and_stands_by(pages: Pages, service: Service) -> None:
     assert "Nothing was done" in pages.act("/step-down", {"then": True}, confirm="no")
     assert "stepped down" in pages.act("/step-down", {"then": True}, confirm="step down")
     service.process.wait_until_leading()
 
 
+@pytest.mark.matrix
 def test_suspending_stops_the_stores_until_they_are_resumed(pages: Pages, service: Service) -> None:
     give_up_at = time.monotonic() + 60
     while not pages.go("/cluster/suspend").locator("form.act").count():  # stores open after the log leads

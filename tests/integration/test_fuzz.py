@@ -22,7 +22,7 @@ from tests.integration.fuzz_checks import check_error_body
 from tests.rgw import free_port
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-FUZZ_SECONDS = 600 if PROVE else 4 if os.environ.get("HOLDFAST_SMALL") == "1" else 45
+FUZZ_SECONDS = 600 if PROVE else 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 45
 EXAMPLES = 1000 if PROVE else 60
 # Not the fuzzer's own "no 5xx": 503 and 504 are answers that the API describes; errors_are_coded forbids the others.
 CHECKS = (

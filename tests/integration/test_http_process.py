@@ -205,6 +205,7 @@ def test_take_over_deposes_and_the_deposed_exits_4(start: Any) -> None:
     assert second.commit() > version
 
 
+@pytest.mark.matrix  # the test that is asked to stand by does both
 def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     first = start("--init").ready()
     version = first.commit()

@@ -56,7 +56,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-@pytest.mark.parametrize("work", ["idle", "busy"])
+@pytest.mark.parametrize("work", matrix(["idle", "busy"]))
 @pytest.mark.parametrize("address", matrix([ADDRESS, "0.0.0.0:8080", "10.9.8.7:8080"]))
 def test_a_process_in_another_namespace_does_not_depose_a_living_leader(
     address: str, work: str, tmp_path: Path

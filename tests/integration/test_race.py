@@ -200,6 +200,7 @@ def test_log_init_races_and_a_start_obeys_the_newest_result() -> None:
         assert "it lies" in started.stderr and "holdfast doctor --race" in started.stderr
 
 
+@pytest.mark.matrix  # the test before races and obeys
 def test_a_start_without_a_result_warns_and_doctor_races_on_request() -> None:
     with S3Models(Model.SOUND) as server:
         assert run("log", "init", server.url(), "--no-race").returncode == 0

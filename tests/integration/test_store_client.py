@@ -640,6 +640,7 @@ def test_a_kill_in_the_middle_loses_and_doubles_nothing_that_was_confirmed(servi
     run(work)
 
 
+@pytest.mark.matrix  # the test before kills; the twin is made of the same code
 def test_the_blocking_twin_goes_on_through_a_kill_too(service: Service, client: StoreClient, store: str) -> None:
     confirmed: list[bytes] = []
     seen: dict[bytes, int] = {}

@@ -86,6 +86,7 @@ def test_five_crashes_of_a_worker_on_its_first_message_park_that_one(
         assert again is not None and (again.delivery_count, again.redelivered) == (1, True)
 
 
+@pytest.mark.matrix  # test_store_client kills it in the middle too
 def test_kills_of_the_service_drop_nothing_and_count_nothing(service: Service, client: StoreClient, store: str) -> None:
     publish(client, store, 100)
     for _ in range(KILLS):

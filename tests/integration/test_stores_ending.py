@@ -142,6 +142,7 @@ class Publishers:
             thread.join(120)
 
 
+@pytest.mark.matrix  # test_stores_full_disk shows it
 def test_what_is_confirmed_around_a_full_disk_is_kept_once_and_in_order(tmp_path: Path, durability: str) -> None:
     environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "4 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
     log, port = (tmp_path / "log").as_uri(), free_port()

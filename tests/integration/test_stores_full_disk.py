@@ -42,6 +42,7 @@ def test_a_leader_with_a_full_disk_refuses_publishes_and_loses_nothing(tmp_path:
     assert (happened["exit"], happened["is_equal"], happened["all_there"]) == (0, True, True)
 
 
+@pytest.mark.matrix  # the test before shows a full disk
 def test_a_stop_and_a_start_on_a_full_disk_lose_nothing(tmp_path: Path) -> None:
     """The next leader waits for space with the stores alone: keys are committed meanwhile."""
     happened = tell(tmp_path, "stop")
@@ -58,6 +59,7 @@ def test_a_machine_without_files_leads_on_a_full_disk_and_opens_the_stores_later
     assert happened == {"commit": 200, "asked": [503, "overloaded"], "all_there": True}
 
 
+@pytest.mark.matrix  # the first test shows space that comes back
 def test_a_standby_with_a_full_disk_follows_again_when_there_is_space(tmp_path: Path) -> None:
     happened = tell(tmp_path, "standby")
     assert happened == {"running": True, "warnings": 1, "followed": True, "all_there": True}

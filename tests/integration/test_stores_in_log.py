@@ -537,6 +537,7 @@ async def fill(log: Path, batches: int) -> None:
             (log / row.key).write_bytes(await store.read(row.key))
 
 
+@pytest.mark.matrix  # another machine without files: the first test
 def test_a_machine_without_files_serves_the_stores_of_a_truncated_log(tmp_path: Path) -> None:
     url = begin(tmp_path)
     with machines(tmp_path, url) as (first, second):
