@@ -153,6 +153,7 @@ def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_p
     again.close()
 
 
+@pytest.mark.matrix  # test_numbered_ingest counts each once
 def test_requests_with_ids_are_offered_again_under_another_name_and_committed_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

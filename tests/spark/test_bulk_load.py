@@ -162,6 +162,7 @@ def test_a_load_killed_at_every_step_in_turn_commits_each_request_once(
     check_verdicts(tmp_path, requests, Windows())
 
 
+@pytest.mark.matrix  # test_a_name_belongs_to_one_input keeps the record
 def test_what_was_loaded_is_not_loaded_again_after_retention(spark: SparkSession, tmp_path: Path) -> None:
     """The record of a load is in the newest snapshot alone."""
     frame = frame_of(spark, draw_requests(13, 20, keys=5)).persist()

@@ -114,6 +114,7 @@ LISTED = """[{"order": 1, "operations": [{"key": "a", "value": "1"}, {"type": "r
 OPERATION, READ = "kind, type, key, begin, end, value", "kind, type, key, begin, end, version"
 
 
+@pytest.mark.matrix  # test_requests_come_as_rows_text_and_json_... has each form
 def test_names_and_types_of_fields_make_no_difference(spark: SparkSession) -> None:
     def struct(names: str) -> str:
         return f"array<struct<{', '.join(f'{name} string' for name in names.split(', '))}>>"

@@ -107,6 +107,7 @@ def send_and_kill(
         assert time.monotonic() < until
 
 
+@pytest.mark.matrix  # test_message_requests kills a driver while it reports
 @pytest.mark.timeout(4 * 3600)
 def test_each_request_has_one_verdict_whatever_is_killed(
     quick_java: None, quick_python: None, tmp_path: Path, prove: bool, capsys: pytest.CaptureFixture[str]

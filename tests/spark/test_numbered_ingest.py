@@ -306,6 +306,7 @@ def test_a_queue_that_is_read_again_from_its_begin_is_decided_once(spark: SparkS
     assert values_of(tmp_path) == in_order(6)
 
 
+@pytest.mark.matrix  # a killed ingest goes on without it: a test above
 def test_a_stream_without_its_checkpoint_continues_under_its_name(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

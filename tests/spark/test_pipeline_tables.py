@@ -87,7 +87,7 @@ def run(spark: SparkSession, kind: Kind, log: str, output: Path, *, step_bytes: 
     return run_pipeline(job(spark, kind, log, output), log, output.as_uri(), step_bytes=step_bytes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS))
 def test_a_table_grown_step_by_step_equals_the_plain_reading(spark: SparkSession, tmp_path: Path, kind: Kind) -> None:
     builder = random_log(21, reigns=6, batches=14)
     log = builder.write_to(tmp_path / "log")

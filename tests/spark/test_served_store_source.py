@@ -308,6 +308,7 @@ def test_options_of_a_stream_in_a_batch_and_credentials_are_refused() -> None:
         parse_served_store_options({**given, "url": "http://u:p@h"}, Mode.BATCH)
 
 
+@pytest.mark.matrix  # above without Spark; Spark: test_store_source
 def test_spark_reads_a_store_over_http_as_a_batch_and_as_a_stream(
     spark: SparkSession, service: ServiceProcess, client: StoreClient, tmp_path: Path
 ) -> None:

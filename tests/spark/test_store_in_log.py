@@ -469,6 +469,7 @@ def test_a_store_in_a_log_on_a_real_s3_server(tmp_path: Path, s3_bucket: str, ga
     run(tmp_path, check, gateway.url(s3_bucket, prefix="stores"))
 
 
+@pytest.mark.matrix  # the tests above read the same without Spark
 def test_spark_reads_what_killed_leaders_confirmed_as_a_batch_and_as_a_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:

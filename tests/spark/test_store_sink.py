@@ -593,6 +593,7 @@ def test_spark_writes_a_frame_into_a_store_and_a_repetition_writes_nothing(
         into(frame.withColumnRenamed("key", "payload"), options)
 
 
+@pytest.mark.matrix  # micro-batches run again without Spark, above
 def test_spark_streams_into_a_store_with_restarts_and_a_replay(
     spark: SparkSession, service: ServiceProcess, tmp_path: Path
 ) -> None:

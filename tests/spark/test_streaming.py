@@ -346,6 +346,7 @@ def test_a_stream_of_one_log_into_another_is_its_table_and_a_replay_adds_nothing
     assert keys_written(service, b"s/") == once + Counter([b"s/0040"])
 
 
+@pytest.mark.matrix  # test_sink_protocol: no rows, nothing written
 @pytest.mark.parametrize("place", matrix(["session file://", "session viewfs://", "option viewfs://", "option path"]))
 def test_a_sink_into_the_log_that_its_stream_reads_settles_wherever_the_checkpoint_is(
     spark: SparkSession, service: ServiceProcess, tmp_path: Path, place: str

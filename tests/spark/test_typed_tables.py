@@ -124,7 +124,7 @@ EXPECTED: Mapping[Kind, tuple[Callable[[LogBuilder], Any], tuple[str, ...], tupl
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS))
 def test_a_typed_table_has_what_fits_and_its_quarantine_the_rest(
     local: SparkSession, tmp_path: Path, kind: Kind
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_value_that_does_not_fit_stops_the_step_with_its_name_and_commits_noth
     assert rows_of(tmp_path / "table", "key", "n") == [(b"f/0", 1), (b"f/1", None)]
 
 
-@pytest.mark.parametrize("kind", [Latest, Changes, History])
+@pytest.mark.parametrize("kind", matrix([Latest, Changes, History]))
 def test_new_columns_appear_and_old_rows_are_null_in_them(local: SparkSession, tmp_path: Path, kind: Kind) -> None:
     builder, leader, log = small_log(tmp_path, {"n": 1}, {"n": 2, "gate": "B4"})
     run(local, kind, log, tmp_path / "table", RowOptions(value_format="json", schema="n bigint"))
