@@ -7,6 +7,7 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
+from tests.matrix import matrix
 from tests.stores.state_harness import Machine
 
 from holdfast.stores.durables.backlog import SCAN_MAX
@@ -213,7 +214,7 @@ class NoTable:
         return []
 
 
-@pytest.mark.parametrize("kind", ["memory", "cache", "harness"])
+@pytest.mark.parametrize("kind", matrix(["cache", "harness", "memory"], 2))
 def test_a_step_of_a_clear_takes_its_keys_at_once_and_leaves_no_place(kind: str) -> None:
     machine = Machine(keyed={"type": "map"})
     cache = EntryCache(NoTable())
@@ -260,7 +261,7 @@ def test_a_key_that_changes_after_a_clear_is_told_in_the_order_of_its_changes() 
     machine.state.check()
 
 
-@pytest.mark.parametrize("kind", ["map", "last_value"])
+@pytest.mark.parametrize("kind", matrix(["map", "last_value"]))
 def test_a_durable_is_made_again_while_its_entries_are_still_given_back(kind: str) -> None:
     machine = Machine(keyed={"type": kind})
     machine.checked = False
@@ -355,7 +356,7 @@ def test_a_lower_limit_is_carried_out_in_bounded_steps() -> None:
     machine.state.check()
 
 
-@pytest.mark.parametrize("matcher", [{"kind": "a"}, {}])
+@pytest.mark.parametrize("matcher", matrix([{"kind": "a"}, {}]))
 def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str]) -> None:
     work: dict[str, object] = {"type": "shared", "matcher": matcher, "prefetch": 4 * KEYS}
     machine = Machine(work={**work, "retention_time": 3600})

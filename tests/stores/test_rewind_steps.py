@@ -98,7 +98,7 @@ def matching(first: int, end: int = MANY + 1) -> list[int]:
     return [number for number in range(max(first, 1), end) if (number - 1) % 3 < 2]
 
 
-@pytest.mark.parametrize("seq", matrix([700, BLOCK_MESSAGES, 0, 1, 2 * BLOCK_MESSAGES - 1, MANY - 1], 2))
+@pytest.mark.parametrize("seq", matrix([700, BLOCK_MESSAGES, 0, 1, 2 * BLOCK_MESSAGES - 1, MANY - 1]))
 def test_a_rewind_in_steps_delivers_what_one_in_a_single_step_delivers(seq: int) -> None:
     in_steps, at_once = retaining(), retaining()
     at_once.state.rules = REWIND_RULES - 1
@@ -182,7 +182,7 @@ def test_a_second_rewind_goes_as_far_as_the_one_that_goes_further() -> None:
         assert take_all(machine) == matching(expected)
 
 
-@pytest.mark.parametrize("ends", ["purge", "no retention", "gone"])
+@pytest.mark.parametrize("ends", matrix(["purge", "no retention", "gone"]))
 def test_a_purge_and_a_definition_end_a_rewind(ends: str) -> None:
     machine = retaining()
     rewind(machine)

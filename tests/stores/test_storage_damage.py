@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.matrix import matrix
 
 from holdfast.errors import AlreadyOpen, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.stores.repair.backup import restore, verify
@@ -65,7 +66,7 @@ def says_what_to_do(error: HoldfastError, directory: Path) -> None:
     assert not any(words in said for words in QUEUE_WORDS), said
 
 
-@pytest.mark.parametrize("page", [0, 1, -1])
+@pytest.mark.parametrize("page", matrix([0, 1, -1]))
 @pytest.mark.parametrize(("at", "count"), [(0, 8192), (20_000, 1)])
 def test_damage_anywhere_in_the_log_keeps_a_service_from_starting_and_says_what_to_do(
     broken: Path, page: int, at: int, count: int

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE_BYTES = 65_536
-FLIPS = int(os.environ.get("HOLDFAST_INDEX_FLIPS", "80"))
+FLIPS = int(os.environ.get("HOLDFAST_INDEX_FLIPS", "20" if os.environ.get("HOLDFAST_SMALL") == "1" else "80"))
 DEFINITION = {
     "stores": {
         "s": {

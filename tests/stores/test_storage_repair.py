@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving
+from tests.matrix import matrix
 
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit
@@ -148,7 +149,7 @@ def kept(directory: Path) -> dict[str, Counter[int]]:
         storage.close()
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("HOLDFAST_REPAIRS", "5"))))
+@pytest.mark.parametrize("seed", matrix(range(int(os.environ.get("HOLDFAST_REPAIRS", "5"))), 2))
 @pytest.mark.parametrize(("name", "pages"), [("whole", 5), ("cut", 3)])
 def test_a_repair_loses_what_cannot_be_read_and_nothing_else(
     whole: Path, tmp_path: Path, seed: int, name: str, pages: int
