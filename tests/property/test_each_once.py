@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items
 from holdfast.wire.each_once import decode_each_once, require_each_once
 from holdfast.wire.formats import UNDECODABLE
+
+EXAMPLES = 30 if os.environ.get("HOLDFAST_SMALL") == "1" else 150
 
 Pairs = list[tuple[str, object]]
 """An object, whose names may be given more than once. A list is a tuple here."""
@@ -80,7 +83,7 @@ def is_refused(check: Callable[[], object]) -> bool:
     return False
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(st.data(), DOCUMENTS)
 def test_a_json_document_is_refused_exactly_if_a_name_is_given_twice(data: st.DataObject, document: Pairs) -> None:
     text = text_of(document, data.draw)
@@ -175,7 +178,7 @@ def repeats(value: object) -> bool:
             return False
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(st.data(), DOCUMENTS)
 def test_a_msgpack_document_is_refused_exactly_if_a_name_is_given_twice(data: st.DataObject, document: Pairs) -> None:
     body = packed(document, data.draw)
@@ -243,7 +246,7 @@ def requests(draw: st.DrawFn) -> Pairs:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(st.data(), requests())
 def test_a_commit_is_refused_exactly_if_a_name_is_given_twice(data: st.DataObject, request: Pairs) -> None:
     text = text_of(request, data.draw if data.draw(st.booleans()) else lambda _: "")
@@ -281,7 +284,7 @@ def map_of(value: object, name: str = "") -> bytes:
             return msgspec.msgpack.encode(binary(value, name))
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(requests())
 def test_a_commit_in_msgpack_is_refused_exactly_if_a_name_is_given_twice(request: Pairs) -> None:
     data = map_of(request)

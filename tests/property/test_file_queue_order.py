@@ -245,7 +245,11 @@ def _small_log() -> Generator[None]:
 
 
 SETTINGS = settings(
-    max_examples=2_000 if os.environ.get("HOLDFAST_PROVE") == "1" else 50,
+    max_examples=2_000
+    if os.environ.get("HOLDFAST_PROVE") == "1"
+    else 15
+    if os.environ.get("HOLDFAST_SMALL") == "1"
+    else 50,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

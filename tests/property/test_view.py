@@ -30,6 +30,7 @@ OPERATIONS = st.one_of(
     st.builds(Delete, KEYS),
     st.builds(RangeDelete, KEYS, ENDS),
 )
+SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 TRANSACTIONS = st.lists(OPERATIONS, min_size=1, max_size=5)
 
 Model = dict[bytes, tuple[bytes, int]]
@@ -147,7 +148,10 @@ def test_a_view_is_the_plain_dictionary_of_its_stream(machine, examples, tmp_pat
 
     monkeypatch.setenv("HOLDFAST_VIEW_TEST", str(tmp_path))
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, database=None)
+        machine,
+        settings=settings(
+            max_examples=examples // 4 if SMALL else examples, stateful_step_count=20, deadline=None, database=None
+        ),
     )
 
 

@@ -299,7 +299,11 @@ def _small_log() -> object:
 
 
 SETTINGS = settings(
-    max_examples=3000 if os.environ.get("HOLDFAST_PROVE") == "1" else 60,
+    max_examples=3000
+    if os.environ.get("HOLDFAST_PROVE") == "1"
+    else 20
+    if os.environ.get("HOLDFAST_SMALL") == "1"
+    else 60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

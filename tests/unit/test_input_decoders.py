@@ -91,15 +91,18 @@ NOT_INPUT: Final = {
 
 def decoders_in(path: Path) -> list[int]:
     """The lines with a decoder that keeps the last of several values in silence."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
     return [
         node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and DECODERS.fullmatch(ast.unparse(node.func)) and not _is_safe(node, path)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and DECODERS.fullmatch(ast.unparse(node.func))
+        and not _is_safe(node, lines[node.lineno - 1])
     ]
 
 
-def _is_safe(call: ast.Call, path: Path) -> bool:
-    line = path.read_text(encoding="utf-8").splitlines()[call.lineno - 1]
+def _is_safe(call: ast.Call, line: str) -> bool:
     return any(name in line or name in ast.unparse(call) for name in SAFE)
 
 

@@ -273,7 +273,7 @@ sys.exit(main.main(["spark", "verify", "--log", "file:///l", "--to", "file:///t"
 """
 
 
-@pytest.mark.parametrize("words", [["--json"], []])
+@pytest.mark.parametrize("words", matrix([["--json"], []]))
 @pytest.mark.parametrize("unbuffered", matrix(["", "1"]))
 def test_work_whose_steps_nobody_reads_goes_on_and_ends_as_it_would(unbuffered: str, words: list[str]) -> None:
     reader, writer = os.pipe()
@@ -370,7 +370,7 @@ def test_what_spark_raises_is_no_bug_of_ours(
     assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize("words", [["queue", "info", "q"], ["queue", "info", "q", "--json"]])
+@pytest.mark.parametrize("words", matrix([["queue", "info", "q", "--json"], ["queue", "info", "q"]]))
 @pytest.mark.parametrize("encoding", matrix(["ascii:strict", "utf-8:strict", "utf-8:surrogateescape"]))
 def test_a_path_that_is_no_text_is_printed_all_the_same(encoding: str, words: list[str], tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode("ä\U0001f600".encode() + b"\xff")
