@@ -28,16 +28,16 @@ PROCESS_LANES = ("integration", "crash")
 MESSAGES = re.compile(r"test_(persist|queue|store|worker)")
 """The test files of queues and message stores among those that start processes; the others belong to the log."""
 WITHOUT_SESSION = {
-    "log": re.compile(r"test_(sink_protocol|options_everywhere|scan|delta_output)"),
+    "log": re.compile(r"test_(scan|delta_output)"),
     "computing": re.compile(r"test_(live_ingest|live_options|stream_reader|plan|buckets|joined_bodies)"),
     "messages": re.compile(
         r"test_(command_signals|example|increments|ingest_sources|lost_acknowledgement|refused_checkpoint|numbered_source"
-        r"|pipeline_cli|placement|sink_values|truncated_ingest|typed_columns)"
+        r"|options_everywhere|pipeline_cli|placement|sink_protocol|sink_values|truncated_ingest|typed_columns)"
     ),
 }
 """Test files of Spark that need no Spark session in their own process, and the group that they run in."""
-YIELDING = ("computing", "messages")
-"""These groups end first: they leave more of the processor to the longer ones."""
+YIELDING = ("messages",)
+"""It ends first, and leaves more of the processor to the longer ones. Not `computing`: it needs the most of it."""
 SPARK_FLAGS = ("--timeout=420",)
 WITHOUT_PLUGIN = ("-p", "no:schemathesis")
 """It imports for half a second what one test file needs, which imports it by itself."""
