@@ -18,7 +18,8 @@ from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.service import CommitService
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore
-from holdfast.objects.store_clock import AGREES_MS, ahead_of_store_ms
+from holdfast.objects.store_clock import AGREES_MS, compare_with_store
+from holdfast.values import Instant
 
 log = structlog.get_logger("holdfast.commit.clock_watch")
 
@@ -64,20 +65,26 @@ class ClockWatch:
         if boot_ms - self._warned_ms >= WARN_AGAIN_MS:
             self._warned_ms = boot_ms
             log.warning("clock_stepped", seconds=moment.step_ms // 1000, hint=HINT)
-        by = await self._accepted_by(boot_ms)
-        if by:
-            self._service.accept_clock()
+        by, clocks = await self._accepted_by(boot_ms)
+        if clocks is not None:
+            self._service.accept_clock(clocks)
             log.info("clock_accepted", by=by, seconds=moment.step_ms // 1000)
 
-    async def _accepted_by(self, boot_ms: float) -> str:
-        """Who says that the wall clock is right; empty for nobody. Raises: Unavailable."""
+    async def _accepted_by(self, boot_ms: float) -> tuple[str, Instant | None]:
+        """Who says that the wall clock is right, and when: it may be set again before the answer is here.
+
+        Nobody: None. Raises: Unavailable.
+        """
         claim = self._service.claim
         for key, record in (await read_accepted(self._store)).items():
-            if record.fits(claim.scope.boot_id, claim.leader_id, self._clock()):
+            now = self._clock()
+            if record.fits(claim.scope.boot_id, claim.leader_id, now):
                 self._followed.append(key)
-                return "operator"
+                return "operator", now
         if boot_ms - self._asked_ms < MINUTE_MS:
-            return ""
+            return "", None
         self._asked_ms = boot_ms
-        ahead_ms = await ahead_of_store_ms(self._store, lambda: self._clock().wall_ms)
-        return "store" if ahead_ms is not None and abs(ahead_ms) <= AGREES_MS else ""
+        compared = await compare_with_store(self._store, self._clock)
+        if compared is None or abs(compared.ahead_ms) > AGREES_MS:
+            return "", None
+        return "store", compared.asked

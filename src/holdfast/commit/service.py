@@ -69,7 +69,7 @@ from holdfast.errors import (
 )
 from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
-from holdfast.values import LeaderId, LogId, Slot, Version
+from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 from holdfast.wire.log import StatusAnswer
 
 log = structlog.get_logger("holdfast.commit.service")
@@ -285,9 +285,9 @@ class CommitService:
         """The log's time now: what a header that this leader writes now would say."""
         return self.pipeline.persist.clock.at(self._clock())
 
-    def accept_clock(self) -> None:
-        """The wall clock is right now: the log's time follows it again."""
-        self._step(events.ClockShown(self._clock(), accepted=True))
+    def accept_clock(self, clocks: Instant) -> None:
+        """The wall clock was right then: the log's time follows it again, unless it has been set since."""
+        self._step(events.ClockShown(self._clock(), accepted=clocks))
 
     def show_clock(self) -> None:
         """Write what the clocks show, in an empty batch unless one is in flight."""

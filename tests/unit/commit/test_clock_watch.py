@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.commit.builders import LOG_ID, bytes_of, genesis, identity, rows
@@ -20,7 +21,7 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.doctor.log import check_log
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
-from holdfast.objects.store_clock import ahead_of_store_ms
+from holdfast.objects.store_clock import compare_with_store
 from holdfast.values import Instant, LeaderId
 
 DAY_MS = 86_400_000
@@ -126,17 +127,40 @@ def test_the_stores_clock_accepts_a_step_that_it_agrees_with(created_ms: int, ac
     asyncio.run(scenario())
 
 
+def test_the_stores_clock_accepts_no_step_that_comes_after_the_question() -> None:
+    async def scenario() -> None:
+        store = ClockedStore(MemoryObjects())
+        leader = Leader(store)
+        await leader.lead()
+        leader.wall_ms += 2 * DAY_MS
+        store.created_ms = EPOCH_MS + 2 * DAY_MS + 30_000
+        listed = store.list
+
+        async def list_late(*words: Any, **named: Any) -> Any:
+            rows = await listed(*words, **named)
+            leader.wall_ms = EPOCH_MS + 30 * DAY_MS
+            return rows
+
+        vars(store)["list"] = list_late
+        await leader.look()
+        assert leader.service.moment().doubted
+        assert leader.service.moment().time_ms < EPOCH_MS + 3 * DAY_MS
+
+    asyncio.run(scenario())
+
+
 def test_a_store_without_a_clock_says_nothing() -> None:
-    assert asyncio.run(ahead_of_store_ms(MemoryStore(MemoryObjects()), lambda: 0)) is None
+    assert asyncio.run(compare_with_store(MemoryStore(MemoryObjects()), lambda: Instant(0.0, 0))) is None
 
 
 @pytest.mark.parametrize("wrong_ms", [-400 * DAY_MS, -70_000, 0, 70_000, DAY_MS])
 def test_the_comparison_says_at_least_how_far_the_clock_is_off(wrong_ms: int) -> None:
     store = ClockedStore(MemoryObjects())
-    ahead_ms = asyncio.run(ahead_of_store_ms(store, lambda: EPOCH_MS + wrong_ms))
-    assert ahead_ms is not None
-    assert abs(ahead_ms - wrong_ms) <= 1_000
-    assert abs(ahead_ms) <= abs(wrong_ms)
+    compared = asyncio.run(compare_with_store(store, lambda: Instant(5_000.0, EPOCH_MS + wrong_ms)))
+    assert compared is not None
+    assert abs(compared.ahead_ms - wrong_ms) <= 1_000
+    assert abs(compared.ahead_ms) <= abs(wrong_ms)
+    assert compared.booted_ms == EPOCH_MS + wrong_ms - 5_000 - compared.ahead_ms
 
 
 @pytest.mark.parametrize(("ahead_ms", "stepped_ms", "believed"), [

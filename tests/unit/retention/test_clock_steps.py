@@ -98,7 +98,7 @@ def test_a_forward_step_removes_nothing_young(step_ms: int) -> None:
         log.wall_ms += step_ms
         await log.truncator.look()
         assert log.truncated() == 0, "every object is seconds old"
-        log.service.accept_clock()
+        log.service.accept_clock(log.now())
         await log.commit(5)
         await log.truncator.look()
         assert log.truncated() == 0, "the step was accepted, and the objects are seconds old"
@@ -119,7 +119,7 @@ def test_retention_goes_on_after_any_step_without_an_operator(step_ms: int, acce
         await log.truncator.change(set_policy("age", Policy(max_age_seconds=MAX_AGE_S), head=1), "test")
         log.wall_ms += step_ms
         if accepted:
-            log.service.accept_clock()
+            log.service.accept_clock(log.now())
         last = await log.commit(5)
         for _ in range(4):
             log.passes(MAX_AGE_S)
@@ -140,7 +140,7 @@ def test_a_step_ends_no_hold_early() -> None:
         await log.commit(5)
         await log.snapshot()
         log.wall_ms += 2 * DAY_MS
-        log.service.accept_clock()
+        log.service.accept_clock(log.now())
         log.passes(MIN_AGE_S + 10)
         await log.commit(5)
         await log.snapshot()

@@ -354,7 +354,7 @@ class World(SeededWorld):
         self.network.partitioned.clear()
         self.cut.clear()
         for node in self.nodes:
-            node.paused_until = min(node.paused_until, self.agenda.now)
+            self.agenda.resume(node)
         until = self.agenda.now + HEAL_MS
         commits = self.seen["answered_committed"]
         while self.seen["answered_committed"] < commits + 3:

@@ -29,7 +29,7 @@ from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachin
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
-from holdfast.objects.store_clock import AGREES_MS, ahead_of_store_ms
+from holdfast.objects.store_clock import AGREES_MS, compare_with_store
 from holdfast.values import Instant, LogId, Slot, sign_interval_ms
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
@@ -176,20 +176,20 @@ class Driver:
     async def _probe(self) -> tuple[HoldfastError | None, int | None]:
         """The fields of ``Probed``."""
         try:
-            asking = asyncio.ensure_future(ahead_of_store_ms(self._store, lambda: self._clock().wall_ms))
+            asking = asyncio.ensure_future(compare_with_store(self._store, self._clock))
             try:
                 self._probed = await probe(self._store)
-                ahead_ms = await asking
+                compared = await asking
             finally:
                 asking.cancel()
         except HoldfastError as error:
             return error, None
-        if ahead_ms is None:
+        if compared is None:
             return None, None
-        if abs(ahead_ms) > AGREES_MS:
-            log.warning("clock_contradicted", ahead_of_store_seconds=ahead_ms // 1000, hint="set the machine's clock")
-        now = self._clock()
-        return None, now.wall_ms - ahead_ms - int(now.boot_ms)
+        if abs(compared.ahead_ms) > AGREES_MS:
+            seconds = compared.ahead_ms // 1000
+            log.warning("clock_contradicted", ahead_of_store_seconds=seconds, hint="set the machine's clock")
+        return None, compared.booted_ms
 
     async def _carry_out(self, effect: t.Request | t.Wait) -> t.Event:
         clock = self._clock

@@ -204,9 +204,9 @@ class TruncationDue(_Timed, frozen=True):
 
 
 class ClockShown(_Timed, frozen=True):
-    """Let the log show what the clocks show. ``accepted``: the wall clock is right now, whatever it showed before."""
+    """Let the log show what the clocks show. ``accepted``: the wall clock was right then, whatever it showed before."""
 
-    accepted: bool = False
+    accepted: Instant | None = None
 
 
 class Drain(_Timed, frozen=True):

@@ -190,8 +190,8 @@ class Pipeline:
                 self.persist.truncate_through = max(self.persist.truncate_through, through)
                 self._truncations.append((through, ticket))
             case events.ClockShown(accepted=accepted):
-                if accepted:
-                    self.persist.clock.accept(now)
+                if accepted is not None:
+                    self.persist.clock.accept(accepted)
                 if not self.persist.in_flight and not self.draining:
                     self._send_empty(now, effects)
             case events.Drain():
