@@ -20,6 +20,34 @@ ARGUED: dict[str, str] = {
     "holdfast/commit/format/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop",
 }
 
+DURABLE = "holdfast/durable_directory.py"
+CONFINED: dict[str, dict[str, str]] = {
+    "mkdir": {DURABLE: "the one function that makes a directory and all names above it durable"},
+    "makedirs": {},
+    "copytree": {
+        "holdfast/stores/repair/damage.py": "make_durable_directory makes the copy's own name, and sync_tree all in it"
+    },
+    "make_directory": {
+        DURABLE: "as mkdir",
+        "holdfast/objects/directory/objects.py": "a folder of a log: its name is synced before an object in it counts",
+        "holdfast/queue/queue.py": "the queue's port, which is make_durable_directory",
+    },
+    "rename": {
+        "holdfast/objects/directory/objects.py": "an object's file: its data are synced before, and its folder after",
+        "holdfast/queue/files/pages.py": "the queue's port: the caller syncs the directory",
+        "holdfast/queue/repair/repair.py": "the queue's port: the directory is synced after it",
+        "holdfast/server/moving.py": "files of stores: synced before, and both directories after",
+        "holdfast/stores/checkpoint_objects.py": "a fetched checkpoint: synced before, and the directory above after",
+    },
+    "os.replace": {
+        DURABLE: "the one function that replaces a file durably",
+        "holdfast/queue/files/local.py": "the queue's port: the caller syncs the directory",
+    },
+}
+"""Calls that make or move a name in the file system, the modules that may have them, and why the name is durable where
+somebody relies on it. Other modules call ``make_durable_directory`` or ``replace_durably``. Temporary directories
+(``tempfile``) are exempt: nothing in them is needed after a crash."""
+
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """The lines of a function's body, without its docstring."""
@@ -27,6 +55,20 @@ def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     if ast.get_docstring(node) is not None:
         body = body[1:]
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def confined_calls(tree: ast.Module, name: str) -> list[str]:
+    """Calls of ``CONFINED`` in a module that may not have them."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+            continue
+        function = node.func
+        last = function.id if isinstance(function, ast.Name) else function.attr
+        whole = ast.unparse(function)
+        if any(name not in CONFINED.get(each, {name: ""}) for each in (last, whole)):
+            found.append(f"{name}:{node.lineno}: {whole} makes a name that may not be durable: see CONFINED")
+    return found
 
 
 def problems_of(path: Path) -> list[str]:
@@ -46,6 +88,7 @@ def problems_of(path: Path) -> list[str]:
         for word in FORBIDDEN_WORDS
         if word in line
     ]
+    found += confined_calls(tree, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and function_lines(node) > FUNCTION_LINES_MAX:
             if f"{name}:{node.name}" not in ARGUED:

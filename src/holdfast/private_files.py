@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from typing import Final
@@ -29,15 +28,3 @@ def restrict_to_owner(*paths: str) -> None:
     for path in paths:
         with suppress(OSError):
             os.chmod(path, FILE_MODE)
-
-
-def make_private_directory(path: str) -> None:
-    """Make a directory and those above it that are missing. One that is there stays as it is. Raises: OSError."""
-    if not os.path.isdir(path):
-        above = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(above):
-            make_private_directory(above)
-        with suppress(FileExistsError):
-            os.mkdir(path, DIRECTORY_MODE)
-        if not os.path.isdir(path):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)

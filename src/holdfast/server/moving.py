@@ -29,17 +29,17 @@ from holdfast.commit.leadership.log_remains import bind_stores, bound_log, requi
 from holdfast.commit.leadership.takeover_machine import StoresMove
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
-from holdfast.private_files import make_private_directory
 from holdfast.server.logs import configure_logs
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
 from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.machine.state import State
-from holdfast.stores.repair.backup import copy_stores, sync_directory
+from holdfast.stores.repair.backup import copy_stores
 from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.values import slot_text
@@ -255,7 +255,7 @@ class _Mover:
                 )
             _open(directory, self._settings.stores).close()
         folder = _free_name(os.path.join(directory, f"before-{self._head.last_version}"))
-        make_private_directory(folder)
+        make_durable_directory(folder)
         for name in names:
             os.rename(os.path.join(directory, name), os.path.join(folder, name))
         sync_directory(folder)

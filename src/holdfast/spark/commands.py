@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.command_logs import log_to_standard_error
 from holdfast.commit.format.batch import VERSION_JUMP
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
@@ -265,7 +266,7 @@ def doctor(log: str | None, to: str | None) -> JobResult:
 def _output_access(to: str) -> Diagnosis:
     try:
         if table_location(to).url.startswith("file:"):
-            Path(table_location(to).uri).mkdir(parents=True, exist_ok=True)
+            make_durable_directory(table_location(to).uri)
     except (InvalidRequest, OSError) as error:
         fix = error.hint if isinstance(error, InvalidRequest) else ""
         return Diagnosis("output", "bad", statement_of(error), fix or "name a place that this user may write to")

@@ -24,10 +24,11 @@ from typing import Final
 import msgspec
 
 from holdfast.commit.reading.lineage import Lineage
+from holdfast.durable_directory import make_durable_directory, sync_directory, sync_tree
 from holdfast.errors import CorruptData, InternalError, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
-from holdfast.private_files import make_private_directory, private
+from holdfast.private_files import private
 from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import INDEX_NAME
@@ -204,12 +205,19 @@ async def _fetch(store: ObjectStore, manifest: Manifest, directory: str) -> None
         if file.name not in there:
             data = await read_file(store, file)
             await asyncio.to_thread(_write, os.path.join(unfinished, file.name), data)
-    await asyncio.to_thread(os.rename, unfinished, directory)
+    await asyncio.to_thread(_place, unfinished, directory)
+
+
+def _place(unfinished: str, directory: str) -> None:
+    """Give the files their directory once all are durable: a file that a power cut tears is noticed late, or never."""
+    sync_tree(unfinished)
+    os.rename(unfinished, directory)
+    sync_directory(os.path.dirname(directory))
 
 
 def _keep_whole(unfinished: str, files: Iterable[File]) -> set[str]:
     """Make the directory, or keep what an interrupted call has fetched of these files. Returns their names."""
-    make_private_directory(unfinished)
+    make_durable_directory(unfinished)
     wanted = {file.name: file for file in files}
     for name in os.listdir(unfinished):
         path = os.path.join(unfinished, name)

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.boot import boot_id, clock_ns
-from holdfast.private_files import private
+from holdfast.durable_directory import replace_durably
 
 ANCHOR_NAME: Final = "clock.json"
 SIZE_MAX: Final = 4_096
@@ -54,14 +54,8 @@ def read_anchor(directory: str) -> Anchor | None:
 
 
 def write_anchor(directory: str, anchor: Anchor) -> None:
-    """Replace the anchor. *Raises*: ``OSError``, and the old one is there. *Cost*: one sync."""
-    path = os.path.join(directory, ANCHOR_NAME)
-    unfinished = path + ".new"
-    with open(unfinished, "wb", opener=private) as file:
-        file.write(msgspec.json.encode(anchor))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    """Replace the anchor. *Raises*, *After a crash*, *Cost*: as ``replace_durably``."""
+    replace_durably(os.path.join(directory, ANCHOR_NAME), msgspec.json.encode(anchor))
 
 
 MS_NS = 1_000_000

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.durable_directory import replace_durably
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.file_urls import path_of
 from holdfast.objects.port import ObjectStore
@@ -51,15 +52,8 @@ def bound_log(directory: str) -> str | None:
 
 
 def bind_stores(directory: str, log_id: str) -> None:
-    """From now on the stores in ``directory`` belong to this log. Raises: OSError, and nothing has changed."""
-    path = os.path.join(directory, BINDING_NAME)
-    unfinished = path + ".new"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(_Binding(log_id)))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    """From now on, also after a power cut, the stores in ``directory`` belong to this log. Raises: OSError."""
+    replace_durably(os.path.join(directory, BINDING_NAME), msgspec.json.encode(_Binding(log_id)))
 
 
 def require_bound(directory: str, log_id: str) -> None:

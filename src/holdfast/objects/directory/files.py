@@ -11,8 +11,9 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from holdfast.durable_directory import SystemDirectories
 from holdfast.objects.directory.identity import Identity
-from holdfast.private_files import DIRECTORY_MODE, FILE_MODE
+from holdfast.private_files import FILE_MODE
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
@@ -20,16 +21,8 @@ RENAME_NOREPLACE = 1
 UNNAMED: int | None = getattr(os, "O_TMPFILE", None)
 
 
-class PosixFiles:
+class PosixFiles(SystemDirectories):
     """File operations. Directories and files are small integers, names are relative to an open directory."""
-
-    def make_directory(self, path: str) -> None:
-        """FileExistsError when it is there."""
-        os.mkdir(path, DIRECTORY_MODE)
-
-    def open_directory(self, path: str) -> int:
-        """FileNotFoundError when it is absent."""
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def create(self, directory: int, name: str) -> int:
         """A new empty file, open for writing; FileExistsError when the name is taken."""
@@ -71,10 +64,6 @@ class PosixFiles:
     def sync_data(self, file: int) -> None:
         """The bytes and size of a file are durable on return."""
         os.fdatasync(file)
-
-    def sync_directory(self, directory: int) -> None:
-        """The names in a directory are durable on return."""
-        os.fsync(directory)
 
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
         """Give a file a further name; FileExistsError when that is taken."""
@@ -126,10 +115,6 @@ class PosixFiles:
             return False
         return True
 
-    def is_read_only(self, directory: int) -> bool:
-        """Whether the file system is mounted so."""
-        return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
-
     def identity(self, directory: int) -> Identity:
         """The device and inode of an open directory."""
         status = os.fstat(directory)
@@ -143,7 +128,3 @@ class PosixFiles:
     def is_removed(self, directory: int) -> bool:
         """Whether an open directory has no name any more."""
         return os.fstat(directory).st_nlink == 0
-
-    def close(self, handle: int) -> None:
-        """Give a directory or file back."""
-        os.close(handle)

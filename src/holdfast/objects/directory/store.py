@@ -31,13 +31,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory import worker
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced, settled
 from holdfast.objects.directory.objects import COUNTDOWN_DIRECTORY
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
-from holdfast.private_files import DIRECTORY_MODE
 
 
 class DurableDirectory:
@@ -334,18 +334,17 @@ class DirectoryStore:
         ``create_missing`` makes it. Raises: NotFound when it is absent, Unavailable when it cannot be made or opened,
         InvalidRequest (store_unfit) where its file system has no lasting inodes."""
         root = Path(os.path.abspath(root))
-        if not root.is_dir():
-            if not create_missing:
-                raise NotFound(
-                    "the directory does not exist",
-                    code=Code.LOG_EMPTY,
-                    hint="mount it, or start a new log there with: holdfast log init",
-                    path=str(root),
-                )
-            try:
-                _make_durably(root)
-            except OSError as error:
-                raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
+        if not create_missing and not root.is_dir():
+            raise NotFound(
+                "the directory does not exist",
+                code=Code.LOG_EMPTY,
+                hint="mount it, or start a new log there with: holdfast log init",
+                path=str(root),
+            )
+        try:
+            make_durable_directory(str(root))
+        except OSError as error:
+            raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
         try:
             return cls(root)
         except Unstable as error:
@@ -434,17 +433,3 @@ class DirectoryStore:
         await asyncio.gather(self._writers.close(), self._readers.close())
         while self._handles:
             self._files.close(self._handles.pop())
-
-
-def _make_durably(path: Path) -> None:
-    """Make a directory and its parents, each one durable in the one above it."""
-    if path.is_dir():
-        return
-    _make_durably(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(DIRECTORY_MODE)
-    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from mmap import mmap
 
 from holdfast.boot import boot_id
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import AlreadyOpen, Code, InternalError
 from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import opened_at
@@ -42,7 +43,7 @@ _locks: dict[int, str] = {}
 ZEROS = 1 << 20
 DELETED = " (deleted)"
 """What Linux shows after the path of an open file that was removed."""
-FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+FILE_MODE = 0o600
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -52,24 +53,10 @@ class LocalFiles:
     __slots__ = ()
 
     def make_directory(self, path: str) -> None:
-        """The directories above the last one made are synced, so that it cannot vanish."""
-        missing: list[str] = []
-        while path and not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for made in reversed(missing):
-            try:
-                os.mkdir(made, DIRECTORY_MODE)
-            except FileExistsError:
-                continue
-            above = self.open_directory(os.path.dirname(made) or ".")
-            try:
-                self.sync_directory(above)
-            finally:
-                os.close(above)
+        make_durable_directory(path)
 
     def open_directory(self, path: str) -> int:
-        return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def names(self, directory: int) -> list[str]:
         # A listing moves the position of the open directory, so concurrent listings need their own.

@@ -28,7 +28,7 @@ class FilePort(Protocol):
     """File operations. Directories and files are small integers; names are relative to an open directory."""
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it; one that exists is fine."""
+        """A directory and those above it, durable in their file system: made, or there before."""
 
     def open_directory(self, path: str) -> int:
         """FileNotFoundError when it is absent."""

@@ -25,7 +25,6 @@ from holdfast.errors import (
     NotFound,
     Unavailable,
 )
-from holdfast.private_files import make_private_directory
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
@@ -292,7 +291,6 @@ def _place_for_backup(directory: str, name: str) -> str:
     target = os.path.join(f"{directory}-backups", name)
     if os.path.lexists(target):
         raise Conflict("there is such a backup already", code=Code.ALREADY_OPEN, path=target)
-    make_private_directory(os.path.dirname(target))
     return target
 
 

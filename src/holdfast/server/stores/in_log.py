@@ -25,7 +25,6 @@ from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import Records
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
-from holdfast.private_files import make_private_directory
 from holdfast.settings import StoresSettings
 from holdfast.stores.checkpoint_objects import KeptCheckpoints, fetch_newest, make_checkpoint
 from holdfast.stores.clock import Anchor, StoreClock, anchor_now
@@ -178,7 +177,6 @@ class LocalCopy:
         return stores
 
     async def _open(self, claim: Header, newest: Header) -> FollowedStores:
-        await asyncio.to_thread(make_private_directory, os.path.dirname(self.directory))
         if not await asyncio.to_thread(os.path.isdir, self.directory):
             began = time.monotonic()
             lineage = await lineage_of(self._store, claim)

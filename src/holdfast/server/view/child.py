@@ -29,8 +29,8 @@ import msgspec
 import structlog
 
 from holdfast.commit.subscription import LogReader
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
-from holdfast.private_files import make_private_directory
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import open_for_readers
 from holdfast.view.storage import Row, Stored
@@ -221,7 +221,7 @@ class ViewChild:
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         directory = self._place()
-        make_private_directory(directory)
+        make_durable_directory(directory)
         package = str(Path(__file__).parents[3])
         environment = dict(os.environ)
         if package != sysconfig.get_path("purelib"):

@@ -39,6 +39,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.crc32 import fastest_crc32
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
@@ -342,7 +343,7 @@ class _Load:
             self._report.stage_seconds = time.monotonic() - began
             self._step("stage", {"requests": staged.requests, "items": staged.items})
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_durable_directory(str(folder))
             self._run_staged(staged)
         finally:
             staged.release()

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.file_urls import path_of
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
@@ -164,7 +165,7 @@ class Ingest:
 
     def _begin(self, spark: SparkSession) -> Stages:
         if is_directory(self._url):
-            path_of(self._url).mkdir(parents=True, exist_ok=True)
+            make_durable_directory(str(path_of(self._url)))
         if self._thread is None:
             self._thread = StoreThread(self._url).__enter__()
         thread = self._thread

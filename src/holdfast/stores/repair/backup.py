@@ -20,8 +20,9 @@ from typing import Final
 
 import msgspec
 
+from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
-from holdfast.private_files import make_private_directory, private
+from holdfast.private_files import private
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.storage.index import INDEX_NAME
@@ -81,7 +82,6 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
     manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     sync_directory(target)
-    sync_directory(os.path.dirname(os.path.abspath(target)))
     return manifest
 
 
@@ -111,7 +111,6 @@ def restore(source: str, directory: str) -> Manifest:
     sync_directory(directory)
     os.unlink(unfinished)
     sync_directory(directory)
-    sync_directory(os.path.dirname(os.path.abspath(directory)))
     return manifest
 
 
@@ -197,7 +196,7 @@ def _check_messages(storage: Storage) -> int:
 
 
 def _make_empty(directory: str) -> None:
-    make_private_directory(directory)
+    make_durable_directory(directory)
     if os.listdir(directory):
         raise InvalidRequest("the directory has files already", path=directory, hint="name an empty or a new one")
 
@@ -230,12 +229,3 @@ def _write_synced(path: str, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable. *Raises*: ``OSError``."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

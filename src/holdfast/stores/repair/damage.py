@@ -11,6 +11,7 @@ import os
 import shutil
 from typing import NamedTuple
 
+from holdfast.durable_directory import make_durable_directory, sync_tree
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.machine.repairs import drop_lost
 from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
@@ -88,7 +89,9 @@ def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]
     require_stores(directory)
     if os.path.exists(backup):
         raise InvalidRequest("the folder of the backup exists", path=backup, hint="name another one with --backup")
-    shutil.copytree(directory, backup)
+    make_durable_directory(backup)
+    shutil.copytree(directory, backup, dirs_exist_ok=True)
+    sync_tree(backup)
     storage = Storage.open(directory, accept_recorded=True)
     try:
         accepted = storage.accepted or []

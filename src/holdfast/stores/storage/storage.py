@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.private_files import make_private_directory
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
@@ -104,7 +103,6 @@ class Storage:
                     path=directory,
                     hint=f"holdfast stores restore {directory} NEW makes stores of it",
                 )
-            make_private_directory(directory)
         log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
         try:
             blocks_max = max(16, memory_bytes // 4 // BLOCK_BYTES)
