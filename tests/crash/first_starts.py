@@ -17,7 +17,9 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
+from unittest.mock import patch
 
+from tests.command import command
 from tests.crash.queue_damage import fast_folder
 
 from holdfast.commit.format.batch import StoresMode
@@ -25,7 +27,7 @@ from holdfast.commit.leadership.log_remains import bind_stores, bound_log
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.durable_directory import make_durable_directory
-from holdfast.errors import NotFound
+from holdfast.errors import Code, NotFound, Unavailable
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects
 from holdfast.objects.directory.store import DirectoryStore
@@ -284,10 +286,27 @@ class InProcess:
             os.close(handle)
 
 
+_open_directory: Final = DirectoryStore.open
+
+
+def open_in_process(root: Path, *, create_missing: bool = False) -> InProcess:
+    """``DirectoryStore.open``, and then no workers."""
+    opened = _open_directory(root, create_missing=create_missing)
+    while opened._handles:
+        os.close(opened._handles.pop())
+    return InProcess(root)
+
+
 async def open_log(root: Path) -> InProcess:
     """As a service opens its log."""
-    await DirectoryStore.open(root, create_missing=True).close()
-    return InProcess(root)
+    return open_in_process(root, create_missing=True)
+
+
+@contextmanager
+def without_workers() -> Generator[None]:
+    """Commands make their objects in this process."""
+    with patch("holdfast.objects.directory.store.DirectoryStore.open", open_in_process):
+        yield
 
 
 class InLog:
@@ -306,6 +325,40 @@ class InLog:
         with loop_of(partial(open_log, place(base, levels)), InProcess.close) as (store, run):
             found: bool = run(store.read(self._key.format(life))) == text(life)
             return found
+
+
+@cache
+def made_log() -> str:
+    """The URL of a log with some objects, made once."""
+    made = TemporaryDirectory(dir=fast_folder())
+    _kept.append(made)
+    with InLogsStores().start(Path(made.name), 1, 1):
+        pass
+    return place(Path(made.name), 1).as_uri()
+
+
+class ByCommand:
+    """A log that a command has made. The command is run again after a kill, with the same words."""
+
+    def __init__(self, *words: str, source: Callable[[], str] | None = None) -> None:
+        self._words = words
+        self._source = source
+
+    @contextmanager
+    def start(self, base: Path, levels: int, life: int) -> Generator[None]:
+        source = [] if self._source is None else [self._source()]
+        self._run(*self._words, *source, place(base, levels).as_uri())
+        yield
+
+    def is_there(self, base: Path, levels: int, life: int) -> bool:
+        self._run("log", "verify", place(base, levels).as_uri())
+        return True
+
+    def _run(self, *words: str) -> None:
+        with without_workers():
+            done = command(*words)
+        if done.returncode:
+            raise Unavailable("the command failed", code=Code.STORE_UNAVAILABLE, cause=done.stderr + done.stdout)
 
 
 async def _lead(base: Path, levels: int) -> tuple[StoreService, CommitService]:
@@ -400,5 +453,8 @@ def programs() -> Iterator[tuple[str, Program]]:
     yield "log", InLog("batches/{:020d}")
     yield "snapshot", InLog("snapshots/{:020d}/parts/1")
     yield "stores-checkpoint", InLog("stores/checkpoints/{:020d}.json")
+    yield "log-init", ByCommand("log", "init", "--no-race")
+    yield "log-restore", ByCommand("log", "restore", source=made_log)
+    yield "log-mirror", ByCommand("log", "mirror", source=made_log)
     yield "fetched-checkpoint", InFetched()
     yield "stores-in-the-log", InLogsStores()

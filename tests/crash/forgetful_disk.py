@@ -10,6 +10,7 @@ be empty. What SQLite makes is left out: it syncs its files and their names by i
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -47,8 +48,8 @@ class ForgetfulDisk:
     # ---- recording --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def recorded(self, before: Callable[[], None] = _nothing) -> Generator[None]:
-        """Record the block."""
+    def recorded(self, before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing) -> Generator[None]:
+        """Record the block. ``before`` and ``after`` are called at each operation."""
         real = {name: getattr(os, name) for name in (*MAKING, *REMOVING, *MOVING, *SYNCING)}
 
         def patched(name: str) -> Callable[..., Any]:
@@ -70,6 +71,7 @@ class ForgetfulDisk:
                         self._note_loss(places[0], old)
                     elif name == "rmdir":
                         self._forget(places[0])
+                    after()
                     return result
 
             return operation
@@ -112,6 +114,23 @@ class ForgetfulDisk:
         """The directory is gone: what was in it comes back in no other."""
         self._names.pop(folder, None)
         self._replaced = {each: old for each, old in self._replaced.items() if _parent(each) != folder}
+
+    # ---- another process --------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write what is known, for ``resume`` in another process. A kill leaves the old file or the new one."""
+        replaced = {place: old.hex() for place, old in self._replaced.items()}
+        state = {"names": self._names, "replaced": replaced, "synced": sorted(self._synced)}
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(json.dumps(state))
+        unfinished.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on with what another process has saved."""
+        state = json.loads(path.read_text())
+        self._names = state["names"]
+        self._replaced = {place: bytes.fromhex(old) for place, old in state["replaced"].items()}
+        self._synced = {*state["synced"]}
 
     # ---- what a crash leaves ----------------------------------------------------------------------------------------
 

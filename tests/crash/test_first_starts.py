@@ -208,6 +208,9 @@ OPENING: Final = {
     "log": (store,),
     "snapshot": (store,),
     "stores-checkpoint": (store,),
+    "log-init": (store,),
+    "log-restore": (store,),
+    "log-mirror": (store,),
     "fetched-checkpoint": (checkpoint_objects, first_starts_module),
     "stores-in-the-log": (local, store),
 }
@@ -227,7 +230,11 @@ def is_caught(name: str, levels: int = 3) -> bool:
     return any(first_starts(name, levels, every=every, until_lost=True).lost for every in (5, 1))
 
 
-@pytest.mark.parametrize("case", matrix(BROKEN, kept=lambda case: case[0] in ("queue", "log")))
+@pytest.mark.parametrize(
+    "case",
+    matrix(BROKEN, kept=lambda case: case[0] in ("queue", "log")),
+    ids=lambda case: f"{case[0]}-{case[1].__name__}",
+)
 def test_a_start_that_leaves_a_sync_out_is_caught(
     case: tuple[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,8 @@ class Queue(WithBlock):
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
     ``read_only`` when there is no such queue; ``PermissionDenied``; ``Unavailable`` (disk_full) and for other refusals
     of the file system.
-    *Cost*: under a millisecond after a clean close; after a kill about 1 MiB of reading at most.
+    *Cost*: under a millisecond after a clean close, and for a writer a sync of each directory above; after a kill about
+    1 MiB of reading at most.
 
     With ``keep="consumed"`` a page is removed when every named consumer and work queue has committed all of its
     messages, whether it is open or not; a reader that comes later gets ``Trimmed``. Nothing is removed without a
