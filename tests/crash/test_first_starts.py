@@ -42,8 +42,8 @@ COMBINATIONS_MAX: Final = 6 if PROVE else 2
 RANDOM: Final = 40 if PROVE else 1
 SEED: Final = int(os.environ.get("HOLDFAST_CRASH_SEED", "20261129"))
 PROGRAMS: Final = dict(programs())
-SLOW: Final = {"stores-in-the-log": 60, "backup": 40, "stores": 20, "file-queue": 20}
-"""In ``make test``, one operation in so many is a kill."""
+QUICK: Final = ("queue", "consumer", "binding", "log", "snapshot", "stores-checkpoint", "fetched-checkpoint")
+"""Of these, ``make test`` kills a start at one operation in nine; of the others at one in sixty."""
 RecordProperty = Callable[[str, object], None]
 
 
@@ -143,7 +143,7 @@ def judge(cases: FirstStarts, record_property: RecordProperty) -> None:
 def test_what_was_confirmed_survives_a_power_cut_after_a_first_start(
     name: str, record_property: RecordProperty
 ) -> None:
-    judge(first_starts(name, 2, every=SLOW.get(name, 9)), record_property)
+    judge(first_starts(name, 2, every=9 if name in QUICK else 60), record_property)
 
 
 @pytest.mark.matrix
@@ -156,7 +156,7 @@ def test_it_does_wherever_the_start_before_was_killed(name: str, levels: int, re
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_after_several_starts_that_were_killed(name: str, record_property: RecordProperty) -> None:
-    judge(first_starts(name, 3, every=3 if PROVE else 9, kills=2), record_property)
+    judge(first_starts(name, 3, every=5 if PROVE else 11, kills=2), record_property)
 
 
 # ---- mutants: the product without one of its syncs -------------------------------------------------------------------
@@ -232,7 +232,7 @@ def is_caught(name: str, levels: int = 3) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    matrix(BROKEN, kept=lambda case: case[0] in ("queue", "log")),
+    matrix(BROKEN, kept=lambda case: case[0] == "queue" or case == ("log", only_a_missing_one)),
     ids=lambda case: f"{case[0]}-{case[1].__name__}",
 )
 def test_a_start_that_leaves_a_sync_out_is_caught(
