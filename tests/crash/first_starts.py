@@ -16,13 +16,14 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from types import SimpleNamespace
+from typing import Any, Final, Protocol, cast
 from unittest.mock import patch
 
 from tests.command import command
 from tests.crash.queue_damage import fast_folder
 
-from holdfast.commit.format.batch import StoresMode
+from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService, ServiceOptions
@@ -34,6 +35,7 @@ from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused
 from holdfast.queue import FileQueue, Queue
+from holdfast.server.moving import _Mover
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
 from holdfast.settings import load_configuration
 from holdfast.stores.checkpoint_objects import fetch_newest, make_checkpoint
@@ -253,6 +255,24 @@ class InAccepted:
 
     def is_there(self, base: Path, levels: int, life: int) -> bool:
         return bodies_in(Path(f"{place(base, levels)}-{life}")) == [text(1)]
+
+
+class SetAside:
+    """Files of stores that a move into the log has set aside. After a kill in the middle an operator decides."""
+
+    @contextmanager
+    def start(self, base: Path, levels: int, life: int) -> Generator[None]:
+        directory = place(base, levels)
+        with loop_of(partial(_open, directory), StoreService.close) as (service, run):
+            bind_stores(str(directory), LOG_ID)
+            run(_publish(service, text(life)))
+        head = cast(Header, SimpleNamespace(log_id=bytes.fromhex(LOG_ID), last_version=life))
+        settings = load_configuration(flags={"log.url": "memory:"}).settings
+        assert _Mover(made_checkpoint(), settings, str(directory), head).set_files_aside() is not None
+        yield
+
+    def is_there(self, base: Path, levels: int, life: int) -> bool:
+        return bodies_in(place(base, levels) / f"before-{life}") == [text(life)]
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.crash import first_starts as first_starts_module
-from tests.crash.first_starts import programs
+from tests.crash.first_starts import SetAside, programs
 from tests.crash.forgetful_disk import ForgetfulDisk
 from tests.crash.queue_damage import fast_folder
 from tests.matrix import matrix
@@ -33,6 +33,7 @@ from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import HoldfastError
 from holdfast.objects.directory import objects, store
 from holdfast.queue.files import local
+from holdfast.server import moving
 from holdfast.stores import checkpoint_objects
 from holdfast.stores.repair import backup, damage
 
@@ -40,8 +41,10 @@ PROVE: Final = os.environ.get("HOLDFAST_PROVE") == "1"
 COMBINATIONS_MAX: Final = 6 if PROVE else 2
 """Up to this many pending names, every combination of them is lost."""
 RANDOM: Final = 40 if PROVE else 1
+KILLED: Final = dict(programs())
+"""The programs whose first start may be killed at any operation."""
 SEED: Final = int(os.environ.get("HOLDFAST_CRASH_SEED", "20261129"))
-PROGRAMS: Final = dict(programs())
+PROGRAMS: Final = {**dict(programs()), "set-aside": SetAside()}
 QUICK: Final = ("queue", "consumer", "binding", "log", "snapshot", "stores-checkpoint", "fetched-checkpoint")
 """Of these, ``make test`` kills a start at one operation in nine; of the others at one in sixty."""
 RecordProperty = Callable[[str, object], None]
@@ -139,7 +142,7 @@ def judge(cases: FirstStarts, record_property: RecordProperty) -> None:
     assert cases.lost == []
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", KILLED)
 def test_what_was_confirmed_survives_a_power_cut_after_a_first_start(
     name: str, record_property: RecordProperty
 ) -> None:
@@ -148,15 +151,19 @@ def test_what_was_confirmed_survives_a_power_cut_after_a_first_start(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("levels", range(1, 9) if PROVE else (1, 4))
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", KILLED)
 def test_it_does_wherever_the_start_before_was_killed(name: str, levels: int, record_property: RecordProperty) -> None:
     judge(first_starts(name, levels), record_property)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", KILLED)
 def test_it_does_after_several_starts_that_were_killed(name: str, record_property: RecordProperty) -> None:
     judge(first_starts(name, 3, every=5 if PROVE else 11, kills=2), record_property)
+
+
+def test_files_that_were_set_aside_survive_a_power_cut(record_property: RecordProperty) -> None:
+    judge(first_starts("set-aside", 2, kills=0), record_property)
 
 
 # ---- mutants: the product without one of its syncs -------------------------------------------------------------------
@@ -226,8 +233,9 @@ BROKEN: Final = [
 
 
 def is_caught(name: str, levels: int = 3) -> bool:
-    """Whether some crash state of the program is broken. The kill after the confirmation is among the first ones."""
-    return any(first_starts(name, levels, every=every, until_lost=True).lost for every in (5, 1))
+    """Whether some crash state of the program is broken. The cut of a start that is not killed comes first."""
+    kills = 1 if name in KILLED else 0
+    return any(first_starts(name, levels, every=every, kills=kills, until_lost=True).lost for every in (5, 1))
 
 
 @pytest.mark.parametrize(
@@ -257,6 +265,7 @@ def _nothing(path: str) -> None:
         ("copy-before-a-repair", damage, "sync_tree"),
         ("fetched-checkpoint", checkpoint_objects, "sync_tree"),
         ("fetched-checkpoint", checkpoint_objects, "sync_directory"),
+        ("set-aside", moving, "sync_directory"),
     ],
 )
 def test_a_file_or_directory_that_is_put_in_place_without_a_sync_is_caught(
