@@ -188,8 +188,9 @@ def test_a_place_that_is_no_directory_keeps_the_service_from_starting(tmp_path: 
     place.write_text("not a directory")
     with pytest.raises(ServerEnded) as caught, serving(tmp_path, HOLDFAST_STORES__DIRECTORY=str(place)):
         pass
-    assert "exit code 6" in str(caught.value)
-    assert "the stores cannot be opened" in str(caught.value)
+    assert "exit code 2" in str(caught.value), "a wrong setting"
+    assert f"{place}" in str(caught.value)
+    assert "Not a directory" in str(caught.value)
 
 
 def test_subscribers_and_polls_do_not_keep_a_service_from_stopping(tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ def any_record_accepts(self: Accepted, boot_id: bytes, leader_id: bytes, now: In
 
 
 @MUTANTS.breaks("only an operator or the store accepts a step", "_accepted_by", ClockWatch, first_seed=1)
-async def watch_accepts_by_itself(self: ClockWatch, boot_ms: float) -> str:
+async def watch_accepts_by_itself(self: ClockWatch, boot_ms: float) -> tuple[str, Instant]:
     """A step is accepted after a while."""
-    return "nobody"
+    return "nobody", self._clock()
 
 
 @MUTANTS.breaks("a hold ends by both times", "holds", Hold, first_seed=9)
