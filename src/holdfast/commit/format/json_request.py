@@ -108,6 +108,9 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
 SEARCHED_BYTES_MIN: Final = 256
 """So many bytes for each member: searching, which is quick for long values and slow for each hit, beats counting."""
 
+WRITE_MEMBERS: Final = 4
+"""Those of one write: ``operations``, ``type``, ``key`` and ``value``."""
+
 _DECODER: Final = msgspec.json.Decoder(Transaction)
 _EXACT_DECODER: Final = msgspec.json.Decoder(JsonTransaction)
 
@@ -123,7 +126,7 @@ def decode_json(data: bytes) -> Transaction:
         txn = _DECODER.decode(data)
         if _loose_base64(data) is not None:
             return _decode_exactly(data)
-        if not _has_colons(data, _members_of((txn,))):
+        if not _writes_once(data, txn) and not _has_colons(data, _members_of((txn,))):
             require_each_once(data)
     except UNDECODABLE as error:
         if not isinstance(error, GivenTwice) and (b"_text" in data or b"\\u" in data):
@@ -146,6 +149,14 @@ def decode_json_lines(block: bytes) -> list[Transaction]:
         if _loose_base64(block) is None and _has_colons(block, _members_of(txns)):
             return txns
     return [decode_json(line) for line in block.split(b"\n") if line.strip()]
+
+
+def _writes_once(data: bytes, txn: Transaction) -> bool:
+    """Whether this is one write in as few members as that takes: the usual commit, and a quick look at it."""
+    operations = txn.operations
+    if len(operations) != 1 or type(operations[0]) is not Write or len(data) > SEARCHED_BYTES_MIN * WRITE_MEMBERS:
+        return False
+    return data.count(b":") == WRITE_MEMBERS
 
 
 def _members_of(txns: Sequence[Transaction]) -> int:
