@@ -10,6 +10,7 @@ import pytest
 from tests.worlds.queue import CrashFiles, run_followers
 from tests.worlds.queue.ledger import moment
 from tests.worlds.queue.mutants import MUTANTS
+from tests.worlds.queue.world import run_world
 
 from holdfast.errors import Unavailable
 from holdfast.queue import Queue
@@ -135,3 +136,14 @@ def test_the_hold_of_a_new_work_queue_survives_lost_power() -> None:
 def test_stale_frames_of_one_size_are_not_taken_for_messages() -> None:
     """Their numbers were all wrong by the same bits and followed one another, after a hole without marks."""
     MUTANTS["no_salt"].play(4)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1222,  # a page of zeros without a record counted as unused
+        4446,  # behind damage, a reader took up numbers that an opening had given out again
+    ],
+)
+def test_these_worlds_keep_every_promise_now(seed: int) -> None:
+    run_world(seed, lives=2, steps=6, damage_rounds=10)

@@ -55,6 +55,8 @@ EQUAL_BYTES_MIN = 4 << 10
 _POSSIBLE_HEAD = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\0)")
 """A message count above 0, no unknown flag, and the two bytes that are always zero."""
 
+ANY_NUMBER = 1 << 62  # above every sequence number
+
 
 class Window:
     """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), two in ``data``."""
@@ -73,7 +75,7 @@ class PageScan:
     """
 
     __slots__ = (
-        "_anchors", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "frames", "header",
+        "_anchors", "_below", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "frames", "header",
         "last_time_ns", "next_seq", "position", "seal",
     )  # fmt: skip
 
@@ -98,6 +100,7 @@ class PageScan:
         self._seed = page_seed(self._checksum, header.salt, header.number)
         self._window_bytes = window_bytes
         self.header = header
+        self._below = ANY_NUMBER
         self.position = position
         self.next_seq = next_seq
         self.last_time_ns = last_time_ns
@@ -326,13 +329,14 @@ class PageScan:
         implied = implied_seq(self._checksum, self._seed, (length, check, stored_ns, tail), body)
         return (base + ((implied - base) & SEQ_MASK), stored_ns, tail, position + whole), data[whole:]
 
-    def resync(self, ends: Container[int | None], *, search_bytes: int) -> bool:
-        """After damage, move to the next confirmed frame; False if there is none. ``ends`` are the numbers that may
-        follow the page's last message. Tries the damaged frame's own head, then each of the next ``search_bytes``
-        positions; all of the page if the index or the damaged head names a later frame. Cost: 20 ms for each MiB of
-        damage, less of zeros; a head for each later record of the index.
+    def resync(self, ends: Container[int | None], *, search_bytes: int, below: int = ANY_NUMBER) -> bool:
+        """After damage, move to the next confirmed frame whose number is less than ``below``; False if there is none.
+        ``ends`` are the numbers that may follow the page's last message. Tries the damaged frame's own head, then
+        each of the next ``search_bytes`` positions; all of the page if the index or the damaged head names a later
+        frame. Cost: 20 ms for each MiB of damage, less of zeros; a head for each later record of the index.
         """
         damaged, state = self.position, self.state
+        self._below = below
         leads = self._follow_head(ends)
         if leads is True:
             return True
@@ -352,7 +356,7 @@ class PageScan:
         length, check, time_ns, tail = HEAD.unpack(head)
         position = self.position + HEAD_BYTES + length
         frame, _ = self._frame_at(None, position)
-        if frame is None or frame[0] <= self.next_seq:
+        if frame is None or not self.next_seq < frame[0] < self._below:
             return None
         # A bridge of a repair (a length and zeros) leads to the next frame. So does a damaged head that agrees with the
         # frame on the number.
@@ -369,7 +373,8 @@ class PageScan:
 
     def _land_later(self, position: int, time_ns: int | None, ends: Container[int | None]) -> bool:
         frame = self._frame_at(time_ns, position)[0] if position > self.position else None
-        return frame is not None and frame[0] >= self.next_seq and self._land(position, time_ns, ends) is not None
+        is_later = frame is not None and self.next_seq <= frame[0] < self._below
+        return is_later and self._land(position, time_ns, ends) is not None
 
     def _possible_heads(self, damaged: int, search_bytes: int) -> Iterator[int]:
         """The positions after the damage where the bytes can be a head."""

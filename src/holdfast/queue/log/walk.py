@@ -24,7 +24,15 @@ from holdfast.queue.log.judgement import (
     first_seq_of,
     following_of,
 )
-from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, Anchors, PageScan, Window, content_end
+from holdfast.queue.log.page_scan import (
+    ANY_NUMBER,
+    FIRST_WINDOW_BYTES,
+    WINDOW_BYTES,
+    Anchors,
+    PageScan,
+    Window,
+    content_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -394,7 +402,7 @@ class LogWalk:
             # In a page that another process may be writing, bytes that do not verify are mostly not written yet. In
             # one that is not, there may be frames up to the next record of the position.
             search_bytes = UNRECORDED_BYTES_MAX if self.is_sole and not proof.complete else 0
-        if not scan.resync(ends, search_bytes=search_bytes):
+        if not scan.resync(ends, search_bytes=search_bytes, below=self._resync_below(proof)):
             return False
         if self._verifies_now(scan, here, state):
             # The proof is a lower bound: the writer may have written this since the last read.
@@ -409,6 +417,17 @@ class LogWalk:
                 scan.state = state
                 raise
         return True
+
+    def _resync_below(self, proof: Proof) -> int:
+        """No frame with this number or a later one is behind damage in this page.
+
+        The next page has its own numbers. After a restart of the machine a frame behind *owed* proves nothing: an
+        opening does not look for it, and gives its number out again.
+        """
+        header = self.after.header
+        if header is not None and header.after_seq > self.next_seq:
+            return header.after_seq
+        return ANY_NUMBER if header is not None or proof.ordered else proof.owed_seq + 1
 
     def _leave(self, scan: PageScan, header: PageHeader) -> None:
         """Report what is missing before the next begun page, and enter it."""
