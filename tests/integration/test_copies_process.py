@@ -170,6 +170,7 @@ def test_a_planned_switch_loses_nothing_and_nobody_leads_the_old_log(tmp_path: P
     replica.stop()
 
 
+@pytest.mark.matrix  # tests/unit/copies restores to every version and time
 def test_a_restore_goes_back_to_a_version_and_to_a_time(tmp_path: Path) -> None:
     port = free_port()
     source = (tmp_path / "source").as_uri()

@@ -142,6 +142,7 @@ def rotten_snapshots_are_noticed(folder: Path, url: str) -> None:
     assert not (folder / "restored" / "meta" / "promoted").exists()
 
 
+@pytest.mark.matrix  # tests/unit/retention plans and removes
 def test_a_plan_names_exactly_what_a_policy_then_removes(tmp_path: Path) -> None:
     port = free_port()
     builder = LogBuilder()

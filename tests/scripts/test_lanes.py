@@ -45,7 +45,7 @@ def function_of(test: str) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lane", matrix(LANES, lambda lane: lane == "crash"))
+@pytest.mark.parametrize("lane", matrix(LANES, lambda lane: lane == "scripts"))
 def test_make_test_and_the_matrix_are_together_all_tests(lane: str) -> None:
     small = collected(lane, "-m", "not matrix", HOLDFAST_SMALL="1")
     large = collected(lane, "-m", "matrix")

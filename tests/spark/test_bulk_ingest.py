@@ -315,6 +315,7 @@ def test_the_digest_of_requests_is_kept_in_logs_and_never_changes() -> None:
     assert requests_digest(requests) == "959b19e64160a01f8ce4b274b73ba9e1"
 
 
+@pytest.mark.matrix  # the verdicts: an_ingest_tells_what_the_leaders_stages_tell
 def test_conflicts_are_found_across_micro_batches_as_the_service_finds_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_a_key_that_is_no_base64_ends_the_stream_and_is_named(spark: SparkSessio
     ingest.close()
 
 
+@pytest.mark.matrix  # test_refused_checkpoint and test_numbered_ingest go on from one
 def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "requests"
     folder.mkdir()

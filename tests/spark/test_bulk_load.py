@@ -475,6 +475,7 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
         batch_object(plan, reign, again)
 
 
+@pytest.mark.matrix  # the chunk that was made again is judged without Spark
 @pytest.mark.parametrize("again", matrix(["others", "fewer"]))
 def test_requests_that_were_made_again_as_others_are_not_told_as_those_that_were_judged(
     spark: SparkSession, tmp_path: Path, again: str

@@ -39,6 +39,7 @@ def log(tmp_path: Path) -> tuple[str, list[PlainRow]]:
     return builder.write_to(tmp_path / "log"), operation_rows(read_plainly(builder.objects))
 
 
+@pytest.mark.matrix  # the next test reads; test_options_everywhere has the options
 def test_a_table_reads_with_its_options_in_every_way_that_spark_reads_tables(
     spark: SparkSession, database: str, log: tuple[str, list[PlainRow]], tmp_path: Path
 ) -> None:

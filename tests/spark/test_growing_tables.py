@@ -47,6 +47,7 @@ def check_placement(path: Path) -> None:
             assert set(placement.of_keys(pq.ParquetFile(uri).read()["key"].to_pylist()).tolist()) == {bucket}
 
 
+@pytest.mark.matrix  # the next tests split the buckets of one, too
 @pytest.mark.parametrize("kind", GROWING)
 def test_a_table_that_grows_splits_its_buckets_and_keeps_every_row(
     local: SparkSession, tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch

@@ -207,6 +207,7 @@ def test_a_query_of_spark_notices_running_and_stopped(spark: SparkSession, tmp_p
     assert spark.read.parquet(str(tmp_path / "table")).count() == 10
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_that_earlier_code_wrote_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     log = tmp_path / "log"
     shutil.copytree(GOLDEN / "v1" / "log", log)

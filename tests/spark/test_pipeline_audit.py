@@ -94,6 +94,7 @@ def audited(objects: Objects, *, piece_bytes: int, foreign: dict[str, bytes] | N
 ONE_OBJECT, FEW_OBJECTS, WHOLE = 1, 150_000, 2**40
 
 
+@pytest.mark.matrix  # the next tests audit logs that are whole but for their damage
 @pytest.mark.parametrize("piece_bytes", matrix([FEW_OBJECTS, ONE_OBJECT, WHOLE]))
 def test_nothing_is_found_in_what_the_real_pipeline_wrote(
     prove: bool, piece_bytes: int, record_property: Callable[[str, object], None]

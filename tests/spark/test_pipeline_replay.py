@@ -75,6 +75,7 @@ async def depose(target: Path) -> None:
     await store.close()
 
 
+@pytest.mark.matrix  # a step that fails is tried again in the next test
 def test_a_replay_that_is_deposed_says_so_and_the_next_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     builder = random_log(52, reigns=3, batches=8)
     log = builder.write_to(tmp_path / "log")

@@ -70,6 +70,7 @@ def test_a_query_stopped_and_started_anywhere_makes_the_table_of_a_batch_read(
     assert found == [{name: row[name] for name in ("version", "position", "key", "value")} for row in rows]
 
 
+@pytest.mark.matrix  # the first test stops and starts anywhere
 def test_progress_names_offsets_that_a_new_query_can_start_from(spark: SparkSession, tmp_path: Path) -> None:
     builder = random_log(12, reigns=3)
     root = tmp_path / "log"

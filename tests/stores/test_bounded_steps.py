@@ -391,6 +391,7 @@ def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str
     assert machine.durable("work").leases.held > held
 
 
+@pytest.mark.matrix  # other messages are purged in the same steps
 def test_delayed_messages_are_purged_in_bounded_steps() -> None:
     machine = Machine(work={"type": "shared"}, other={"type": "shared"})
     machine.checked = False
