@@ -503,6 +503,7 @@ def started_counts_as_done(self: WorkMachine) -> int:
 
 DAMAGED: Final = {"damage_rounds": 40, "lives": 3, "fault_rate": 0.0}
 _after = walk.LogWalk._after
+_is_unused = LostPage.is_unused
 _note_removal = SyncProgress.note_removal
 
 
@@ -524,14 +525,24 @@ def prepared_is_lost(self: walk.LogWalk, number: int, expected: int, proof: Proo
     return after
 
 
-def damaged_is_unused(self: LostPage, proof: Proof) -> bool:
+def damaged_is_unused(self: LostPage, proof: Proof, *, is_first: bool) -> bool:
     """A damaged page after the last page in use held nothing, whatever is in it."""
     return self.number > proof.page
 
 
-def emptied_is_unused(self: LostPage, proof: Proof) -> bool:
+def emptied_is_unused(self: LostPage, proof: Proof, *, is_first: bool) -> bool:
     """A page without room was only prepared."""
     return self.number > proof.page and self.content_end <= 64
+
+
+def first_is_unused(self: LostPage, proof: Proof, *, is_first: bool) -> bool:
+    """A page of zeros was only prepared, though no page was begun before it."""
+    return _is_unused(self, proof, is_first=False)
+
+
+def any_number_is_behind_damage(self: walk.LogWalk, proof: Proof) -> int:
+    """A frame behind damage counts, whatever its number."""
+    return 1 << 62
 
 
 def damaged_is_ignored(self: walk.LogWalk, number: int, expected: int, proof: Proof) -> walk.After:
@@ -660,6 +671,21 @@ for name, rule, place, attribute, broken in (
      "__init__", new_queue_without_a_record),
 ):  # fmt: skip
     MUTANTS.add(name, rule, (place, attribute, broken), focus=DAMAGED)
+SHORT_LIVES: Final = {"lives": 2, "steps": 6, "damage_rounds": 10}
+MUTANTS.add(
+    "first_is_unused",
+    "a prepared page comes after a begun one",
+    (LostPage, "is_unused", first_is_unused),
+    focus=SHORT_LIVES,
+    first_seed=1222,
+)
+MUTANTS.add(
+    "any_number_is_behind_damage",
+    "a page has no numbers of the next one",
+    (walk.LogWalk, "_resync_below", any_number_is_behind_damage),
+    focus=SHORT_LIVES,
+    first_seed=4446,
+)
 MUTANTS.add(
     "used_is_damaged", "what was never durable is not damaged", (walk, "end_of", used_is_damaged), play=run_followers
 )
