@@ -1,7 +1,7 @@
 # Every target prepares the machine by itself (scripts/setup.sh) and is safe to run again.
 #
 #   make demo     real data through the whole product, a crash in the middle, every result compared
-#   make test     one small case of every promise, at most eight minutes on two cores
+#   make test     one small case of every promise; ten minutes on two cores when last counted, eight are meant
 #   make test-all every test, with all its cases, about twenty minutes on two cores
 #   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
 #   make check    formatting, lint, types, the import law, documentation
