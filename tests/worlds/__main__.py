@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
         now = time.monotonic()
         if now - shown >= 2.0:
             shown = now
-            print(f"{summary.worlds} worlds, {summary.count / (now - began):.0f} {counted}/s", file=sys.stderr)
+            seeds_broken = "".join(f", seed {seed}" for seed in sorted(summary.failures)[:5])
+            broken = f"{len(summary.failures)} broken{seeds_broken}"
+            rate = summary.count / (now - began)
+            print(f"{summary.worlds} worlds, {broken}, {rate:.0f} {counted}/s", file=sys.stderr)
 
     seeds = range(options.first, options.first + options.worlds)
     counted = kind_of(options.kind).counted
