@@ -107,6 +107,7 @@ class Subscriber:
 
     client: Client
     subprotocol: str
+    withdrawn: list[tuple[str, list[list[int]]]] = field(default_factory=list)
 
     async def shake_hands(self, target: str, **headers: str) -> None:
         answered = await self.asked_for(target, **headers)
@@ -170,10 +171,13 @@ class Subscriber:
             return dict(json.loads(data) if self.subprotocol == JSON else msgspec.msgpack.decode(data))
 
     async def messages(self, count: int) -> list[dict[str, Any]]:
-        """The next ``count`` messages."""
+        """The next ``count`` messages. What is withdrawn meanwhile is in ``withdrawn``."""
         found: list[dict[str, Any]] = []
         while len(found) < count:
             frame = await self.next()
+            if frame["type"] == "withdrawn":
+                self.withdrawn.append((frame["cause"], frame["ranges"]))
+                continue
             assert frame["type"] == "messages", frame
             found += frame["messages"]
         return found

@@ -255,14 +255,15 @@ def test_a_receipt_counts_what_no_durable_wanted(client: StoreClient) -> None:
 
 
 def test_a_worker_dies_alone(service: Service, client: StoreClient, store: str) -> None:
-    """The other messages of the window are with somebody else at once, and not counted."""
+    """The other messages of its window are with somebody else at once, marked, and not counted."""
     publish(client, store, 10)
     crashed = subprocess.run([sys.executable, "-c", DIES_ON_THE_FIRST, service.url, store], timeout=60, check=False)
     assert crashed.returncode == -9
     with client.subscriber(store, "work") as messages:
         got = [messages.receive(20) for _ in range(10)]
     found = [(one.delivery_count, one.redelivered) for one in got if one is not None]
-    assert found == [(2, True), *[(1, True)] * 9]
+    windows = [[(2, True), *[(1, True)] * held, *[(1, False)] * (9 - held)] for held in range(1, 10)]
+    assert found in windows, found
 
 
 def test_a_new_service_needs_no_definition(tmp_path: Path) -> None:

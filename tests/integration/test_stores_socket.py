@@ -40,6 +40,8 @@ def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
                 "ack_batch_count": 1000,
                 "ack_batch_time_ms": 100,
                 "started_reports": True,
+                "buffer_wait_ms": 30_000,
+                "order": "",
             }
             subscriber.send(type="credit", messages=3)
             assert bodies(await subscriber.messages(3)) == ["0", "1", "2"]
@@ -432,8 +434,8 @@ def test_what_cannot_be_read_ends_the_subscriber_and_nobody_else(tmp_path: Path)
             service = stores.opened.service
             whole = service.messages
 
-            def unreadable(store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-                del store, runs
+            def unreadable(store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int]) -> list[Delivery]:
+                del store, runs, waits
                 raise CorruptData("a page is damaged")
 
             service.messages = unreadable  # type: ignore[method-assign]
@@ -630,7 +632,9 @@ def test_a_poller_reports_with_its_acknowledgements(tmp_path: Path) -> None:
             assert len(await stores.poll("orders", "work")) == 3
             await stores.acks("orders", "work", ack=[1], started=[3])
             again = await stores.poll("orders", "work", wait_ms=15_000)
-            found = sorted((one["seq"], one["delivery_count"], one["redelivered"]) for one in again)
+            if len(again) == 1:  # the time of the other one ran from the report
+                again += await stores.poll("orders", "work", wait_ms=15_000)
+            found = [(one["seq"], one["delivery_count"], one["redelivered"]) for one in again]
             assert found == [(2, 1, True), (3, 2, True)]
 
     run(scenario)

@@ -138,8 +138,8 @@ def pieces_read(stores: StoresServing) -> list[int]:
     service = stores.opened.service
     read = service.messages
 
-    def messages(store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        found = read(store, runs)
+    def messages(store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int]) -> list[Delivery]:
+        found = read(store, runs, waits)
         sizes.append(sum(len(one.body) for one in found))
         return found
 

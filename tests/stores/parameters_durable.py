@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -157,6 +158,27 @@ async def what_is_not_acknowledged_in_time_comes_again_counted(stores: StoresSer
     (again,) = await stores.poll("orders", "work", wait_ms=30_000)
     assert (again["delivery_count"], again["redelivered"]) == (2, True)
     assert (await counts(stores))["ack_wait_lapsed"] >= 1
+
+
+@row("buffer_wait", SOON, ack_wait=ONE_HOUR)
+@row("buffer_wait", SOON, ack_wait=ONE_HOUR, kind="standard")
+async def what_is_not_handed_over_in_time_comes_again_uncounted(stores: StoresServing) -> None:
+    async with attached(stores) as (end, first):
+        assert first["buffer_wait_ms"] == 50
+        end.send(type="started", ranges=[])
+        await stores.publish("orders", "a")
+        (once,) = (await end.next())["messages"]
+        assert (once["delivery_count"], once["ack_wait_ms"]) == (1, 3_600_000)
+        assert 0 < once["buffer_wait_ms"] <= 50
+        assert await end.next() == {"type": "withdrawn", "ranges": [[1, 1]], "cause": "lapsed"}
+        (again,) = (await end.next())["messages"]
+        assert (again["delivery_count"], again["redelivered"]) == (1, True)
+        end.send(type="started", ranges=[[1, 1]])
+        await asyncio.sleep(0.2)  # what the application has got has its ack_wait
+        end.send(type="ack", id=1, ranges=[[1, 1]])
+        while (told := await end.next())["type"] != "answer":
+            end.send(type="started", ranges=[[1, 1]])
+        assert told["acknowledged"] == 1
 
 
 @row("ack_wait", ONE_HOUR)

@@ -531,7 +531,7 @@ def test_a_lapse_in_parts_counts_what_was_started() -> None:
     machine.attach("work", "ann")
     machine.publish(*["x"] * 6)
     machine.deliver("work", "ann")
-    machine.settle("work", "ann", started=[(1, 1), (4, 4)])
+    machine.settle("work", "ann", started=[(1, 1, machine.now_ms), (4, 4, machine.now_ms)])
     machine.now_ms += 2_000
     while machine.durable("work").leases.held:
         machine.do(Expire(machine.now_ms, 1_000, looks=2))

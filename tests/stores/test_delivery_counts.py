@@ -21,7 +21,9 @@ def filled(count: int = 100, **more: object) -> Machine:
 
 
 def started(machine: Machine, subscriber: str, *seqs: int) -> None:
-    machine.do(commands.Acknowledge(machine.now_ms, "s", "a", subscriber, started=[(seq, seq) for seq in seqs]))
+    machine.do(
+        commands.Acknowledge(machine.now_ms, "s", "a", subscriber, started=[(seq, seq, machine.now_ms) for seq in seqs])
+    )
 
 
 def redeliver(machine: Machine, **more: object) -> Redelivered:

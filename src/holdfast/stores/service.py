@@ -136,7 +136,7 @@ class StoreService:
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._disk_callbacks: list[Callable[[], None]] = []
-        self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
+        self._timer = DeadlineTimer(storage.state, now_ms=self.now_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
         self._replies: list[Reply] = []
         self._closed = False
@@ -468,12 +468,15 @@ class StoreService:
         """Call back with the time just before deadlines are carried out: submit what must count first."""
         self._lapse_callbacks.append(callback)
 
-    def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """The messages of ``Delivered.runs``, without those that were deleted meanwhile.
+    def messages(
+        self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
+    ) -> list[Delivery]:
+        """The messages of ``Delivered.runs``, without those that were deleted meanwhile. ``waits``: the two that each
+        delivery carries.
 
         *Raises*: ``CorruptData``. *Cost*: under a microsecond a message while they are new, else their part of the log.
         """
-        return self._storage.messages_of(store).deliveries(store, runs)
+        return self._storage.messages_of(store).deliveries(store, runs, waits)
 
     def swapped(self, store: str) -> tuple[int, int]:
         """How many messages of a store in memory are swapped to disk, and their bytes."""
@@ -483,11 +486,12 @@ class StoreService:
         if not self._closed and self._groups.failure is None:
             self._timer.arm()
 
-    def _time_ms(self) -> int:
+    def now_ms(self) -> int:
+        """The stores' time, which never goes back."""
         return max(self._clock(), self._last_ms)
 
     def _expire(self) -> None:
-        now_ms = self._time_ms()
+        now_ms = self.now_ms()
         for volatile in (False, True):
             due_ms = self.state.next_deadline_ms(volatile=volatile)
             if due_ms is not None and due_ms <= now_ms:

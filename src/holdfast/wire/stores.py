@@ -334,6 +334,10 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     ack_batch_time_ms: int = 100
     started_reports: bool = False
     """Whether the service takes reports of the messages that the application was handed."""
+    buffer_wait_ms: int = 0
+    """How long a message may wait for the application; 0 is for ever."""
+    order: str = ""
+    """What is handed over in order: ``durable`` for all of it, ``key`` for the messages of one key."""
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
@@ -390,17 +394,22 @@ class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory
     facts: Mapping[str, object] = {}
 
 
-class AcknowledgedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="acknowledged"):
-    """A commit acknowledged messages that this subscriber held."""
+class WithdrawnFrame(msgspec.Struct, frozen=True, tag_field="type", tag="withdrawn"):
+    """Messages that this subscriber was sent and holds no more: ranges [first, last]. It has their credit again.
+
+    ``cause``: ``lapsed``, ``order`` (a message before them lapsed), ``acknowledged`` (by a commit), ``purged``,
+    ``deleted``, ``rewound``.
+    """
 
     ranges: Ranges
+    cause: str
 
 
 ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | StartedFrame | CloseFrame
 ServerFrame = (
     AttachedFrame
     | MessagesFrame
-    | AcknowledgedFrame
+    | WithdrawnFrame
     | AdvisoryFrame
     | ReplyFrame
     | ErrorFrame

@@ -170,6 +170,7 @@ DURABLE_PARAMETERS = [
     ("prefetch", 7, "window", 7, "shared"),
     ("ack_mode", "sync", "ack_mode", "sync", "shared"),
     ("ack_wait", 2.5, "ack_wait_ms", 2500, "standard"),
+    ("buffer_wait", 1.5, "buffered_ms", 1500, "shared"),
     ("ack_batch_count", 10, "ack_batch_count", 10, "shared"),
     ("ack_batch_time", 0, "ack_batch_time_ms", 0, "shared"),
     ("subscriber_timeout", 1, "subscriber_timeout_ms", 1000, "last_value"),

@@ -98,7 +98,9 @@ def test_holdings_know_who_holds_what_until_when(changes: list[tuple[bool, tuple
         found.check()
     assert [found.holder_of(seq) for seq in range(1, 50)] == [plain.get(seq, (None, 0))[0] for seq in range(1, 50)]
     oldest = {min((seq for seq, (of, _) in plain.items() if of == name), default=0) for name in "ab"}
-    lapsed = {(seq, seq in counting) for run, counting in found.lapsed(now, 1_000) for seq in range(run[0], run[1] + 1)}
+    lapsed = {
+        (seq, seq in counting) for _, run, counting in found.lapsed(now, 1_000) for seq in range(run[0], run[1] + 1)
+    }
     assert lapsed == {(seq, seq in oldest) for seq, (_, deadline) in plain.items() if 0 < deadline <= now}
     found.check()
 

@@ -249,7 +249,7 @@ class ConsumedModel:
             promise(times in allowed, "delivery counts are exact", item=item, delivered=times)
             self._check_order(item, now_ms, subscriber)
             item.place, item.holder, item.deliveries = "held", subscriber, item.deliveries + 1
-            item.lapses_ms, item.not_before_ms = now_ms + self.definition.ack_wait_ms, 0
+            item.lapses_ms, item.not_before_ms = now_ms + self.definition.buffered_ms, 0
             item.started = item.carried = False
 
     def _check_order(self, item: Item, now_ms: int, subscriber: str) -> None:
@@ -271,9 +271,10 @@ class ConsumedModel:
         stale: list[int] = []
         if command.started is not None:
             self.reporting.add(command.subscriber)
-            for item, _ in self._held_of(command, command.started):
-                if item is not None:
-                    item.started = True
+            for first, last, at_ms in command.started:
+                for item, _ in self._held_of(command, [(first, last)]):
+                    if item is not None:
+                        item.started, item.lapses_ms = True, at_ms + self.definition.ack_wait_ms
         for item, seq in self._held_of(command, command.ack):
             if item is None:
                 stale.append(seq)
@@ -354,9 +355,12 @@ class ConsumedModel:
     def expire(self, now_ms: int) -> None:
         """Follow every deadline up to now."""
         counting = {name: self._counting(name) for name in self.subscribers}
+        behind = {item.seq for name in self.subscribers for item in self._behind(name, now_ms)}
         for item in list(self.items.values()):
             if item.place == "held" and item.lapses_ms <= now_ms:
                 self._come_back(item, now_ms, counts=item.seq in counting[item.holder])
+            elif item.seq in behind:
+                self._come_back(item, now_ms, counts=False)
             elif self._ages(item) and self.expired(item, now_ms):
                 self.leave(item, "expired")
             if item.not_before_ms <= now_ms:
@@ -366,6 +370,23 @@ class ConsumedModel:
             own = 0 < item.message.ttl_ms <= now_ms - item.begins_ms
             if item.place == "acknowledged" and (aged or own):
                 self.leave(item, "retention")
+
+    def _behind(self, subscriber: str, now_ms: int) -> list[Item]:
+        """What is in a subscriber's buffer behind messages that lapse, and must not be handed over before them."""
+        held = self.held(subscriber)
+        lapsing = [item for item in held if item.lapses_ms <= now_ms]
+        if subscriber not in self.reporting or not lapsing:
+            return []
+        if self.definition.type is DurableType.STANDARD:
+            first = min(item.seq for item in lapsing)
+            return [item for item in held if item.seq > first and not item.started]
+        if not self.definition.key_ordered:
+            return []
+        firsts: dict[str, int] = {}
+        for item in lapsing:
+            if item.message.key is not None:
+                firsts[item.message.key] = min(item.seq, firsts.get(item.message.key, item.seq))
+        return [item for item in held if not item.started and item.seq > firsts.get(item.message.key or "", 1 << 62)]
 
     def sweep(self, now_ms: int) -> None:
         """Follow the end of what expired, where a delivery came upon it before an ``Expire`` did."""

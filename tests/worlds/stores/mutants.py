@@ -326,6 +326,18 @@ def restart_counts(self: Holder) -> bool:
     return False
 
 
+@MUTANTS.breaks("what is taken back is told", "withdraw", PendingMessages, focus=CALM)
+def taken_back_in_silence(*_: object) -> None:
+    """A subscriber goes on to hand over what it does not hold any more."""
+
+
+@MUTANTS.breaks("order per publisher", "_behind", Standard, focus=CALM)
+def later_ones_stay(self: Standard, holder: Holder, lapsed: object) -> list[tuple[int, int]]:
+    """A message comes again after later ones that waited in the same buffer."""
+    del self, holder, lapsed
+    return []
+
+
 @MUTANTS.breaks("one message, one place", "_die", Consumption, focus=CALM)
 def parked_is_dropped(
     self: Consumption, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]

@@ -26,7 +26,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
-from holdfast.stores.values.effects import Changed, DeadLettering, Effect
+from holdfast.stores.values.effects import Changed, DeadLettering, Effect, Withdrawn
 from holdfast.stores.values.messages import Message
 
 __all__ = ["ClusterModel", "DurableModel", "StoreModel", "size_of"]
@@ -119,6 +119,9 @@ class ClusterModel:
         """The time of the last ``Expire`` that left something due."""
         self.swept_ms = 0
         """When every deadline was last carried out."""
+        self._held_before: dict[tuple[str, str, str], set[int]] = {}
+        self._withdrawn: list[Withdrawn] = []
+        """What was held, and what was taken back, since ``expire_done``."""
         self._announced: dict[tuple[str, str, int], DeadLettering] | None = {}
         """The dead letters announced since ``expire_done``; None where that is not known."""
 
@@ -194,6 +197,8 @@ class ClusterModel:
         ``effects`` are None for records that are only followed: they were judged when they were carried out.
         """
         before = self.dying()
+        if effects is not None and self.expire_done:
+            self._held_before, self._withdrawn = self._held(), []
         if isinstance(command, commands.Expire):
             self._steps_of_clears(effects)
         match command:
@@ -223,11 +228,34 @@ class ClusterModel:
             # Deaths were announced when they were carried out; a recovered machine announces those that wait.
             self._announced = None if not self.expire_done else {}
             return
+        self._withdrawn += [effect for effect in effects if isinstance(effect, Withdrawn)]
+        if self.expire_done:
+            self._check_withdrawn(command)
         if self._announced is not None:
             self._announced.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, DeadLettering))
         if self.expire_done and self._announced is not None:
             self._check_dying(before, self._announced)
         self._announced = {} if self.expire_done else self._announced
+
+    def _held(self) -> dict[tuple[str, str, str], set[int]]:
+        """What each subscriber holds, by store and durable."""
+        return {
+            (store, name, subscriber): {item.seq for item in durable.held(subscriber)}
+            for store, name, durable in self.consumed()
+            for subscriber in durable.subscribers
+        }
+
+    def _check_withdrawn(self, command: Command) -> None:
+        """A subscriber is told of each message that it holds no more and did not give up, and of no other."""
+        told: dict[tuple[str, str, str], set[int]] = {}
+        for each in self._withdrawn:
+            numbers = told.setdefault((each.store, each.durable, each.subscriber), set())
+            numbers |= {seq for first, last in each.ranges for seq in range(first, last + 1)}
+        gives_up = isinstance(command, commands.Acknowledge | commands.Attach | commands.Detach)
+        for key, held in self._held().items():
+            if not (gives_up and key[:2] == (command.store, command.durable)):
+                lost = self._held_before.get(key, set()) - held
+                promise(told.get(key, set()) == lost, "what is taken back is told", whom=key, told=told, lost=lost)
 
     def maps(self) -> list[tuple[str, str, MapModel]]:
         """Every map with its store and name."""

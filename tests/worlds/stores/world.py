@@ -245,12 +245,13 @@ class World(Stage):
             )
         )
 
-    def _started(self, held: Sequence[int]) -> list[tuple[int, int]]:
+    def _started(self, held: Sequence[int]) -> list[tuple[int, int, int]]:
         """What a subscriber reports, sometimes with a message that it does not hold."""
         chosen = self.random.sample(held, self.random.randint(0, min(2, len(held))))
         if self.random.random() < 0.1:
             chosen = [*chosen, self.random.randint(1, self.model.stores[STORE].next_seq)]
-        return _ranges(sorted(chosen))
+        at_ms = self.now_ms - self.random.choice((0, 0, 10, 400))
+        return [(first, last, at_ms) for first, last in _ranges(sorted(chosen))]
 
     def _on_map(self) -> None:
         random = self.random

@@ -87,9 +87,12 @@ class Subscriber:
         while True:
             with self._lock:
                 self._acknowledge_handed_out()
+                await self._driver.read_all()
                 if not await self._more(math.inf):
                     return
                 messages = self._machine.take_all(now_ms())
+                if not messages:
+                    continue
                 if self._is_implicit:
                     self._unacknowledged = dict.fromkeys([message.seq for message in messages])
                 self._driver.report()
@@ -226,9 +229,11 @@ class Subscriber:
         with self._lock:
             if is_implicit:
                 self._acknowledge_handed_out()
+            await self._driver.read_all()
             while (message := self._machine.take(now_ms())) is None:
                 if not await self._more(end_ms, stopped):
                     return None
+                await self._driver.read_all()
             self._driver.report()
             if is_implicit:
                 self._unacknowledged[message.seq] = None

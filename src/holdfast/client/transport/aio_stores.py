@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import select
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,6 +30,7 @@ from holdfast.wire.parts import Receipt
 __all__ = ["Event", "Lock", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 
 Item = TypeVar("Item")
+READS_MAX = 64
 
 
 async def run_each(
@@ -209,10 +211,13 @@ class _Line(Incoming):
         self._closing_connections = departures
         self.socket = socket
         self.transport: asyncio.Transport | None = None
+        self._poll: select.poll | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the handshake."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.write()
 
     def data_received(self, data: bytes) -> None:
@@ -229,6 +234,7 @@ class _Line(Incoming):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         del exc
+        self._poll = None
         if self.transport is not None:
             self._closing_connections.remove(self.transport)
             self.transport = None
@@ -241,8 +247,14 @@ class _Line(Incoming):
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes wait to be read."""
+        return self._poll is not None and any(mask & select.POLLIN for _, mask in self._poll.poll(0))
+
     def drop(self) -> None:
         """Close this line; nothing arrives any more."""
+        self._poll = None
         self._arrived = None
         self.socket.close()
         self.write()
@@ -284,6 +296,16 @@ class SubscriberDriver:
         # What is due within a millisecond of the timer is sent with it: the two were computed from different sums.
         if machine.has_outgoing or (machine.is_attached and machine.send_due_ms < self._timer_ms - 1):
             self._pump()
+
+    async def read_all(self) -> None:
+        """Read what has arrived: what was withdrawn while the event loop was busy must not be handed over.
+
+        Where more arrives all the time, ``READS_MAX`` reads are enough: what is withdrawn now was here a moment ago.
+        """
+        for _ in range(READS_MAX):
+            if self._line is None or not self._line.is_behind:
+                return
+            await asyncio.sleep(0)
 
     def report(self) -> None:
         """Report the messages taken last as started, before the application gets them."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Final
 
 from holdfast.client.protocol.effects import Wait
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Where the system has it, a clock that goes on while the machine sleeps: what a client holds lapses meanwhile."""
 
 
 def now_ms() -> float:
     """Milliseconds of a clock that never steps back."""
-    return time.monotonic() * 1000
+    return time.clock_gettime(_CLOCK) * 1000
 
 
 def draw_wait_ms(wait: Wait) -> float:

@@ -36,6 +36,7 @@ __all__ = ["Event", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 EARLY_MS: Final = 1.0
 """A millisecond early would find nothing due and sleep again."""
 REPORT_SECONDS_MAX: Final = 0.05
+READ_SECONDS_MAX: Final = 0.25
 """How long a message waits at most until it is reported as started."""
 
 Item = TypeVar("Item")
@@ -225,6 +226,7 @@ class SubscriberDriver:
         self._wakes.setblocking(False)
         self._sleeps_until_ms = math.inf
         self._saying = False  # the thread has taken frames and not sent them yet
+        self._line: _Line | None = None
 
     def start(self) -> None:
         """Connect, unless that was begun before."""
@@ -237,6 +239,14 @@ class SubscriberDriver:
         machine = self._machine
         if machine.has_outgoing or (machine.is_attached and machine.send_due_ms < self._sleeps_until_ms):
             self._wake()
+
+    def read_all(self) -> None:
+        """Wait until the thread has read what has arrived: what was withdrawn while the process slept must not be
+        handed over. With the lock held.
+
+        Where more arrives all the time, ``READ_SECONDS_MAX`` are enough: what is withdrawn now was here a moment ago.
+        """
+        self.wait_for(lambda: self._line is None or not self._line.is_behind, READ_SECONDS_MAX)
 
     def report(self) -> None:
         """Report the messages taken last as started, before the application gets them."""
@@ -322,10 +332,12 @@ class SubscriberDriver:
     def _replace(self, line: _Line | None, step: Connect | None) -> _Line | None:
         if line is not None:
             line.close()
+        self._line = None
         if step is None:
             return None
         try:
-            return _Line(step, self._token, self._tls)
+            made = self._line = _Line(step, self._token, self._tls)
+            return made
         except (OSError, UnicodeError) as error:
             with self._changed:
                 self._machine.unreached(now_ms(), reason_of(error), problem_with(step.endpoint, error))
@@ -345,8 +357,7 @@ class SubscriberDriver:
         except OSError as error:
             with self._changed:
                 self._machine.lost(now_ms(), reason_of(error))
-            line.close()
-            return None
+            return self._replace(line, None)
         with self._changed:
             now = now_ms()
             if readable:
@@ -356,7 +367,7 @@ class SubscriberDriver:
                     self._machine.received(event.data, now)
                 else:
                     self._machine.on_event(event, now)
-            if events:
+            if readable:
                 self._changed.notify_all()
         return line
 
@@ -399,7 +410,14 @@ class _Line:
         self._timeout_s = step.timeout_ms / 1000
         self.connection = Connection(step.endpoint, tls, self._timeout_s)
         self.socket = WebSocket(step.endpoint, step.target, token, step.payload_bytes_max)
+        self._poll = select.poll()
+        self._poll.register(self.connection.socket.fileno(), select.POLLIN)
         self._write()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes wait to be read."""
+        return any(mask & select.POLLIN for _, mask in self._poll.poll(0))
 
     def say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
         """Send these. Raises: OSError."""

@@ -19,17 +19,20 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, cast
 
 import structlog
 from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, HoldfastError
+from holdfast.server.stores.started import Held, StartedMessages
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.leases import Holder
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
+from holdfast.stores.values.effects import Withdrawn
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -38,8 +41,7 @@ _log = structlog.get_logger("holdfast.stores")
 PORTION_BYTES: Final = 4 * 1_048_576
 """Most bytes of one portion, by the average of its durable."""
 PIECE_BYTES: Final = 4 * 1_048_576
-STARTED_RUNS_MAX: Final = 4_096
-"""Runs of started messages kept for one subscriber; above it, only those of held messages."""
+_HIGH: Final = 1 << 62
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
@@ -77,22 +79,29 @@ class Backlog:
         kept = self._state.stores.get(store)
         return 0 if kept is None else kept.counts.size(first, last)
 
-    def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
-        """What the subscriber holds of a run that was delivered to it, and not again since."""
+    def still_held(self, store: str, durable: str, subscriber: str, piece: Iterable[Run]) -> tuple[list[Run], int]:
+        """What a subscriber holds of runs that were delivered to it, and not again since; and when the first of it
+        lapses, 0 for never. Of a last value nothing is held back: the newest is sent in any case."""
         if self._consumption(store, durable) is None:
-            # Of a last value nothing is held back: the newest is sent in any case.
-            return [run] if store in self._state.stores else []
+            return list(piece) if store in self._state.stores else [], 0
         holding = self._holding(store, durable, subscriber)
         runs = holding.runs if holding is not None else []
-        first, last, deliveries = run
         held: list[Run] = []
-        for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
-            low, high, count, _ = runs[index]
-            if low > last:
-                break
-            if high >= first and count == abs(deliveries):
-                held.append((max(first, low), min(last, high), deliveries))
-        return held
+        lapses_ms = _HIGH
+        for first, last, deliveries in piece:
+            for index in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
+                low, high, count, deadline_ms = runs[index]
+                if low > last:
+                    break
+                if high >= first and count == abs(deliveries):
+                    held.append((max(first, low), min(last, high), deliveries))
+                    lapses_ms = min(lapses_ms, deadline_ms or _HIGH)
+        return held, 0 if lapses_ms == _HIGH else lapses_ms
+
+    def ack_wait_ms(self, store: str, durable: str) -> int:
+        """How long the application has for a message; 0 for a last value, which is not acknowledged."""
+        consumption = self._consumption(store, durable)
+        return 0 if consumption is None else consumption.definition.ack_wait_ms
 
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
         """The messages, those marked that are delivered because the durable was rewound."""
@@ -278,12 +287,16 @@ class Deliveries:
             if not name or subscriber.name == name:
                 subscriber.advise(kind, facts)
 
-    def acknowledged(self, store: str, durable: str, name: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Tell a subscriber that a commit acknowledged what it held."""
-        group = self._groups.get((store, durable))
-        subscriber = None if group is None else group.by_name.get(name)
-        if subscriber is not None:
-            subscriber.acknowledged(ranges)
+    def withdrawn(self, what: Withdrawn) -> None:
+        """Tell a subscriber what it does not hold any more, unless it was never sent; either way it has room again."""
+        subscriber = self.find(what.store, what.durable, what.subscriber)
+        if subscriber is None:
+            return
+        sent = subscriber.take_unsent(what.ranges)
+        subscriber.regain(sum(last - first + 1 for first, last in what.ranges))
+        if sent:
+            subscriber.withdrawn(sent, what.cause)
+        self._serve_with(subscriber)
 
     def changed(self, store: str, name: str, changes: Sequence[tuple[str, int, str]]) -> None:
         """Tell everybody who watches a map."""
@@ -294,33 +307,33 @@ class Deliveries:
 
     def started(self, subscriber: Subscriber, ranges: Iterable[tuple[int, int]]) -> None:
         """The application was handed these messages. Kept in memory until the state machine needs it."""
-        known = subscriber.started
-        if known is None:
-            known = subscriber.started = SequenceSet()
+        if subscriber.started is None:
+            subscriber.started = StartedMessages()
             self._reporting.add(subscriber)  # also an empty first report: without it the oldest message would count
-        for first, last in ranges:
-            known.add(first, last)
-        if known:
+        subscriber.started.add(ranges, self._service.now_ms(), self._held_by(subscriber))
+        if subscriber.started:
             self._reporting.add(subscriber)
-        if known.length > STARTED_RUNS_MAX:
-            subscriber.started = SequenceSet(self._started_of(subscriber, known))
 
-    def _started_of(self, subscriber: Subscriber, started: SequenceSet) -> list[tuple[int, int]]:
-        name = subscriber.store, subscriber.durable, subscriber.name
-        return [held for first, last in started.runs() for held in self.backlog.held_of(*name, first, last)]
+    def _held_by(self, subscriber: Subscriber) -> Held:
+        return partial(self.backlog.held_of, subscriber.store, subscriber.durable, subscriber.name)
 
     def _report(self, subscriber: Subscriber) -> None:
         """Report started messages to the state machine, because they are about to come back."""
         if subscriber.started is None:
             return
-        started = self._started_of(subscriber, subscriber.started)
-        subscriber.started = SequenceSet()
+        started = subscriber.started.take(self._held_by(subscriber))
         self._reporting.discard(subscriber)
         report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
         self._service.submit_nowait(report, _ignored)
 
+    def before_extension(self, subscriber: Subscriber) -> None:
+        """The state machine hears of what was started before, so that it does not shorten a later extension."""
+        if subscriber.started:
+            self._report(subscriber)
+
     def before_lapse(self, now_ms: int) -> None:
-        """Messages that subscribers hold are about to come back because their ``ack_wait`` has ended."""
+        """Messages that subscribers hold are about to come back because their time is over. For what the application
+        was handed it begins with that, so the state machine is told first."""
         for subscriber in list(self._reporting):
             lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone:
@@ -397,16 +410,18 @@ class Deliveries:
         # An empty answer may mean that a long look among messages of others has to go on.
         self._serve_with(subscriber)
 
-    def _hand_over(self, subscriber: Subscriber, *, waited: bool = False) -> None:
-        """Read and write held messages. ``waited``: some of them may have been redelivered to others."""
+    def _hand_over(self, subscriber: Subscriber) -> None:
+        """Read and write what is held still. What is not is withdrawn, now or soon: then the subscriber has room."""
+        name = subscriber.store, subscriber.durable, subscriber.name
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
-            held = piece
-            if waited:
-                name = subscriber.store, subscriber.durable, subscriber.name
-                held = [part for run in piece for part in self.backlog.still_held(*name, run)]
+            held, lapses_ms = self.backlog.still_held(*name, piece)
+            if held != piece:
+                subscriber.leave_out(piece, held)
+            buffer_ms = max(1, lapses_ms - self._service.now_ms()) if lapses_ms else 0
+            waits = self.backlog.ack_wait_ms(*name[:2]), buffer_ms
             try:
-                messages = self._service.messages(subscriber.store, held) if held else []
+                messages = self._service.messages(subscriber.store, held, waits) if held else []
             except HoldfastError as error:
                 # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
                 key = subscriber.store, subscriber.durable
@@ -422,7 +437,8 @@ class Deliveries:
                 self.leave(subscriber, "unreadable")
                 subscriber.end(error)
                 return
-            subscriber.room += _count(piece) - len(messages)
+            if not lapses_ms:
+                subscriber.room += _count(piece) - len(messages)  # a last value that was replaced
             if messages:
                 subscriber.delivered_ms = wall_ms()
                 messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
@@ -465,7 +481,7 @@ class Deliveries:
     def resume(self, subscriber: Subscriber) -> None:
         """The subscriber's connection takes something again."""
         subscriber.paused = False
-        self._hand_over(subscriber, waited=True)
+        self._hand_over(subscriber)
         self._serve_with(subscriber)
 
     # Polls
@@ -473,7 +489,7 @@ class Deliveries:
     def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
         """Reply with up to ``count`` messages as soon as there are some, or with none after ``wait_seconds``."""
         poller.ask(count, wait_seconds, done, problem)
-        self._hand_over(poller, waited=True)
+        self._hand_over(poller)
         self._serve_with(poller)
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
@@ -532,8 +548,8 @@ class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
-        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "name", "on_its_way", "paused", "room",
-        "since_ms", "started", "store", "unread", "wants",
+        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "left_out", "name", "on_its_way", "paused",
+        "room", "since_ms", "started", "store", "unread", "wants",
     )  # fmt: skip
 
     def __init__(self, store: str, durable: str, name: str) -> None:
@@ -550,10 +566,12 @@ class Subscriber(ABC):
         self.wants = False
         """Whether it waits in the queue of its durable."""
         self.gone = False
-        self.started: SequenceSet | None = None
+        self.started: StartedMessages | None = None
         """Started messages that were not reported yet; None until the first report."""
         self.unread: deque[Run] = deque()
         """Held messages that were not read yet."""
+        self.left_out = SequenceSet()
+        """Messages that were not sent because they are about to be withdrawn."""
 
     @property
     def takes(self) -> bool:
@@ -577,9 +595,41 @@ class Subscriber(ABC):
         """Send an advisory."""
         del kind, facts
 
-    def acknowledged(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """A commit acknowledged what it held."""
-        del ranges
+    def leave_out(self, piece: Iterable[Run], held: Iterable[Run]) -> None:
+        """Of a piece only this much is held still: the rest is about to be withdrawn, and was never sent."""
+        still = SequenceSet(sorted((first, last) for first, last, _ in held))
+        for first, last, _ in piece:
+            for low, high, is_held in still.parts(first, last):
+                if not is_held:
+                    self.left_out.add(low, high)
+
+    def take_unsent(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """These are withdrawn: forget those that were never sent, and return the others."""
+        if not self.unread and not self.left_out:
+            return list(ranges)
+        unsent = SequenceSet(sorted((first, last) for first, last, _ in self.unread))
+        for first, last in self.left_out.runs():
+            unsent.add(first, last)
+        sent: list[tuple[int, int]] = []
+        for first, last in ranges:
+            sent += [(low, high) for low, high, is_unsent in unsent.parts(first, last) if not is_unsent]
+            self.left_out.remove(first, last)
+        gone = SequenceSet(sorted(ranges))
+        self.unread = deque(
+            (low, high, deliveries)
+            for first, last, deliveries in self.unread
+            for low, high, is_gone in gone.parts(first, last)
+            if not is_gone
+        )
+        return sent
+
+    def regain(self, count: int) -> None:
+        """So many messages were withdrawn: it has room for others."""
+        self.room += count
+
+    def withdrawn(self, ranges: Sequence[tuple[int, int]], cause: str) -> None:
+        """It does not hold these any more."""
+        del ranges, cause
 
     def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
         """Keys of its map changed: triples of key, revision and cause."""
@@ -638,6 +688,11 @@ class Poller(Subscriber):
     def takes_more(self) -> bool:
         """One portion completes a poll, so no second one is requested."""
         return not self.on_its_way and super().takes_more()
+
+    def regain(self, count: int) -> None:
+        """A poll that waits has room for what it asked for."""
+        if self.asking:
+            self.room = min(self._count, self.room + count)
 
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
         """Begin a poll for up to ``count`` messages; an older poll that waits gets none.

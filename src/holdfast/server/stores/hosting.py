@@ -36,7 +36,7 @@ from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.effects import AcknowledgedByCommit, Advise, Changed, Effect
+from holdfast.stores.values.effects import Advise, Changed, Effect, Withdrawn
 
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
 IN_FLIGHT_MAX: Final = 65_536
@@ -248,8 +248,8 @@ class StoreHost:
             if effect.kind == "durable_deleted":
                 gone = NotFound("the durable was deleted", store=effect.store, durable=effect.durable)
                 deliveries.dropped(effect.store, effect.durable, gone)
-        elif isinstance(effect, AcknowledgedByCommit):
-            opened.deliveries.acknowledged(effect.store, effect.durable, effect.subscriber, effect.ranges)
+        elif isinstance(effect, Withdrawn):
+            opened.deliveries.withdrawn(effect)
         elif isinstance(effect, Changed):
             opened.deliveries.changed(effect.store, effect.map, effect.changes)
 

@@ -155,6 +155,8 @@ class StoreOperations:
             subscriber.acknowledged_ms = wall_ms()
             if request.started is not None:
                 self._deliveries.started(subscriber, ranges_of(request.started))
+            if request.extend:
+                self._deliveries.before_extension(subscriber)
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:

@@ -185,16 +185,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._protocol.send_response(response)
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
-            self._send(
-                wire.AttachedFrame(
-                    result.created,
-                    min(asked.prefetch or now.window, now.window),
-                    str(now.ack_mode),
-                    now.ack_batch_count,
-                    now.ack_batch_time_ms,
-                    started_reports=True,
-                )
-            )
+            self._send(_attached_frame(now, asked.prefetch, created=result.created))
             self._watch()
             if watched is not None:
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
@@ -258,6 +249,7 @@ class SubscribeSocket(asyncio.Protocol):
             case wire.RejectFrame(messages=numbers):
                 self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
             case wire.ExtendFrame(messages=numbers):
+                opened.deliveries.before_extension(subscriber)
                 self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
             case wire.StartedFrame(ranges=ranges):
                 opened.deliveries.started(subscriber, ranges)
@@ -312,9 +304,9 @@ class SubscribeSocket(asyncio.Protocol):
         """Write an advisory."""
         self._send(wire.AdvisoryFrame(kind, facts))
 
-    def acknowledged(self, ranges: collections.abc.Sequence[tuple[int, int]]) -> None:
-        """Write that a commit acknowledged messages."""
-        self._send(wire.AcknowledgedFrame(list(ranges)))
+    def withdrawn(self, ranges: collections.abc.Sequence[tuple[int, int]], cause: str) -> None:
+        """Write which messages the subscriber does not hold any more."""
+        self._send(wire.WithdrawnFrame(list(ranges), cause))
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
@@ -448,9 +440,9 @@ class _SocketSubscriber(Subscriber):
         """See ``Subscriber``."""
         self._socket.advise(kind, facts)
 
-    def acknowledged(self, ranges: collections.abc.Sequence[tuple[int, int]]) -> None:
+    def withdrawn(self, ranges: collections.abc.Sequence[tuple[int, int]], cause: str) -> None:
         """See ``Subscriber``."""
-        self._socket.acknowledged(ranges)
+        self._socket.withdrawn(ranges, cause)
 
     def changed(self, changes: collections.abc.Sequence[tuple[str, int, str]]) -> None:
         """See ``Subscriber``."""
@@ -460,6 +452,20 @@ class _SocketSubscriber(Subscriber):
         """See ``Subscriber``."""
         self._socket.advise(str(error.code), dict(error.fields))
         self._socket.fail(error)
+
+
+def _attached_frame(terms: DurableDefinition, prefetch: int, *, created: bool) -> wire.AttachedFrame:
+    """What a connection begins with. ``prefetch``: the subscriber's own window, 0 for the durable's."""
+    return wire.AttachedFrame(
+        created,
+        min(prefetch or terms.window, terms.window),
+        str(terms.ack_mode),
+        terms.ack_batch_count,
+        terms.ack_batch_time_ms,
+        started_reports=True,
+        buffer_wait_ms=terms.buffered_ms,
+        order=terms.order,
+    )
 
 
 def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:

@@ -90,6 +90,7 @@ PARAMETER_TYPES: Final[Mapping[str, frozenset[DurableType]]] = MappingProxyType(
         "prefetch": _DELIVERING,
         "ack_mode": _CONSUMED,
         "ack_wait": _CONSUMED,
+        "buffer_wait": _CONSUMED,
         "ack_batch_count": _CONSUMED,
         "ack_batch_time": _CONSUMED,
         "subscriber_timeout": _DELIVERING,
@@ -125,6 +126,9 @@ class DurableDefinition:
     """As configured; ``window`` is what holds."""
     ack_mode: AckMode = AckMode.ASYNC
     ack_wait_ms: int = 30_000
+    """From the moment at which the application gets a message."""
+    buffer_wait_ms: int = 0
+    """From its delivery to that moment; 0 is as long as ``ack_wait``."""
     ack_batch_count: int = 1_000
     ack_batch_time_ms: int = 100
     subscriber_timeout_ms: int = 5_000
@@ -149,6 +153,16 @@ class DurableDefinition:
         return self.prefetch or PREFETCH_UNSET
 
     @property
+    def buffered_ms(self) -> int:
+        """How long a delivered message may wait for the application; 0, for ever, where nothing is acknowledged."""
+        return (self.buffer_wait_ms or self.ack_wait_ms) if self.type in _CONSUMED else 0
+
+    @property
+    def order(self) -> str:
+        """What is handed over in order: ``durable`` for all of it, ``key`` for the messages of one key."""
+        return "durable" if self.type is DurableType.STANDARD else "key" if self.key_ordered else ""
+
+    @property
     def dynamic(self) -> bool:
         """Whether it was made of a template when somebody subscribed."""
         return bool(self.template)
@@ -160,6 +174,7 @@ class DurableDefinition:
             "prefetch": self.prefetch,
             "ack_mode": str(self.ack_mode),
             "ack_wait": seconds_document(self.ack_wait_ms),
+            "buffer_wait": seconds_document(self.buffer_wait_ms),
             "ack_batch_count": self.ack_batch_count,
             "ack_batch_time": seconds_document(self.ack_batch_time_ms),
             "subscriber_timeout": seconds_document(self.subscriber_timeout_ms),
@@ -495,6 +510,7 @@ def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefini
         prefetch=reader.whole("prefetch", default.prefetch, 0 if kind is DurableType.STANDARD else 1, PREFETCH_MAX),
         ack_mode=reader.word("ack_mode", AckMode, default.ack_mode),
         ack_wait_ms=reader.time_ms("ack_wait", default.ack_wait_ms, least_ms=10),
+        buffer_wait_ms=reader.time_ms("buffer_wait"),
         ack_batch_count=reader.whole("ack_batch_count", default.ack_batch_count, 1, PREFETCH_MAX),
         ack_batch_time_ms=reader.time_ms("ack_batch_time", default.ack_batch_time_ms),
         subscriber_timeout_ms=reader.time_ms("subscriber_timeout", default.subscriber_timeout_ms, least_ms=10),

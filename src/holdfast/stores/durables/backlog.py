@@ -11,7 +11,7 @@ a run for each gap in ``excluded``, and an item for each block with delayed mess
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -20,6 +20,7 @@ import msgspec
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import RULES
 from holdfast.stores.values.deadlines import Deadlines
+from holdfast.stores.values.effects import Withdrawn
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -37,6 +38,8 @@ class Shelf:
     counts: ReferenceCounts
     messages: Messages
     rules: int = RULES
+    withdrawn: list[Withdrawn] = field(default_factory=list[Withdrawn])
+    """What the current command takes from subscribers; the state machine takes it as effects."""
 
 
 class Fate(Enum):

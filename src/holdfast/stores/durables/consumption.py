@@ -279,7 +279,7 @@ class Consumption(PendingMessages):
 
         It examines up to ``SCAN_MAX`` of each, including expired ones; the durable stays ready for the next delivery.
         """
-        deadline_ms = now_ms + self.definition.ack_wait_ms
+        deadline_ms = self._deadline_ms(holder, now_ms)
         looks = SCAN_MAX if self.is_stepwise else _HIGH
         while room and looks and (run := self.redelivery.take(min(room, looks))) is not None:
             looks -= run[1] - run[0] + 1
@@ -297,12 +297,18 @@ class Consumption(PendingMessages):
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
+    def _deadline_ms(self, holder: Holder, now_ms: int) -> int:
+        """Until when a message that is handed out now must be handed over; a poll hands it over at once."""
+        return now_ms + (self.definition.ack_wait_ms if holder.polls else self.definition.buffered_ms)
+
     def acknowledge(self, command: Acknowledge, effects: list[Effect]) -> Acknowledged:
         """Acknowledge, put back, reject and extend leases; what the subscriber does not hold is stale."""
         holder = self._attached(command.subscriber)
         now_ms = command.at_ms
         if command.started is not None:
-            holder.start(command.started)
+            holder.start([(first, last) for first, last, _ in command.started])
+            for first, last, at_ms in command.started:
+                self.leases.renew(holder, first, last, at_ms + self.definition.ack_wait_ms)
         count = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
@@ -418,10 +424,7 @@ class Consumption(PendingMessages):
             self.keep_limits(now_ms, budget)
             if self.discards_ms:
                 return before - self.pending
-        for run, counting in self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
-            self.tally.lapsed += run[1] - run[0] + 1
-            budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
-            self._come_back(run, counting, now_ms, effects)
+        self._lapse(now_ms, budget, effects)
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
@@ -436,6 +439,29 @@ class Consumption(PendingMessages):
             effects += self.dying_effects()
         self._note_ready(effects)
         return before - self.pending + retained
+
+    def _lapse(self, now_ms: int, budget: Budget, effects: list[Effect]) -> None:
+        """Take back what was not acknowledged in time, and what must not be handed over before it."""
+        lapsed: dict[str, list[Lease]] = {}
+        for name, run, counting in self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
+            self.tally.lapsed += run[1] - run[0] + 1
+            budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
+            self._come_back(run, counting, now_ms, effects)
+            lapsed.setdefault(name, []).append(run)
+        for name, runs in lapsed.items():
+            self.withdraw(name, runs, "lapsed")
+            holder = self.leases.of[name]
+            if holder.started is not None:
+                behind = self._behind(holder, runs)
+                taken = [run for first, last in behind for run in self.leases.take(holder, first, last)]
+                for run in taken:
+                    self._come_back(run, SequenceSet(), now_ms, effects)
+                self.withdraw(name, taken, "order")
+
+    def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
+        """What the subscriber has in its buffer behind these, and may not get before them."""
+        del holder, lapsed
+        return []
 
     def purge(self, now_ms: int) -> tuple[int, int, list[Residue]]:
         """Forget everything that the durable keeps, leases included.
@@ -454,9 +480,11 @@ class Consumption(PendingMessages):
             for kept in self.backlog.passed_delayed():
                 self.release(kept.seq, kept.seq)
         self.backlog.forget_delayed()
-        for holder in self.leases.of.values():
-            for run in self.leases.take(holder, 0, _HIGH):
+        for name, holder in self.leases.of.items():
+            held = self.leases.take(holder, 0, _HIGH)
+            for run in held:
                 self.release(run[0], run[1])
+            self.withdraw(name, held, "purged")
         for first, last, _ in self.redelivery.all_runs():
             self.release(first, last)
         self.redelivery = RedeliveryQueue()
@@ -490,7 +518,7 @@ class Consumption(PendingMessages):
             return False
         subscriber = self.leases.holder_of(seq)
         if subscriber is not None:
-            self.leases.take(self.leases.of[subscriber], seq, seq)
+            self.withdraw(subscriber, self.leases.take(self.leases.of[subscriber], seq, seq), "deleted")
         elif self.take_dying(seq) is None and self.redelivery.remove(seq) is None:
             if self.is_swept(kept):
                 return False
@@ -571,6 +599,10 @@ class Standard(Consumption):
     """One subscriber. A newer one displaces it and gets the messages that it held, counted as redelivered."""
 
     exclusive = True
+
+    def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
+        """Every later message: one subscriber gets all, in order."""
+        return holder.unstarted(lapsed[0][0], _HIGH)
 
 
 class Shared(Consumption):
@@ -686,7 +718,7 @@ class KeyOrdered(Shared):
             room = self._hand_out_waiting(holder, room, now_ms, runs)
 
     def _hand_out_waiting(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> int:
-        deadline_ms = now_ms + self.definition.ack_wait_ms
+        deadline_ms = self._deadline_ms(holder, now_ms)
         for seq, deliveries in list(islice(self._free(holder), room)):
             self.redelivery.remove(seq)
             if not without_expired(self, seq, seq, now_ms):
@@ -702,6 +734,22 @@ class KeyOrdered(Shared):
             else:
                 runs.append((seq, seq, count))
         return room
+
+    def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
+        """The later messages of the same keys."""
+        keys, first_of = self._held.keys, dict[str, int]()
+        for run in lapsed:
+            for seq in range(run[0], run[1] + 1):
+                if (key := keys.get(seq)) is not None:
+                    first_of[key] = min(seq, first_of.get(key, seq))
+        if not first_of:
+            return []
+        behind = SequenceSet()
+        for first, last in holder.unstarted(min(first_of.values()), _HIGH):
+            for seq in range(first, last + 1):
+                if (key := keys.get(seq)) is not None and first_of.get(key, _HIGH) < seq:
+                    behind.add(seq, seq)
+        return behind.runs()
 
     def set_apart(self, first: int, last: int) -> None:
         """As for every durable, with their keys noted. Cost: reads them."""

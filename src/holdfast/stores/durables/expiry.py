@@ -356,8 +356,10 @@ def _go_back(durable: PendingMessages, target: int, now_ms: int) -> None:
     for first, last in retained(durable, target, backlog.cursor):
         durable.pending += last - first + 1
         durable.pending_bytes += durable.shelf.counts.size(first, last)
-    for holder in durable.leases.of.values():
-        for run in durable.leases.take(holder, target, _HIGH):
+    for name, holder in durable.leases.of.items():
+        held = durable.leases.take(holder, target, _HIGH)
+        durable.withdraw(name, held, "rewound")
+        for run in held:
             # Their own time may have ended while they were held; the cursor would take that for carried out.
             without_expired(durable, run[0], run[1], now_ms)
     durable.redelivery.clear_from(target)

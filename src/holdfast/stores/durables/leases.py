@@ -90,6 +90,12 @@ class Holder:
         """What of a range it holds. Cost: O(log runs + runs touched)."""
         return _within(self.runs, first, last)
 
+    def unstarted(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What it holds of a range that the application was not handed. For a subscriber that reports it."""
+        assert self.started is not None, "without reports nothing is known"
+        held = [part for run in self.held_of(first, last) for part in self.started.parts(*run)]
+        return [(low, high) for low, high, is_started in held if not is_started]
+
     def lapses_on(self, now_ms: int) -> None:
         """More is due than was taken. Without a report the oldest has counted: the rest does not."""
         if self.started is None:
@@ -171,23 +177,23 @@ class Leases:
             heappop(deadlines)
         return deadlines[0] if deadlines else None
 
-    def lapsed(self, now_ms: int, looks: int) -> list[tuple[Lease, SequenceSet]]:
-        """Take away up to ``looks`` messages whose deadline has come, as runs, each with the messages whose delivery
-        counts.
+    def lapsed(self, now_ms: int, looks: int) -> list[tuple[str, Lease, SequenceSet]]:
+        """Take away up to ``looks`` messages whose deadline has come, as runs, each with its subscriber and the
+        messages whose delivery counts.
 
         The others lapse with the next call. Cost: O(runs), and O(1) if none has.
         """
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
             return []
-        lapsed_runs: list[tuple[Lease, SequenceSet]] = []
-        for holder in self.of.values():
+        lapsed_runs: list[tuple[str, Lease, SequenceSet]] = []
+        for name, holder in self.of.items():
             due = [run for run in holder.runs if 0 < run[3] <= now_ms]
             counting = holder.counting() if due else SequenceSet()
             for run in due:
                 last = min(run[1], run[0] + looks - 1)
                 looks -= last - run[0] + 1
-                lapsed_runs += [(part, counting) for part in self.take(holder, run[0], last)]
+                lapsed_runs += [(name, part, counting) for part in self.take(holder, run[0], last)]
                 if not looks:
                     holder.lapses_on(now_ms)
                     return lapsed_runs

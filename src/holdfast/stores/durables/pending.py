@@ -14,10 +14,10 @@ import msgspec
 
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
-from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
+from holdfast.stores.durables.leases import Holder, Lease, Leases, RedeliveryQueue, joined
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget, Deadlines
-from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.effects import Ready, Withdrawn
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -236,6 +236,12 @@ class PendingMessages:
     def set_apart(self, first: int, last: int) -> None:
         """These can be handed out and wait for it."""
         self.redelivery.add(first, last, 0)
+
+    def withdraw(self, subscriber: str, runs: Sequence[Lease], cause: str) -> None:
+        """A subscriber does not hold these any more, and did not give them up itself."""
+        if runs:
+            ranges = joined(sorted(runs))
+            self.shelf.withdrawn.append(Withdrawn(self.shelf.store, self.name, subscriber, ranges, cause))
 
     def forget(self, first: int, last: int) -> None:
         """These have left the durable."""

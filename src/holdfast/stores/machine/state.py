@@ -33,7 +33,7 @@ from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import FIRST_RULES, Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.effects import AcknowledgedByCommit, Applied, Displaced, Effect, Ready
+from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready, Withdrawn
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
 
@@ -82,6 +82,9 @@ class State(Cluster):
         assert command.at_ms >= last_ms, "time never goes back within one log"
         effects: list[Effect] = []
         result, changed = self._handlers[type(command)](command, effects)
+        if self.withdrawn:
+            effects += self.withdrawn
+            self.withdrawn.clear()
         if changed and volatile:
             self.volatile_at_ms = command.at_ms
         elif changed:
@@ -91,7 +94,7 @@ class State(Cluster):
     def _commit_parts(self, command: commands.CommitParts, effects: list[Effect]) -> _Outcome:
         done = commit_parts.carry_out(self, command, lambda part: self._handlers[type(part)](part, effects)[0])
         effects += [
-            AcknowledgedByCommit(part.store, part.durable, part.subscriber, part.ack)
+            Withdrawn(part.store, part.durable, part.subscriber, part.ack, "acknowledged")
             for part in command.parts
             if isinstance(part, commands.Acknowledge)
         ]
@@ -206,7 +209,8 @@ class State(Cluster):
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
             return commands.Acknowledged(0, []), False
-        _check_ranges(chain(command.ack, command.extend, command.started or ()))
+        started = [(first, last) for first, last, _ in command.started or ()]
+        _check_ranges(chain(command.ack, command.extend, started))
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
         return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None

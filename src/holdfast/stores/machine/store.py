@@ -40,7 +40,7 @@ from holdfast.stores.values.commands import (
     Restarted,
 )
 from holdfast.stores.values.deadlines import Deadlines, earlier
-from holdfast.stores.values.effects import Advise, Effect, Ready
+from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
 from holdfast.stores.values.messages import Batch, FieldValue, Message
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
@@ -237,11 +237,12 @@ class Store:
         blocks: Blocks,
         entries: Entries,
         room: Callable[[int, int], None],
+        withdrawn: list[Withdrawn],
     ) -> None:
         self.definition = definition
         self.name = definition.name
         self.counts = ReferenceCounts(definition.name, blocks)
-        self.shelf = Shelf(definition.name, self.counts, messages)
+        self.shelf = Shelf(definition.name, self.counts, messages, withdrawn=withdrawn)
         self.blocks = blocks
         self.entries = entries
         self.publishers = Publishers()
@@ -567,6 +568,8 @@ class Cluster:
         self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
         """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
+        self.withdrawn: list[Withdrawn] = []
+        """What the current command has taken from subscribers."""
         self._rules = RULES
         self.at_ms = 0
         """The time of the last command that changed anything, apart from those of ``volatile_names``."""
@@ -616,7 +619,7 @@ class Cluster:
         if self.definition.is_volatile(definition):
             ports = self._volatile_ports
             self.volatile_names.add(definition.name)
-        store = Store(definition, *ports, room)
+        store = Store(definition, *ports, room, self.withdrawn)
         store.shelf.rules = self.rules
         self.stores[definition.name] = store
         return store

@@ -115,8 +115,9 @@ class Acknowledge(_OfDurable, frozen=True):
     reject: list[int] = []
     extend: list[tuple[int, int]] = []
     """Ranges whose ``ack_wait`` begins again."""
-    started: list[tuple[int, int]] | None = None
-    """New ranges that the application was handed; None from a subscriber that does not report it."""
+    started: list[tuple[int, int, int]] | None = None
+    """First, last and time of what the application was handed: its ``ack_wait`` begins then. None from a subscriber
+    that does not report it."""
 
 
 class DeadLetter(_OfDurable, frozen=True):

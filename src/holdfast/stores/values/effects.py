@@ -33,13 +33,18 @@ class Advise(msgspec.Struct, frozen=True):
     facts: tuple[tuple[str, Fact], ...] = ()
 
 
-class AcknowledgedByCommit(msgspec.Struct, frozen=True):
-    """A commit acknowledged messages that the subscriber held: it has room for others."""
+class Withdrawn(msgspec.Struct, frozen=True):
+    """Messages that the subscriber held are not its own any more: take them out of its buffer and give it room.
+
+    ``cause``: ``lapsed`` (nobody acknowledged them in time), ``order`` (a message before them lapsed), ``acknowledged``
+    (by a commit), ``purged``, ``deleted``, ``rewound``.
+    """
 
     store: str
     durable: str
     subscriber: str
     ranges: list[tuple[int, int]]
+    cause: str
 
 
 class Displaced(msgspec.Struct, frozen=True):
@@ -76,7 +81,7 @@ class Changed(msgspec.Struct, frozen=True):
     changes: tuple[tuple[str, int, str], ...]
 
 
-Effect = Ready | Advise | AcknowledgedByCommit | Displaced | DeadLettering | Changed
+Effect = Ready | Advise | Withdrawn | Displaced | DeadLettering | Changed
 
 
 class Applied(msgspec.Struct, frozen=True):

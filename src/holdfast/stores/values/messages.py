@@ -37,7 +37,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
 
     ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
-    rewound, so a subscriber may have acknowledged it.
+    rewound, so a subscriber may have acknowledged it. ``ack_wait_ms``: how long the application has from the moment at
+    which it gets the message. ``buffer_wait_ms``: how long the message may wait for that moment. 0 is for ever.
     """
 
     seq: int
@@ -48,6 +49,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     delivery_count: int
     redelivered: bool
     replayed: bool = False
+    ack_wait_ms: int = 0
+    buffer_wait_ms: int = 0
 
 
 BATCH_MESSAGES_MAX = 65_536

@@ -126,34 +126,76 @@ def test_the_target_names_everything_that_the_subscriber_asks_for() -> None:
     )
 
 
-def test_credit_is_the_prefetch_and_comes_back_as_messages_are_taken() -> None:
+def credit_of(service: Service) -> list[object]:
+    return [frame["messages"] for frame in service.hears() if frame["type"] == "credit"]
+
+
+def grow(service: Service, *, first: int = 1) -> int:
+    """Take what the credit allows, at once, until it grows no more. Returns the next number."""
+    seq, given = first, sum(credit_of(service))  # type: ignore[arg-type]
+    while given:
+        service.delivers(*range(seq, seq + given))
+        service.takes()
+        service.machine.acknowledge([(seq, seq + given - 1)], service.now_ms)
+        service.machine.flush()
+        seq += given
+        if given == service.machine.window:
+            break
+        given = sum(credit_of(service))  # type: ignore[arg-type]
+    return seq
+
+
+def test_credit_begins_at_one_and_doubles_up_to_the_prefetch_while_it_is_used_up() -> None:
     service = Service()
     service.attaches()
-    assert service.hears() == [{"type": "credit", "messages": 8}]
-    service.delivers(1, 2, 3, 4, 5)
-    assert service.hears() == [], "what waits here gives no credit"
-    assert service.takes() == [1, 2, 3, 4, 5]
-    assert service.hears() == [{"type": "credit", "messages": 4}], "half the window at a time"
+    windows, seq = [service.machine.window], 0
+    for _ in range(8):
+        for _ in range(sum(credit_of(service))):  # type: ignore[arg-type]
+            seq += 1
+            service.delivers(seq)
+        service.takes()
+        windows.append(service.machine.window)
+    assert windows == [1, 2, 4, 8, 8, 8, 8, 8, 8]
+
+
+def test_the_window_has_what_the_application_takes_in_a_third_of_the_time_it_has() -> None:
+    service = Service()
+    service.attaches(prefetch=64, buffer_wait_ms=30_000)
+    room = seq = 0
+    for _ in range(60):
+        room += sum(credit_of(service))  # type: ignore[arg-type]
+        if not service.machine.has_ready:  # as from far away
+            service.delivers(*range(seq + 1, seq + room + 1))
+            seq, room = seq + room, 0
+        assert service.machine.take(service.now_ms) is not None
+        service.step()
+        service.now_ms += 1_000
+        service.machine.heard(service.now_ms)
+        assert service.machine.window <= 10, "a message a second, and 30 seconds"
+    assert service.machine.window == 10
 
 
 def test_a_subscribers_own_prefetch_bounds_what_it_holds_unsettled() -> None:
     service = Service(prefetch=4)
     service.attaches()
-    assert service.hears() == [{"type": "credit", "messages": 4}]
-    service.delivers(1, 2, 3, 4)
-    assert service.takes() == [1, 2, 3, 4]
-    assert service.hears() == [], "taking gives no credit"
-    service.machine.acknowledge([(1, 1)], 0)
+    seq = grow(service)
+    assert service.machine.window == 4
+    service.hears()
+    service.delivers(*range(seq, seq + 4))
+    assert service.takes() == [*range(seq, seq + 4)]
+    assert credit_of(service) == [], "taking gives no credit"
+    service.machine.acknowledge([(seq, seq)], 0)
     assert service.hears() == []
-    service.machine.acknowledge([(2, 2)], 0)
-    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 2]]}, {"type": "credit", "messages": 2}]
-    service.machine.put_back(3, 0)
+    service.machine.acknowledge([(seq + 1, seq + 1)], 0)
+    frames = service.hears()
+    assert [frame["type"] for frame in frames] == ["ack", "credit"]
+    assert frames[1]["messages"] == 2
+    service.machine.put_back(seq + 2, 0)
     assert [frame["type"] for frame in service.hears()] == ["nack", "credit"]
-    service.machine.extend(4)
+    service.machine.extend(seq + 3)
     assert [frame["type"] for frame in service.hears()] == ["extend"]
-    service.delivers(4)
-    service.machine.reject(4)
-    assert service.hears()[-1] == {"type": "credit", "messages": 2}, "one came back by itself, one was settled"
+    service.machine.reject(seq + 3)
+    assert service.hears()[-1] == {"type": "credit", "messages": 1}
 
 
 def test_acknowledgements_go_out_together_as_ranges() -> None:

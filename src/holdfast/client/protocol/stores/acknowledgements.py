@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.protocol.stores.messages import ack_frame, started_frame
+from holdfast.client.protocol.stores.pace import Pace
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import AttachedFrame, ReplyFrame
@@ -216,18 +217,22 @@ class StartedReports:
 
 
 class Window:
-    """The window of one subscriber. ``asked`` is its own, None for the durable's.
+    """How many messages the service may send. ``asked`` is the subscriber's own maximum, None for the durable's.
 
     With the durable's window, credit comes back half a window at a time as messages are taken; with its own, as they
-    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its part.
+    are acknowledged, so the subscriber never holds more. A message that is never acknowledged keeps its part. Either
+    way the window follows the measured ``Pace``.
     """
 
     def __init__(self, asked: int | None) -> None:
         self._asked = asked
         self._offered = AttachedFrame().prefetch
-        self._owed = 0
+        self._wait_ms = 0
+        self._given = 0
+        """Credit that is with the service, or in messages that count still."""
         self._held: set[int] | None = set() if asked is not None else None
         """Numbers not acknowledged yet, where this subscriber has its own window."""
+        self.pace = Pace()
 
     @property
     def is_own(self) -> bool:
@@ -235,36 +240,35 @@ class Window:
         return self._held is not None
 
     @property
-    def size(self) -> int:
-        """The window in messages."""
+    def most(self) -> int:
+        """The maximum of the window, in messages."""
         return self._offered if self._asked is None else min(self._asked, self._offered)
 
-    def begin(self, offered: int) -> int:
-        """A connection begins; ``offered`` is the durable's window. Returns the credit to give."""
-        self._offered = offered
-        self._owed = 0
-        return self.size
+    @property
+    def size(self) -> int:
+        """The window in messages."""
+        return self.pace.limit(self.most, self._wait_ms)
+
+    def begin(self, offered: int, wait_ms: int) -> None:
+        """A connection begins. ``offered``: the durable's window; ``wait_ms``: how long a message may wait here."""
+        self._offered, self._wait_ms, self._given = offered, wait_ms, 0
+        self.pace.begin()
 
     def lost(self) -> None:
         """The connection is lost: the subscriber holds no messages."""
+        self._given = 0
         if self._held is not None:
             self._held.clear()
 
     def arrived(self, messages: Sequence[Delivery]) -> None:
         """These came."""
-        if self._held is None:
-            return
-        for message in messages:
-            if message.seq in self._held:  # its acknowledgement time was over, and it came back to us
-                self._owed += 1
-            self._held.add(message.seq)
-
-    def took(self, count: int) -> bool:
-        """The application has this many more. Returns whether credit is due."""
         if self._held is not None:
-            return False
-        self._owed += count
-        return self._owed * 2 >= self.size
+            self._held.update([message.seq for message in messages])
+
+    def took(self, count: int) -> None:
+        """The application has this many more."""
+        if self._held is None:
+            self._given -= count
 
     def released(self, first: int, last: int) -> None:
         """These are not held any more."""
@@ -272,9 +276,25 @@ class Window:
             for seq in range(first, last + 1):
                 if seq in self._held:
                     self._held.discard(seq)
-                    self._owed += 1
+                    self._given -= 1
 
-    def take_owed(self) -> int:
+    def withdrawn(self, ranges: Sequence[tuple[int, int]], taken: int) -> None:
+        """The service has taken these back with their credit; the application had ``taken`` of them."""
+        if self._held is None:
+            self._given += taken
+            return
+        for first, last in ranges:
+            for seq in range(first, last + 1):
+                if seq in self._held:
+                    self._held.discard(seq)
+                else:
+                    self._given += 1
+
+    def take_due(self) -> int:
         """The credit to give now."""
-        owed, self._owed = self._owed, 0
-        return owed
+        size = self.size
+        due = size - self._given
+        if due <= 0 or (self._held is None and due * 2 < size):
+            return 0
+        self._given = size
+        return due

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -36,6 +35,7 @@ from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
+from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
     Advisories,
@@ -53,7 +53,6 @@ from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidReq
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
 from holdfast.wire.stores import (
-    AcknowledgedFrame,
     AdvisoryFrame,
     AttachedFrame,
     ChangesFrame,
@@ -62,6 +61,7 @@ from holdfast.wire.stores import (
     KeyChange,
     MessagesFrame,
     ReplyFrame,
+    WithdrawnFrame,
 )
 
 
@@ -192,7 +192,7 @@ class SubscriberMachine:
         """When the last whole frame arrived: no probe is in flight after it."""
         self._probed_ms = 0.0
         self._terms = AttachedFrame()
-        self._ready: deque[Delivery] = deque()
+        self._buffer = Buffer()
         self._window = Window(options.prefetch)
         self._outgoing: list[bytes] = []
         self._acks = AckBatcher()
@@ -225,7 +225,12 @@ class SubscriberMachine:
     @property
     def has_ready(self) -> bool:
         """Whether ``take`` has something."""
-        return bool(self._ready)
+        return bool(self._buffer)
+
+    @property
+    def window(self) -> int:
+        """How many messages it takes now, in the service's hands and here together."""
+        return self._window.size
 
     @property
     def send_due_ms(self) -> float:
@@ -246,22 +251,24 @@ class SubscriberMachine:
     def take(self, now_ms: float) -> Delivery | None:
         """The next message that arrived, or None. Where ``reports_first`` is set then, send the outgoing frames before
         the application gets the message."""
-        if not self._ready:
+        message = self._buffer.take(now_ms)
+        if message is None:
+            self._window.pace.waited()
             return None
-        message = self._ready.popleft()
         self._took((message,), now_ms)
         return message
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that arrived."""
-        messages = list(self._ready)
-        self._ready.clear()
-        self._took(messages, now_ms)
+        messages = self._buffer.take_all(now_ms)
+        if messages:
+            self._took(messages, now_ms)
         return messages
 
     def _took(self, messages: Sequence[Delivery], now_ms: float) -> None:
-        if self._window.took(len(messages)):
-            self._give_credit()
+        self._window.pace.took(len(messages), now_ms, waiting=len(self._buffer))
+        self._window.took(len(messages))
+        self._give_credit()
         self._started.took(messages, now_ms)
         self.reports_first = self._started.is_exact
         if self.reports_first:
@@ -317,7 +324,7 @@ class SubscriberMachine:
         self._pause = None
         self._outgoing.clear()
         self.failure = failure
-        self._ready.clear()
+        self._buffer.clear()
         self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
 
     # called by the driver
@@ -402,7 +409,13 @@ class SubscriberMachine:
                 self.too_large()
 
     def bytes_arrived(self, now_ms: float) -> None:
-        """Bytes arrived, perhaps a part of a frame: the service is not silent. Call this before their events."""
+        """Bytes arrived, perhaps a part of a frame: the service is not silent. Call this before their events.
+
+        After a silence that is too long they are old, as when this machine slept: the service has given up this
+        subscriber meanwhile, and its messages are others'.
+        """
+        if self._state in _CONNECTED and now_ms - self._bytes_ms >= self._options.timeout_ms:
+            self.lost(now_ms, f"nothing was read for {self._options.timeout_ms:g} ms")
         self._bytes_ms = now_ms
 
     def heard(self, now_ms: float) -> None:
@@ -431,16 +444,13 @@ class SubscriberMachine:
         match frame:
             case MessagesFrame(messages=messages):
                 self._window.arrived(messages)
-                self._ready.extend(messages)
+                self._buffer.arrived(messages, now_ms)
             case ReplyFrame():
                 self._on_response(frame)
             case AttachedFrame():
                 self._attached(frame, now_ms)
-            case AcknowledgedFrame(ranges=ranges):
-                for first, last in ranges:
-                    self._window.released(first, last)
-                if self._window.is_own:
-                    self._give_credit()
+            case WithdrawnFrame(ranges=ranges):
+                self._window.withdrawn(ranges, self._buffer.withdraw(ranges))
             case AdvisoryFrame(kind=kind, facts=facts):
                 self._last_said = frame
                 self.advisories.add(kind, facts)
@@ -486,14 +496,15 @@ class SubscriberMachine:
             self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
         self.was_attached = True
         self._away_since_ms = None
-        credit = self._window.begin(terms.prefetch)
+        self._buffer.begin(terms.order)
+        self._window.begin(terms.prefetch, terms.buffer_wait_ms)
         self._started.begin(is_taken=terms.started_reports)
         if terms.started_reports:
             self._outgoing.append(started_frame(()))
         self._outgoing += self._acks.again()
         self.flush()
         if not self._closing:
-            self._outgoing.append(credit_frame(credit))
+            self._give_credit()
 
     def _made_progress(self) -> None:
         """The connection brought a message or reply, so the next loss starts a new retry budget. Being attached is not
@@ -504,7 +515,7 @@ class SubscriberMachine:
     def _again_or_end(self, now_ms: float, error: HoldfastError) -> None:
         if self._asked_endpoint is not None:
             self._session.route.failed(self._asked_endpoint)
-        self._ready.clear()
+        self._buffer.clear()
         self._outgoing.clear()
         self._window.lost()
         self._started.lost()
@@ -549,14 +560,15 @@ class SubscriberMachine:
             self._outgoing.append(frame)
 
     def _give_credit(self) -> None:
-        if self._state is _State.ATTACHED and (owed := self._window.take_owed()):
-            self._outgoing.append(credit_frame(owed))
+        if self._state is _State.ATTACHED and (due := self._window.take_due()):
+            self._outgoing.append(credit_frame(due))
 
     def _batch_count(self) -> int:
         asked = self._options.ack_batch_count
         count = self._terms.ack_batch_count if asked is None else asked
         # Later than half the window, acknowledging would stop the deliveries that it makes room for.
-        return max(1, min(count, self._window.size // 2))
+        window = self._window
+        return max(1, min(count, (window.size if window.is_own else window.most) // 2))
 
     def _batch_time_ms(self) -> float:
         asked = self._options.ack_batch_time
@@ -582,7 +594,7 @@ class SubscriberMachine:
         """Assert every law of the state; for tests."""
         self._acks.check()
         assert (self._state is _State.WAITING) == (self._pause is not None), "only waiting has a pause"
-        assert not (self._ready and self._state is not _State.ATTACHED), "only an attached subscriber has messages"
+        assert not (self._buffer and self._state is not _State.ATTACHED), "only an attached subscriber has messages"
         assert not (self._outgoing and self._state is not _State.ATTACHED), (
             "only an attached subscriber has frames to send"
         )

@@ -1,0 +1,89 @@
+"""What has arrived at a subscriber and was not handed to its application, without I/O.
+
+A message is handed over only while it is this subscriber's, as far as it can know. It leaves the buffer when the
+service withdraws it, when its own time is over, and with everything else when the connection ends. A message that is
+late takes with it what must not be handed over before it; of those that it withdraws the service names all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from holdfast.stores.values.messages import Delivery
+
+
+class Buffer:
+    """Messages in the order in which they came. Memory: the credit that was given, at most the prefetch."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[Delivery, float]] = deque()
+        """Each with the time until which it may be handed over."""
+        self._order = ""
+        self._late: set[int] = set()
+        """Numbers that were too late. The service withdraws them, too: until then they keep their credit."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def begin(self, order: str) -> None:
+        """A connection begins. ``order``: what is handed over in order, ``durable``, ``key`` or nothing."""
+        self.clear()
+        self._order = order
+
+    def clear(self) -> None:
+        """The connection has ended: the service delivers everything again."""
+        self._messages.clear()
+        self._late.clear()
+
+    def arrived(self, messages: Sequence[Delivery], now_ms: float) -> None:
+        """These came."""
+        if self._late:
+            self._late.difference_update([message.seq for message in messages])
+        self._messages.extend(
+            [(one, now_ms + one.buffer_wait_ms if one.buffer_wait_ms else math.inf) for one in messages]
+        )
+
+    def take(self, now_ms: float) -> Delivery | None:
+        """The next message, None for none."""
+        if self._messages and self._messages[0][1] <= now_ms:
+            self._drop_late(now_ms)
+        return self._messages.popleft()[0] if self._messages else None
+
+    def take_all(self, now_ms: float) -> list[Delivery]:
+        """Everything that may be handed over."""
+        self._drop_late(now_ms)
+        messages = [message for message, _ in self._messages]
+        self._messages.clear()
+        return messages
+
+    def withdraw(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """The service has taken these back, with their credit. Returns how many of them the application has."""
+        told = sum(last - first + 1 for first, last in ranges)
+        before = len(self._messages) + len(self._late)
+        self._late = {seq for seq in self._late if not any(first <= seq <= last for first, last in ranges)}
+        self._remove(lambda message, _: any(first <= message.seq <= last for first, last in ranges))
+        return told - (before - len(self._messages) - len(self._late))
+
+    def _drop_late(self, now_ms: float) -> None:
+        late = self._remove(lambda _, until_ms: until_ms <= now_ms)
+        if late and self._order:
+            firsts: dict[str | None, int] = {}
+            for message in late:
+                key = message.key if self._order == "key" else None
+                firsts[key] = min(message.seq, firsts.get(key, message.seq))
+            is_keyed = self._order == "key"
+            late += self._remove(
+                lambda message, _: (
+                    not (is_keyed and message.key is None)
+                    and message.seq > firsts.get(message.key if is_keyed else None, 1 << 62)
+                )
+            )
+        self._late.update([message.seq for message in late])
+
+    def _remove(self, leaves: Callable[[Delivery, float], bool]) -> list[Delivery]:
+        gone = [message for message, until_ms in self._messages if leaves(message, until_ms)]
+        if gone:
+            self._messages = deque(each for each in self._messages if not leaves(*each))
+        return gone

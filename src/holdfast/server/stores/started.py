@@ -1,0 +1,60 @@
+"""What a subscriber reports as handed to its application, and when: kept until the state machine needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from holdfast.stores.values.sequence_set import SequenceSet
+
+RUNS_MAX: Final = 4_096
+"""Runs kept for one subscriber; above it, only those of held messages."""
+STEP_MS: Final = 20
+"""Reports this near to each other have one time, the latest: a message may have its time this much longer."""
+
+Held = Callable[[int, int], list[tuple[int, int]]]
+"""What the subscriber holds of a range."""
+
+
+class StartedMessages:
+    """Ranges by the time of their report."""
+
+    __slots__ = ("_by_time",)
+
+    def __init__(self) -> None:
+        self._by_time: list[tuple[int, int, SequenceSet]] = []  # the first and the latest time of each set
+
+    def __bool__(self) -> bool:
+        return any(numbers for _, _, numbers in self._by_time)
+
+    def add(self, ranges: Iterable[tuple[int, int]], now_ms: int, held_of: Held) -> None:
+        """The application was handed these now."""
+        if self._by_time and now_ms - self._by_time[-1][0] < STEP_MS:
+            began_ms, _, numbers = self._by_time.pop()
+        else:
+            began_ms, numbers = now_ms, SequenceSet()
+        for first, last in ranges:
+            numbers.add(first, last)
+        self._by_time.append((began_ms, now_ms, numbers))
+        if len(self._by_time) + sum(numbers.length for _, _, numbers in self._by_time) > RUNS_MAX:
+            self._by_time = [
+                (began, at, SequenceSet(held))
+                for began, at, numbers in self._by_time
+                if (held := [part for first, last in numbers.runs() for part in held_of(first, last)])
+            ]
+
+    def remove(self, first: int, last: int) -> None:
+        """These are delivered again, and have to be started again."""
+        for _, _, numbers in self._by_time:
+            numbers.remove(first, last)
+
+    def take(self, held_of: Held) -> list[tuple[int, int, int]]:
+        """What of them is held still: first, last and the time of the report. Afterwards there is nothing."""
+        taken = [
+            (low, high, at_ms)
+            for _, at_ms, numbers in self._by_time
+            for first, last in numbers.runs()
+            for low, high in held_of(first, last)
+        ]
+        self._by_time.clear()
+        return taken

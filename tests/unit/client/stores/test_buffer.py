@@ -1,0 +1,125 @@
+"""Laws of the subscriber's buffer: only what is still this subscriber's is handed over. No I/O, no clock."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.client.stores.test_consuming import Service
+
+Frame = dict[str, object]
+
+
+def delivers(service: Service, *numbers: int, wait_ms: int = 30_000, keys: str = "") -> None:
+    messages = [
+        {
+            "seq": seq,
+            "fields": {},
+            "key": keys[index] if keys else None,
+            "body": b"",
+            "published_ms": 1,
+            "delivery_count": 1,
+            "redelivered": False,
+            "buffer_wait_ms": wait_ms,
+        }
+        for index, seq in enumerate(numbers)
+    ]
+    service.says({"type": "messages", "messages": messages})
+
+
+def withdraws(service: Service, *ranges: tuple[int, int]) -> None:
+    service.says({"type": "withdrawn", "ranges": list(ranges), "cause": "lapsed"})
+
+
+def given(service: Service) -> int:
+    return sum(frame["messages"] for frame in service.hears() if frame["type"] == "credit")  # type: ignore[misc]
+
+
+def test_what_is_withdrawn_is_not_handed_over() -> None:
+    service = Service()
+    service.attaches(prefetch=8)
+    delivers(service, 1, 2, 3, 4, 5)
+    withdraws(service, (2, 3), (5, 5))
+    assert service.takes() == [1, 4]
+
+
+@pytest.mark.parametrize("own", [None, 8])
+def test_credit_for_what_was_withdrawn_comes_back_once(own: int | None) -> None:
+    """The service counts what it may send: what it withdraws it may send again, here and there alike."""
+    service = Service(**({} if own is None else {"prefetch": own}))
+    service.attaches(prefetch=8)
+    room, held, seq = given(service), list[int](), 0
+    for turn in range(400):
+        while room:
+            seq, room = seq + 1, room - 1
+            held.append(seq)
+            delivers(service, seq)
+        assert len(held) <= 8 + (own is None) * len(held), "never more than the prefetch"
+        if turn % 3 == 1 and held:
+            lost, held = held[: 1 + turn % 4], held[1 + turn % 4 :]
+            room += len(lost)
+            withdraws(service, *[(one, one) for one in lost])
+        taken = service.takes()
+        assert set(taken) <= set(held), "only what is still held"
+        for one in taken[: len(taken) - turn % 2]:
+            held.remove(one)
+            service.machine.acknowledge([(one, one)], service.now_ms)
+        service.machine.flush()
+        room += given(service)
+    assert service.machine.window == 8
+    assert seq > 400, "the credit never ran out"
+
+
+def test_what_has_waited_too_long_is_not_handed_over() -> None:
+    service = Service()
+    service.attaches(prefetch=8)
+    delivers(service, 1, 2, wait_ms=1_000)
+    delivers(service, 3, wait_ms=2_000)
+    service.now_ms += 1_000
+    assert service.takes() == [3]
+
+
+def test_with_a_late_message_go_the_later_ones_of_its_durable() -> None:
+    service = Service()
+    service.attaches(prefetch=8, order="durable")
+    delivers(service, 1, wait_ms=5_000)
+    delivers(service, 2, wait_ms=1_000)
+    delivers(service, 3, 4, wait_ms=5_000)
+    service.now_ms += 1_000
+    assert service.takes() == [1]
+
+
+def test_with_a_late_message_go_the_later_ones_of_its_key() -> None:
+    service = Service()
+    service.attaches(prefetch=8, order="key")
+    delivers(service, 1, wait_ms=1_000, keys="a")
+    delivers(service, 2, 3, 4, wait_ms=5_000, keys="bab")
+    service.now_ms += 1_000
+    assert service.takes() == [2, 4]
+
+
+def test_what_was_late_and_is_withdrawn_then_costs_no_credit() -> None:
+    service = Service()
+    service.attaches(prefetch=8)
+    delivers(service, 1)
+    service.takes()
+    assert given(service) == 1 + 2
+    delivers(service, 2, 3, wait_ms=1_000)
+    service.now_ms += 1_000
+    assert service.takes() == []
+    assert given(service) == 0, "the service has not taken them back yet"
+    withdraws(service, (2, 3))
+    assert given(service) == 0, "the service may send two again by itself"
+    delivers(service, 4)
+    assert service.takes() == [4]
+    assert given(service) == 3, "the window is four now, and the service has one of the two that it gave back"
+
+
+def test_after_a_silence_that_is_too_long_nothing_that_lies_unread_is_handed_over() -> None:
+    """A laptop slept, or the event loop was blocked: the service has given the messages to others."""
+    service = Service()
+    service.attaches(prefetch=8)
+    service.now_ms += 3_600_000
+    service.machine.bytes_arrived(service.now_ms)
+    delivers(service, 1, 2)
+    assert service.takes() == []
+    service.waits()
+    service.connects()
