@@ -6,7 +6,7 @@ HoldfastError
 ├── Unavailable        wait, then repeat the call
 │   └── AlreadyOpen    another process has it open; close it there
 ├── Closed             this object is finished; open another
-│   └── Fenced         a newer leader owns the log; reopen to follow it
+│   └── Fenced         a newer leader owns the log, or a newer subscriber the durable; open again to follow it
 ├── InvalidRequest     (also ValueError) correct the call
 │   └── MissingExtra   (also ImportError) install the extra that it names (``holdfast.extras``)
 ├── NotFound           (also KeyError) it does not exist

@@ -29,6 +29,7 @@ from holdfast.errors import (
     Closed,
     Code,
     Conflict,
+    Fenced,
     HoldfastError,
     InvalidRequest,
     LimitExceeded,
@@ -323,7 +324,7 @@ def test_the_newest_subscriber_of_a_standard_durable_wins(client: StoreClient, s
     with client.subscriber(store, "one", subscriber="old") as old:
         assert old.receive(0.5) is None
         with client.subscriber(store, "one", subscriber="new") as new:
-            with pytest.raises(HoldfastError) as collision:
+            with pytest.raises(Fenced) as collision:
                 old.receive(10)
             assert collision.value.code is Code.DURABLE_COLLISION
             with client.publisher(store) as publisher:

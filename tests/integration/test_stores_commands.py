@@ -21,6 +21,7 @@ from holdfast.cli.output import Exit
 from holdfast.cli.service import TELL_AFTER_SECONDS
 from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest
+from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.stores.storage.storage import MANIFEST_NAME, Storage
 
 pytestmark = pytest.mark.usefixtures("durability")
@@ -61,6 +62,23 @@ class Shell:
 def shell(service: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setenv("HOLDFAST_URL", f"http://127.0.0.1:{service.port}")
     return Shell(service.port, capsys)
+
+
+def test_names_of_any_script_go_through_the_command_line_the_client_and_spark(shell: Shell) -> None:
+    shell.run("define", "Bücher.東京")
+    shell.run("define", "Bücher.東京/größe", "type=standard")
+    shell.run("publish", "Bücher.東京", "a", "--field", "art=b")
+    assert [row["seq"] for row in shell.rows("tail", "Bücher.東京/größe", "--wait", "0")] == [1]
+    url = f"http://127.0.0.1:{shell.port}"
+    with StoreClient(url) as client:
+        with client.publisher("Bücher.東京", publisher_id="müller", next_seq=1) as publisher:
+            assert publisher.publish(b"b").last_seq == 2
+        with client.subscriber("Bücher.東京", "größe", subscriber="müller") as subscriber:
+            received = subscriber.receive(10)
+            assert received is not None and received.body == b"b"
+    with DurableClient(url, "Bücher.東京", "größe") as durable:
+        assert durable.last_seq() == 2
+    shell.run("rm", "Bücher.東京", "--yes")
 
 
 def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:

@@ -15,17 +15,19 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 from tests.integration.http_harness import request, run, until
-from tests.integration.stores_harness import bodies, stores_serving, text64
+from tests.integration.stores_harness import JSON, MSGPACK, bodies, stores_serving, text64
 
 from holdfast.server.http.auth import Role
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.operations import POLL_MESSAGES_MAX
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
+from holdfast.stores.values.messages import FIELDS_RULE
 
 pytestmark = pytest.mark.usefixtures("durability")
 
@@ -201,6 +203,78 @@ def test_a_message_given_back_with_a_delay_comes_after_it(tmp_path: Path) -> Non
             assert await stores.poll("orders", "work") == []
             (again,) = await stores.poll("orders", "work", wait_ms=15_000)
             assert again["delivery_count"] == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("over", ["http", JSON, MSGPACK])
+@pytest.mark.parametrize("given", [{"seq": 1, "delay_ms": 0}, {"seq": 1}, [1, 0]])
+def test_a_message_is_given_back_in_the_same_forms_over_http_and_websocket(
+    tmp_path: Path, over: str, given: object
+) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            await stores.publish("orders", "a")
+            if over == "http":
+                await stores.poll("orders", "work")
+                assert await stores.acks("orders", "work", nack=[given]) == {"acknowledged": 1, "stale": []}
+                (again,) = await stores.poll("orders", "work", wait_ms=15_000)
+            else:
+                subscriber = await stores.subscribe("orders", "work", subprotocol=over)
+                assert (await subscriber.next())["type"] == "attached"
+                subscriber.send(type="credit", messages=2)
+                await subscriber.messages(1)
+                subscriber.send(type="nack", messages=[given])
+                (again,) = await subscriber.messages(1)
+            assert again["delivery_count"] == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("started", [[1, 2], [[1, 2]], [1, [2, 2]]])
+def test_started_messages_are_reported_as_numbers_or_as_ranges(tmp_path: Path, started: list[object]) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            await stores.publish("orders", "a", "b", "c")
+            assert len(await stores.poll("orders", "work")) == 3
+            await stores.acks("orders", "work", started=started)
+            (poller,) = stores.opened.deliveries.connected("orders", "work")
+            stores.opened.deliveries.leave(poller, "closed")
+            again = await stores.poll("orders", "work", "other", wait_ms=15_000)
+            assert [(one["seq"], one["delivery_count"]) for one in again] == [(1, 2), (2, 2), (3, 1)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("subscriber", ["s", "%73"])
+@pytest.mark.parametrize("count", [POLL_MESSAGES_MAX + 1, 10**9, 10**30])
+def test_a_poll_for_more_than_it_may_have_is_refused_with_the_bound(
+    tmp_path: Path, subscriber: str, count: int
+) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            target = f"/v1/stores/orders/durables/work/messages?subscriber={subscriber}"
+            answered = await stores.ask("GET", f"{target}&max={count}")
+            assert answered.status == 400
+            assert str(POLL_MESSAGES_MAX) in answered.json["error"]["message"]
+            assert (await stores.ask("GET", f"{target}&max={POLL_MESSAGES_MAX}")).status == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("value", [1.5, None, [1], {}, 2**64, "x" * 257])
+@pytest.mark.parametrize("store", ["orders", "%6Frders"])
+def test_a_field_of_another_kind_is_refused_with_all_that_is_allowed(tmp_path: Path, value: object, store: str) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            body = {"messages": [{"fields": {"a": value}}]}
+            answered = await stores.ask("POST", f"/v1/stores/{store}/messages", body)
+            assert answered.status == 400
+            assert answered.json["error"]["hint"] == FIELDS_RULE
 
     run(scenario)
 

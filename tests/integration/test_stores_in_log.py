@@ -25,6 +25,7 @@ from holdfast.commit.format.transaction import Delete, Transaction
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.errors import Closed
 from holdfast.objects.memory import MemoryStore
+from holdfast.stores.values.messages import FIELDS_RULE
 
 SETTINGS = {
     "HOLDFAST_LEADER__SIGN_INTERVAL_MS": "800",
@@ -373,6 +374,11 @@ def test_a_conflict_of_keys_leaves_the_stores_alone(shared: Machine) -> None:
     )
     assert (status, answer["reason"]) == (200, "conflict")
     assert shared.publish("c")["first_seq"] == 1
+
+
+def test_a_field_of_another_kind_is_refused_in_a_commit_with_all_that_is_allowed(shared: Machine) -> None:
+    status, answer = commit(shared, publish=[{"store": "orders", "messages": [{"fields": {"a": 1.5}}]}])
+    assert (status, answer["error"]["hint"]) == (400, FIELDS_RULE)
 
 
 PART = {"store": "orders", "messages": [message("b")]}

@@ -123,7 +123,7 @@ def test_a_change_that_is_wrong_names_the_place_and_changes_nothing() -> None:
         "stores.s.durables.x is not JSON": [Part(("stores", "s", "durables", "x"), b"{")],
         "stores.s.default_durable: a static durable": [Part(("stores", "s", "durables", "w"))],
         "stores.t: there is no such store": [Part(("stores", "t", "durables", "w"), b'{"type": "shared"}')],
-        "stores.s: a name of a durable": [Part(("stores", "s", "durables", "a b"), b'{"type": "shared"}')],
+        "stores.s: the name of a durable": [Part(("stores", "s", "durables", "a b"), b'{"type": "shared"}')],
         "somewhere: a definition has no such part": [Part(("somewhere",), b"{}")],
         "dead_letter_store: a store that is defined": [
             Part(("stores", "s", "durables", "w"), b'{"type": "shared", "dead_letter_store": "nowhere"}')

@@ -749,8 +749,8 @@ def test_without_persistence_the_definition_stays_and_the_messages_do_not(tmp_pa
         ({"swap": False}, {}, {}, 0),
         ({}, {"swap_bytelimit": -1}, {}, 0),
         ({}, {"swap_bytelimit": 2_000}, {}, 20),
-        ({}, {"swap_bytelimit": -1}, {"swap_bytelimit": 1_000}, 29),
-        ({}, {"swap_bytelimit": 2_000}, {"swap_bytelimit": 1_000}, 29),
+        ({}, {"swap_bytelimit": -1}, {"swap_bytelimit": 1_000}, 30),
+        ({}, {"swap_bytelimit": 2_000}, {"swap_bytelimit": 1_000}, 30),
     ],
 )
 def test_bodies_above_a_limit_are_swapped_and_read_again(
@@ -772,6 +772,24 @@ def test_bodies_above_a_limit_are_swapped_and_read_again(
     work = {"work": {"type": "shared", **durable}}
     run(tmp_path, check, document(cluster=cluster, fast={"replicated": False, "durables": work, **store}))
     assert not list(tmp_path.glob("swap*"))
+
+
+@pytest.mark.parametrize("kind", ["standard", "shared", "last_value", "map"])
+@pytest.mark.parametrize("of_store", [True, False])
+def test_the_batch_that_is_published_counts_towards_a_swap_limit(tmp_path: Path, kind: str, of_store: bool) -> None:
+    async def check(service: StoreService) -> None:
+        volatile = service._storage.volatile
+        for at, body in enumerate([bytes(40_000), bytes(300_000)]):
+            if kind == "map":
+                await service.submit(MapChange(0, "fast", "work", [(f"k{at}", body, None)]))
+            else:
+                await service.submit(Publish(0, "fast", "", [Message(body, key=f"k{at}")]))
+            assert volatile.swapped("fast")[0] == at
+
+    limit, other = {"swap_bytelimit": "50k"}, {"swap_bytelimit": -1}
+    store, durable = (limit, other) if of_store else (other, limit)
+    work = {"work": {"type": kind, **durable}}
+    run(tmp_path, check, document(fast={"replicated": False, "durables": work, **store}))
 
 
 # ---- the disk -------------------------------------------------------------------------------------------------------

@@ -6,14 +6,18 @@ import copy
 import errno
 import os
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from holdfast import errors
+from holdfast.client.protocol.messages import KIND_OF
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.extras import MissingExtra
 from holdfast.queue import Gap, Trimmed
 from holdfast.queue.files.disk_errors import Refusal
+from holdfast.server.http.responses import STATUS_OF
 
 PUBLIC = [getattr(errors, name) for name in errors.__all__]
 KINDS = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, HoldfastError)]
@@ -25,6 +29,30 @@ ONE_OF_EACH = [
     Refusal(OSError(errno.EIO, os.strerror(errno.EIO))),
     Refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
 ]
+
+
+ROOT = Path(__file__).parents[2]
+OF_THE_QUEUE = {Code.QUEUE_FULL, Code.QUEUE_TRIMMED, Code.FORKED}
+NAMED = re.compile(r"\b([A-Z][A-Za-z]+)(?:`{1,2})?(?: \(|, | with )`{1,2}([a-z_]+)`{1,2}")
+PROMISES = [
+    *sorted((ROOT / "src/holdfast/client").rglob("*.py")), *sorted((ROOT / "docs/reference").glob("*client.md")),
+]  # fmt: skip
+
+
+def test_every_code_of_a_response_has_its_kind_of_error() -> None:
+    assert set(STATUS_OF) - set(KIND_OF) == OF_THE_QUEUE
+
+
+def test_the_client_raises_the_kind_that_its_reference_names_for_a_code() -> None:
+    kinds = {kind.__name__: kind for kind in KINDS}
+    named = {
+        (path.name, kinds[kind], Code(code))
+        for path in PROMISES
+        for kind, code in NAMED.findall(path.read_text(encoding="utf-8"))
+        if kind in kinds and code in list(Code)
+    }
+    assert len(named) > 10
+    assert [(name, kind, code) for name, kind, code in named if not issubclass(KIND_OF[code], kind)] == []
 
 
 def told(error: HoldfastError) -> dict[str, object]:

@@ -316,7 +316,7 @@ def split_optional(place: str, *, template: bool = False) -> tuple[str, str]:
     if not store or "/" in name or (slash and not name):
         raise InvalidRequest(
             f"{place!r} is not a valid place: write STORE or STORE/{'TEMPLATE' if template else 'DURABLE'}",
-            hint="a name has letters, digits and . _ - : @ ~, and no slash",
+            hint="a name has letters and digits of any script and . _ - : @ ~, and no slash",
         )
     if template and not name:
         raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)

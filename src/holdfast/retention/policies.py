@@ -139,7 +139,7 @@ def require_id(policy_id: str) -> str:
     """
     if _ID.fullmatch(policy_id) is None:
         raise InvalidRequest(
-            "the id of a policy has 1 to 128 letters, digits and _.:- and begins with a letter, a digit or _",
+            "the id of a policy has 1 to 128 ASCII letters, digits and _.:- and begins with a letter, a digit or _",
             given=policy_id[:160],
         )
     return policy_id

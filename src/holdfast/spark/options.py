@@ -695,7 +695,9 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     url = _service("url", options.text("url") or "")
     application = options.stripped("application")
     if not _APPLICATION.fullmatch(application):
-        raise _invalid("application", "is required: 1 to 64 letters, digits, '.', '_' or '-' that name this writer")
+        raise _invalid(
+            "application", "is required: 1 to 64 ASCII letters, digits, '.', '_' or '-' that name this writer"
+        )
     token = options.text("token")
     if token is not None and not (0 < len(token) <= TOKEN_LENGTH_MAX and token.isprintable()):
         raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")

@@ -235,6 +235,7 @@ class StoreService:
             if not volatile and isinstance(command, _GROWING):
                 self._check_disk(command, now_ms)
             applied = self.state.apply(command)
+            self._storage.volatile.swap_arrived()
         except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
             if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)

@@ -40,6 +40,9 @@ FieldNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Fields = Annotated[dict[FieldText, FieldText | FieldNumber | bool], Meta(max_length=FIELDS_MAX)]
 Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
 Ranges = Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
+Pair = Annotated[list[Sequence], Meta(min_length=2, max_length=2)]
+Spans = Annotated[list[Sequence | Pair], Meta(max_length=MESSAGES_MAX)]
+"""Numbers, and ranges [first, last]. A union of a number and a tuple would crash msgspec 0.22, so these are lists."""
 _results: Final = msgspec.msgpack.Decoder(list[Acknowledged | MapChanged | Published])
 FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -76,16 +79,20 @@ class DelayedNack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     delay_ms: Milliseconds = 0
 
 
+Nacks = Annotated[list[tuple[Sequence, Milliseconds] | DelayedNack], Meta(max_length=MESSAGES_MAX)]
+"""Messages that are given back: pairs of a number and its delay, or objects with both."""
+
+
 class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``POST .../acks``. ``ranges`` are pairs [first, last], for long runs in few bytes."""
 
     subscriber: Name
     ack: Numbers = []
     ranges: Ranges = []
-    nack: Annotated[list[DelayedNack], Meta(max_length=MESSAGES_MAX)] = []
+    nack: Nacks = []
     reject: Numbers = []
     extend: Numbers = []
-    started: Numbers | None = None
+    started: Spans | None = None
     """The messages that the application was handed. From the first report on only their deliveries count."""
 
 
@@ -291,9 +298,9 @@ class AckFrame(msgspec.Struct, frozen=True, tag_field="type", tag="ack", forbid_
 
 
 class NackFrame(msgspec.Struct, frozen=True, tag_field="type", tag="nack", forbid_unknown_fields=True):
-    """Given back: pairs of a number and its delay in milliseconds."""
+    """Given back, to be delivered again after a delay in milliseconds."""
 
-    messages: Annotated[list[tuple[Sequence, Milliseconds]], Meta(max_length=MESSAGES_MAX)]
+    messages: Nacks
     id: Number = 0
 
 

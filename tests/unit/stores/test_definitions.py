@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from dataclasses import fields
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast.stores.definitions.cluster import (
     parse_definition,
 )
 from holdfast.stores.definitions.parts import changed_paths, check_change, differences, keep_sections
+from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.matching import Matcher
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
@@ -216,7 +218,11 @@ def test_a_parameter_given_where_it_does_not_apply_is_refused(
 def test_the_time_of_a_durable_without_subscribers_is_a_templates_alone() -> None:
     template = definition_of(with_template(durable_ttl="1h")).stores["s"].templates["d"]
     assert template.durable("x").durable_ttl_ms == 3_600_000
-    assert "stores.s.durables.d.durable_ttl: a parameter of templates" in problem_of(with_durable(durable_ttl=1))
+    refused = problem_of(with_durable(durable_ttl=1))
+    assert "stores.s.durables.d.durable_ttl: only for the durables of a template" in refused
+    assert "message_ttl" in refused
+    for none in (0, "0", "", None):
+        definition_of(with_durable(durable_ttl=none))
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -235,9 +241,9 @@ def test_the_time_of_a_durable_without_subscribers_is_a_templates_alone() -> Non
         ({"cluster": {"max_disk_fraction": 1.01}}, "cluster.max_disk_fraction: a number from 0 to 1"),
         ({"cluster": {"max_disk_fraction": -0.1}}, "cluster.max_disk_fraction: a number from 0 to 1"),
         ({"cluster": {"publisher_ttl": 0}}, "cluster.publisher_ttl: a time of at least 1 s"),
-        ({"stores": {"a/b": {}}}, "stores: a name of a store is"),
-        ({"stores": {"_hidden": {}}}, "stores: a name of a store is"),
-        ({"stores": {"x" * 257: {}}}, "stores: a name of a store is"),
+        ({"stores": {"a/b": {}}}, "stores: the name of a store is"),
+        ({"stores": {"_hidden": {}}}, "stores: the name of a store is"),
+        ({"stores": {"x" * 257: {}}}, "stores: the name of a store is"),
         (with_store(bytelimt=1), "stores.s.bytelimt: there is no such parameter; did you mean bytelimit?"),
         (with_store(bytelimit="1x"), "stores.s.bytelimit: a number of bytes"),
         (with_store(bytelimit=-1), "stores.s.bytelimit: a number of bytes"),
@@ -423,3 +429,34 @@ def test_a_thing_taken_away_and_given_anew_in_two_definitions_may_be_another() -
     check(definition_of(EVERYTHING), between)
     without["stores"]["s"]["durables"]["std"] = {"type": "map"}
     check(between, definition_of(without))
+
+
+def test_letters_of_any_script_are_names_in_one_form_only() -> None:
+    for name in ("größe", "заказы", "東京-1", "हिन्दी", "안녕", "a..", "٣", "é" * 256):
+        assert check_name("store", name) == name
+    for name in (
+        "",
+        "_x",
+        "-x",
+        "a b",
+        "a/b",
+        "a\n",
+        "①",
+        "\N{GRINNING FACE}",
+        "\N{ZERO WIDTH JOINER}",
+        "\ud800",
+        "é" * 257,
+        7,
+    ):
+        with pytest.raises(InvalidRequest, match="letters and digits of any script"):
+            check_name("store", name)
+    with pytest.raises(InvalidRequest) as refused:
+        check_name("store", unicodedata.normalize("NFD", "größe"))
+    assert "gr\\xf6\\xdfe" in refused.value.hint
+
+
+def test_each_python_accepts_the_same_names_whatever_unicode_it_has() -> None:
+    """All machines that replay a log must: U+A7AE is a letter since Unicode 9, U+1E9E since 5.1."""
+    for name in ("\ua7ae", "\u1e9e"):
+        with pytest.raises(InvalidRequest, match=r"Unicode 3\.2"):
+            check_name("store", name)

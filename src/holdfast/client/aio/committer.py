@@ -279,7 +279,7 @@ class SparkCommitter:
             raise self._no_verdict(request_id, "the limit of verdicts that were not asked for is reached")
         try:
             message = await self._subscriber.receive(left_s)
-        except HoldfastError as error:  # a Conflict of the subscriber must not look like that of the request
+        except HoldfastError as error:  # a Fenced subscriber must not look like a fenced request
             raise self._no_verdict(request_id, error.statement()) from error
         if message is not None:
             if not self._hand_over(message):

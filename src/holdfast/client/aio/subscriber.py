@@ -32,7 +32,7 @@ class Subscriber:
     the next one is asked for, and when the function returned; an exception of the function gives the message back. The
     message in work when the block is left, by ``break`` or otherwise, comes again unless it was acknowledged.
 
-    Raises while iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound,
+    Raises while iterating: Fenced (``durable_collision``: a newer subscriber took the place), NotFound,
     InvalidRequest (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
     ``event_bytes_max``), Unavailable (after ``retry_duration``).
     """

@@ -200,16 +200,17 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
         "not_holder already_open store_refused duplicate"
     ),
     errors.OutcomeUnknown: "outcome_unknown",
-    errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum",
-    errors.Fenced: "leader_changed leader_alive deposed durable_collision",
+    errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum disk_full",
+    errors.Fenced: "leader_changed leader_alive deposed durable_collision lease_lost",
     errors.NotFound: "not_found log_empty log_truncated no_such_key",
-    CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit",
+    CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit store_replaced",
     errors.Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
-    errors.Closed: "closed not_promoted log_retired",
+    errors.Closed: "closed not_promoted log_retired sync_failed",
     errors.PermissionDenied: "unauthenticated permission_denied",
     errors.InternalError: "internal",
 }
-_KINDS: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
+KIND_OF: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
+"""What the client raises for each code of a response."""
 
 
 def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
@@ -219,7 +220,7 @@ def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
             return errors.Unavailable("something before the service answered with an error", status=status)
         return errors.InternalError("the service answered something the API does not describe", status=status)
     code = Code(error.code)
-    return _KINDS.get(code, errors.InternalError)(
+    return KIND_OF.get(code, errors.InternalError)(
         error.message or code.value,
         code=code,
         hint=error.hint or (REPLACED_HINT if code is Code.LOG_MISMATCH else ""),

@@ -311,7 +311,7 @@ async def _planned(call: Call, name: str, policy: RetentionPolicy | None) -> tup
 async def _set(call: Call) -> Done | Form:
     name, kind, amount = call.form.get("policy", "").strip(), call.form.get("kind", ""), call.form.get("amount", "")
     if not NAME.fullmatch(name):
-        raise InvalidRequest("a policy's name has letters, digits, dots, dashes and underscores, at most 128")
+        raise InvalidRequest("a policy's name has ASCII letters, digits, dots, dashes and underscores, at most 128")
     match kind:
         case "max_age_seconds":
             policy = RetentionPolicy(max_age_seconds=whole("seconds", amount))

@@ -23,10 +23,10 @@ from holdfast.console.reading.service import Document, document, documents, numb
 from holdfast.console.units import counted
 from holdfast.console.values import mark_of
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound
+from holdfast.stores.definitions.reader import check_name
 
 RETAINED_TOO: Final = "Acknowledged messages that it retains go, too; they are not counted."
 FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
 NAMED_MAX: Final = 20
 AS_YAML: Final = "YAML, as in a definition file; what is not named gets its default"
 
@@ -57,10 +57,7 @@ def _defining(
 
     async def act(call: Call) -> Done | Form:
         name = call.form.get("name", "").strip()
-        if not NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"the name of a {what} begins with a letter or digit and has only these and . _ : @ ~ -"
-            )
+        check_name(what, name)
         given = document_of(call.form.get("parameters", ""), "the parameters")
         known = await _existing(call, what, target(call, name), name)
         if known is not None:

@@ -30,6 +30,7 @@ from holdfast.stores.values.commands import (
     Publish,
     Record,
 )
+from holdfast.stores.values.messages import fields_hint
 from holdfast.wire.formats import UNDECODABLE, WireFormat
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
@@ -91,7 +92,8 @@ def _decode(txn: Transaction, wire_format: WireFormat) -> _Sent:
             decoded.append([] if raw is msgspec.UNSET else decoder.decode(raw))
         except UNDECODABLE as error:
             wrong = undecodable(error)
-            raise InvalidRequest(f"{name}: {wrong.message}", code=wrong.code, hint=wrong.hint) from error
+            hint = wrong.hint or fields_hint(wrong.message)
+            raise InvalidRequest(f"{name}: {wrong.message}", code=wrong.code, hint=hint) from error
     if not any(decoded):
         raise InvalidRequest("a commit has operations, or parts for the stores", code=Code.NO_OPERATIONS)
     return decoded[0], decoded[1], decoded[2]

@@ -25,7 +25,7 @@ from typing import Final, cast
 import structlog
 from msgspec.structs import replace
 
-from holdfast.errors import Code, Conflict, HoldfastError
+from holdfast.errors import Code, Fenced, HoldfastError
 from holdfast.server.stores.started import Held, StartedMessages
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.leases import Holder
@@ -231,7 +231,7 @@ class Deliveries:
         older = self.find(store, durable, name)
         if older is not None:
             self._remove(older)
-            replaced = Conflict(
+            replaced = Fenced(
                 "a newer subscriber took the place of this one",
                 code=Code.DURABLE_COLLISION,
                 store=store,

@@ -8,7 +8,7 @@ or for other subscribers when none comes within its timeout.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Final, TypeVar
@@ -31,11 +31,11 @@ from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
-from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.messages import Delivery, fields_hint
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.parts import AckedResponse, Receipt
-from holdfast.wire.stores import AckRequest, DeliveredResponse, PublishRequest
+from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
@@ -154,7 +154,7 @@ class StoreOperations:
         if subscriber is not None:
             subscriber.acknowledged_ms = wall_ms()
             if request.started is not None:
-                self._deliveries.started(subscriber, ranges_of(request.started))
+                self._deliveries.started(subscriber, pairs_of(request.started))
             if request.extend:
                 self._deliveries.before_extension(subscriber)
         self._service.submit_nowait(command, acknowledged)
@@ -326,10 +326,35 @@ def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge
         durable,
         request.subscriber,
         ack=[*ranges_of(request.ack), *request.ranges] if request.ack else request.ranges,
-        nack=[(one.seq, one.delay_ms) for one in request.nack],
+        nack=nacks_of(request.nack),
         reject=request.reject,
         extend=ranges_of(request.extend),
     )
+
+
+def pairs_of(spans: Iterable[int | list[int]]) -> list[tuple[int, int]]:
+    """Numbers and ranges as ranges: the runs of the numbers, then the ranges as they are.
+
+    >>> pairs_of([7, [2, 4], 8])
+    [(7, 8), (2, 4)]
+    """
+    numbers: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    for span in spans:
+        if isinstance(span, int):
+            numbers.append(span)
+        else:
+            ranges.append((span[0], span[1]))
+    return [*ranges_of(numbers), *ranges]
+
+
+def nacks_of(given: Iterable[tuple[int, int] | DelayedNack]) -> list[tuple[int, int]]:
+    """Numbers with their delays in milliseconds, from both forms in which a client gives messages back.
+
+    >>> nacks_of([(8, 500), DelayedNack(9, 20)])
+    [(8, 500), (9, 20)]
+    """
+    return [(one.seq, one.delay_ms) if isinstance(one, DelayedNack) else one for one in given]
 
 
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
@@ -353,7 +378,7 @@ def decode(data: bytes, kind: type[T], wire_format: WireFormat) -> T:
     except UNDECODABLE as error:
         text = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         code = Code.BAD_BASE64 if text.startswith("Invalid base64") else Code.MALFORMED
-        raise InvalidRequest(f"the request cannot be decoded: {text}", code=code) from error
+        raise InvalidRequest(f"the request cannot be decoded: {text}", code=code, hint=fields_hint(text)) from error
 
 
 def published_bytes(result: Published, wire_format: WireFormat) -> bytes:

@@ -35,7 +35,7 @@ from holdfast.server.http.responses import STATUS_OF, error_response, without_tr
 from holdfast.server.stores.deliveries import Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
-from holdfast.server.stores.operations import ranges_of, require_keys
+from holdfast.server.stores.operations import nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
@@ -244,8 +244,8 @@ class SubscribeSocket(asyncio.Protocol):
                 opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
             case wire.AckFrame(ranges=ranges):
                 self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
-            case wire.NackFrame(messages=pairs):
-                self._acknowledge(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
+            case wire.NackFrame(messages=messages):
+                self._acknowledge(Acknowledge(0, store, durable, name, nack=nacks_of(messages)), frame.id)
             case wire.RejectFrame(messages=numbers):
                 self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
             case wire.ExtendFrame(messages=numbers):

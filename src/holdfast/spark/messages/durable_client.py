@@ -17,7 +17,7 @@ from holdfast.client.protocol.effects import Response
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, Conflict, LimitExceeded, NotFound
+from holdfast.errors import Code, Conflict, Fenced, LimitExceeded, NotFound
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.stores.values.messages import Delivery
@@ -141,7 +141,7 @@ class DurableClient:
     def acknowledge_own(self, seq: int, after: int, total: int | None) -> int:
         """As ``acknowledge_through``; returns how many messages of the durable were ever acknowledged.
 
-        ``total``: how many there were after the last call. Raises: Conflict if something else acknowledged more.
+        ``total``: how many there were after the last call. Raises: Fenced if something else acknowledged more.
         """
         before = self._acknowledged()
         # A service whose stores are in memory only counts from 0 after a restart.
@@ -156,7 +156,8 @@ class DurableClient:
         return int(counts["acknowledged"])
 
     def open_own(self, template: str, matcher: Mapping[str, object] | None) -> None:
-        """Find the durable to be standard and without another subscriber, or make it. Raises: Conflict, NotFound."""
+        """Find the durable to be standard and without another subscriber, or make it. Raises: Conflict, Fenced,
+        NotFound."""
         try:
             self.require_own()
         except NotFound:
@@ -196,7 +197,7 @@ class DurableClient:
         return found.published_ms if found is not None and found.seq == seq else None
 
     def require_own(self) -> Definition:
-        """The description of a standard durable without another subscriber. Raises: Conflict."""
+        """The description of a standard durable without another subscriber. Raises: Conflict, Fenced."""
         found = self.describe()
         if found["type"] != "standard":
             raise Conflict(
@@ -214,9 +215,9 @@ class DurableClient:
             raise self.collision(subscriber=others[0])
         return found
 
-    def collision(self, **fields: object) -> Conflict:
+    def collision(self, **fields: object) -> Fenced:
         """The error for a durable that something else consumes as well."""
-        return Conflict(
+        return Fenced(
             "another subscriber consumes the durable of this stream, which may miss messages now",
             code=Code.DURABLE_COLLISION,
             hint="give each stream and each subscriber a durable of its own",

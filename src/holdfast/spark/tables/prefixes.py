@@ -38,7 +38,7 @@ def tables_of_prefixes(rows: RowOptions, output_url: str) -> Sequence[tuple[str,
         name = prefix.decode(errors="replace").rstrip("/:|#-").replace("/", "_")
         if not _NAME.fullmatch(name) or name.endswith("-quarantine"):
             raise InvalidRequest(
-                "a prefix does not name a table: letters, digits, '.', '_', '-' and '/' do",
+                "a prefix does not name a table: ASCII letters, digits, '.', '_', '-' and '/' do",
                 code=Code.BAD_CONFIGURATION,
                 prefix=prefix,
             )

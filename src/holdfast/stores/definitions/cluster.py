@@ -531,7 +531,11 @@ def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefini
         if reader.given(parameter) and kind not in types:
             reader.problem(parameter, f"a parameter of {', '.join(sorted(types))}; this one is {kind}")
     if durable.durable_ttl_ms and not template:
-        reader.problem("durable_ttl", "a parameter of templates: a static durable stays until it is taken away here")
+        reader.problem(
+            "durable_ttl",
+            "only for the durables of a template: a static one stays until the definition removes it. To end its "
+            "messages give it a message_ttl; to end the durable itself make it of a template with this durable_ttl",
+        )
     if durable.retention_time_ms and 0 < durable.message_ttl_ms < durable.retention_time_ms:
         reader.problem("retention_time", "at most message_ttl, which removes the message first")
     reader.finish()

@@ -2,7 +2,8 @@
 
     size    a whole number of bytes, or text: 100, "100", "100k", "100mb", "1g" (powers of 1024, in either case)
     time    a number of seconds, or text: 0.1, "30", "100ms", "30s", "5m", "2h", "7d"; kept in milliseconds
-    name    1 to 256 letters, digits and . _ - : @ ~ of which the first is a letter or a digit
+    name    1 to 256 letters and digits of any script and . _ - : @ ~ of which the first is a letter or a digit; in NFC,
+            and by Unicode 3.2, which each Python has: all machines that replay a log must accept the same names
 
 For an optional limit, null, "" and 0 mean none. A reader never raises on a wrong value: it notes the problem, continues
 with the default, and ``raise_problems`` refuses the whole definition.
@@ -11,6 +12,7 @@ with the default, and ``raise_problems`` refuses the whole definition.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
@@ -24,7 +26,12 @@ TIME_MS_MAX: Final = 10 * 365 * 86_400_000
 SIZE_MAX: Final = 1 << 60
 PROBLEMS_SHOWN_MAX: Final = 50
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]*", re.ASCII)
+NAME_RULE: Final = (
+    f"1 to {NAME_LENGTH_MAX} letters and digits of any script (Unicode 3.2) and . _ - : @ ~, "
+    "the first a letter or a digit"
+)
+_ASCII_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]*", re.ASCII)
+_SIGNS: Final = frozenset("._:@~-")
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
@@ -36,15 +43,42 @@ Word = TypeVar("Word", bound=StrEnum)
 def check_name(kind: str, name: object) -> str:
     """``name`` itself where it is one; ``kind`` is for the error. Raises ``InvalidRequest``.
 
-    >>> check_name("durable", "orders.eu-1")
-    'orders.eu-1'
+    >>> check_name("durable", "orders.eu-1"), check_name("store", "Bestellungen-für-東京")
+    ('orders.eu-1', 'Bestellungen-für-東京')
     """
-    if isinstance(name, str) and len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name):
+    if isinstance(name, str) and is_name(name):
         return name
-    raise InvalidRequest(
-        f"a name of a {kind} is 1 to {NAME_LENGTH_MAX} letters, digits and . _ - : @ ~, the first a letter or a digit",
-        given=repr(name)[:80],
+    hint = ""
+    if isinstance(name, str) and 0 < len(name) <= NAME_LENGTH_MAX:
+        if name.startswith("_"):
+            hint = "names that begin with _ are those of the service"
+        elif _has_name_characters(_in_nfc(name)):
+            hint = f"characters are composed (NFC): write {_in_nfc(name)!a}"
+    raise InvalidRequest(f"the name of a {kind} is {NAME_RULE}", hint=hint, given=repr(name)[:80])
+
+
+def is_name(text: str) -> bool:
+    """Whether ``check_name`` accepts it."""
+    if not 0 < len(text) <= NAME_LENGTH_MAX:
+        return False
+    return bool(_ASCII_NAME.fullmatch(text)) or (_has_name_characters(text) and _in_nfc(text) == text)
+
+
+def _in_nfc(name: str) -> str:
+    return unicodedata.ucd_3_2_0.normalize("NFC", name)
+
+
+def _has_name_characters(name: str) -> bool:
+    """Letters, marks, decimal digits and signs; the first one a letter or a digit."""
+    kinds = [unicodedata.ucd_3_2_0.category(character) for character in name]
+    return _is_letter_or_digit(kinds[0]) and all(
+        character in _SIGNS or _is_letter_or_digit(kind) or kind in ("Mn", "Mc")
+        for character, kind in zip(name, kinds, strict=True)
     )
+
+
+def _is_letter_or_digit(kind: str) -> bool:
+    return kind[0] == "L" or kind == "Nd"
 
 
 def byte_size(value: object) -> int:

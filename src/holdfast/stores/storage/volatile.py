@@ -1,7 +1,7 @@
 """Stores in memory only: their messages, counts and entries, and the swap file for large ones.
 
 This is a store with ``replicated: false``, or any store if the persistence is ``none``. Everything is gone when the
-process ends. A body goes to the swap file if, when it arrives, its store or one of its durables is above
+process ends. The bodies of a batch go to the swap file if, with the batch, their store or one of its durables is above
 ``swap_bytelimit``; 0 swaps every body, -1 none. The swap file has segments of about ``SEGMENT_BYTES`` without names, so
 that a dead process leaves nothing; a segment is freed with its last body.
 """
@@ -171,13 +171,17 @@ class VolatileBlocks:
 
 
 class VolatileMessages:
-    """Implements ``ports.Messages`` in memory and a swap file; ``swaps`` says whether a body goes there."""
+    """Implements ``ports.Messages`` in memory and a swap file; ``swaps`` says whether bodies of a store go there.
+
+    A durable counts a batch after it was added, so bodies are swapped when the command is done: ``swap_arrived``.
+    """
 
     def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
         self._blocks = blocks
         self._swap = swap
         self._held: dict[tuple[str, int], dict[int, _StoredMessage]] = {}  # by store and block, then message
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
+        self._arrived: list[tuple[str, int, int]] = []  # store, first and last of what this command added
         self.swaps = swaps
         self.kept_back = 0  # messages that the disk had no room for, and so stayed in memory
         blocks.changed = self._sweep
@@ -186,21 +190,29 @@ class VolatileMessages:
         self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
     ) -> None:
         """See ``ports.Messages``."""
-        places: list[Swapped] = []
-        if self.swaps(store):
+        for seq, (message, size) in enumerate(zip(messages, sizes, strict=True), first_seq):
+            held = self._held.setdefault((store, seq // BLOCK_MESSAGES), {})
+            held[seq] = _StoredMessage(message, published_ms, size, None)
+        self._arrived.append((store, first_seq, first_seq + len(messages) - 1))
+
+    def swap_arrived(self) -> None:
+        """The command that added messages is done: swap their bodies where a limit is exceeded."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        for store, first, last in arrived:
+            held = [one for _, one in self._between(store, first, last)]
+            if not held or not self.swaps(store):
+                continue
             try:
-                places = self._swap.write([message.body for message in messages])
+                places = self._swap.write([one.message.body for one in held])
             except Unavailable:
                 # It is accepted already, and nothing forbids to hold it here.
-                self.kept_back += len(messages)
-        for position, (message, size) in enumerate(zip(messages, sizes, strict=True)):
-            seq = first_seq + position
-            held = self._held.setdefault((store, seq // BLOCK_MESSAGES), {})
-            if places:
-                held[seq] = _StoredMessage(replace(message, body=b""), published_ms, size, places[position])
-                self._count(store, 1, places[position].length)
-            else:
-                held[seq] = _StoredMessage(message, published_ms, size, None)
+                self.kept_back += len(held)
+                continue
+            for one, place in zip(held, places, strict=True):
+                one.message, one.swapped = replace(one.message, body=b""), place
+                self._count(store, 1, place.length)
 
     def _sweep(self, store: str, block: Block) -> None:
         key = (store, block.number)

@@ -16,6 +16,15 @@ FieldValue = str | int | bool
 FIELDS_MAX: Final = 256
 FIELD_BYTES_MAX: Final = 256
 KEY_BYTES_MAX: Final = 1_024
+FIELDS_RULE: Final = (
+    f"a field has a text of at most {FIELD_BYTES_MAX} bytes, a whole number of 64 bits, or true or false: leave out a "
+    "field that has no value (null), and give any other number as a text or in the body"
+)
+
+
+def fields_hint(problem: str) -> str:
+    """What a field may have, where ``problem`` is about a field of a message."""
+    return FIELDS_RULE if ".fields" in problem else ""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -114,7 +123,7 @@ def _fields_size(fields: dict[str, FieldValue]) -> int:
                 max=FIELD_BYTES_MAX,
             )
         if not isinstance(value, str | bool) and not -(1 << 63) <= value < 1 << 63:
-            raise InvalidRequest("a field's number has 64 bits", field=name)
+            raise InvalidRequest("a field's number has 64 bits", hint=FIELDS_RULE, field=name)
         total += size + value_size
     return total
 

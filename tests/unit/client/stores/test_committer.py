@@ -11,11 +11,11 @@ from typing import Self, cast
 
 import pytest
 
-from holdfast import Conflict, CorruptData, InvalidRequest, NotFound, OutcomeUnknown, Write, aio
+from holdfast import CorruptData, InvalidRequest, NotFound, OutcomeUnknown, Write, aio
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores import committing
 from holdfast.client.transport import aio as transport
-from holdfast.errors import Closed, Code
+from holdfast.errors import Closed, Code, Fenced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import Receipt
 
@@ -379,7 +379,7 @@ def test_a_count_that_others_share_refuses_nothing_that_may_be_kept() -> None:
 def test_a_failed_subscriber_does_not_look_like_a_refused_request() -> None:
     async def run() -> None:
         store, committer = made()
-        store.failure = Conflict("a newer subscriber took the place", code=Code.DURABLE_COLLISION)
+        store.failure = Fenced("a newer subscriber took the place", code=Code.DURABLE_COLLISION)
         tasks = await waiting(committer, "one", "two")
         for task in tasks:
             with pytest.raises(OutcomeUnknown, match="a newer subscriber"):

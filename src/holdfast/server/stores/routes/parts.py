@@ -7,7 +7,7 @@ from typing import Final, cast
 
 import msgspec
 
-from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
@@ -189,7 +189,7 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     if known is not None and not known.dynamic:
         raise Conflict("this durable is a static one", code=Code.TYPE_MISMATCH, durable=call.durable)
     if opened.deliveries.connected(call.store, call.durable):
-        raise Conflict("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
+        raise Fenced("somebody is connected to this durable", code=Code.DURABLE_COLLISION, durable=call.durable)
     wanted = b"" if matcher is None else msgspec.json.encode(matcher)
     kind = opened.definitions.terms(call.store, call.durable, template).type
     # Whoever attaches to last values follows a key; which one it is does not matter for a moment.
