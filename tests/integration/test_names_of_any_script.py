@@ -71,6 +71,23 @@ def _labels(stores: StoresServing) -> list[dict[str, str]]:
     return [dict(sample.labels) for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
+def test_a_role_names_stores_and_their_prefixes_in_any_script(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        token = "a-long-random-token"
+        permissions = {
+            "enabled": True,
+            "users": {"zoë": {"token": token, "roles": ["händler"]}},
+            "roles": {"händler": {"stores": {"größe-*": ["browse"], "東京": ["browse"]}, "cluster": ["administer"]}},
+        }
+        document = {"stores": {"größe-a": {}, "東京": {}, "東京-2": {}}, "permissions": permissions}
+        async with stores_serving(tmp_path, definition=document) as stores:
+            for store, status in (("größe-a", 200), ("東京", 200), ("東京-2", 403)):
+                target = f"/v1/stores/{quote(store)}"
+                assert (await stores.ask("GET", target, Authorization=f"Bearer {token}")).status == status
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

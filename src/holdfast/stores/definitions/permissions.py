@@ -23,12 +23,11 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from holdfast.errors import PermissionDenied
-from holdfast.stores.definitions.reader import Reader
+from holdfast.stores.definitions.reader import Reader, is_name
 
 CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PATTERN: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})?\*?", re.ASCII)
 
 
 class Right(StrEnum):
@@ -178,7 +177,7 @@ def _read_role(name: str, reader: Reader) -> Role:
     stores: dict[str, frozenset[Right]] = {}
     section = reader.section("stores")
     for pattern, value in section.entries().items():
-        if not pattern or not _PATTERN.fullmatch(pattern):
+        if pattern != "*" and not is_name(pattern.removesuffix("*")):
             section.problem(pattern, "the name of a store, a prefix with * at its end, or *", pattern)
         stores[pattern] = _read_rights(section, pattern, value)
     cluster = _read_rights(reader, "cluster", reader.list_of("cluster"))
