@@ -241,7 +241,9 @@ def test_lines_of_standard_input_are_messages(shell: Shell, monkeypatch: pytest.
 
     shell.run("define", "four")
     monkeypatch.setattr(sys, "stdin", Input())
-    assert shell.rows("publish", "four") == [{"messages": 2_500, "first_seq": 1, "last_seq": 2_500, "unmatched": 2_500}]
+    assert shell.rows("publish", "four") == [
+        {"messages": 2_500, "first_seq": 1, "last_seq": 2_500, "unmatched": 2_500, "discarded": 0}
+    ]
 
 
 def test_who_types_messages_is_told_of_no_waiting_and_how_many_were_kept(shell: Shell) -> None:

@@ -44,7 +44,7 @@ def test_what_is_published_is_polled_and_acknowledged(tmp_path: Path) -> None:
         async with stores_serving(tmp_path) as stores:
             await stores.define("orders", durables={"work": SHARED})
             published = await stores.publish("orders", "a", "b", "c")
-            assert published == {"first_seq": 1, "last_seq": 3, "duplicates": 0, "unmatched": 0}
+            assert published == {"first_seq": 1, "last_seq": 3, "duplicates": 0, "unmatched": 0, "discarded": 0}
             got = await stores.poll("orders", "work")
             assert bodies(got) == ["a", "b", "c"]
             assert [message["delivery_count"] for message in got] == [1, 1, 1]
@@ -322,7 +322,7 @@ def test_both_lanes_publish_alike(tmp_path: Path) -> None:
                 client = await stores.connect()
                 answered = await client.ask("POST", target, text)
                 assert answered.status == 200
-                assert list(answered.json) == ["first_seq", "last_seq", "duplicates", "unmatched"]
+                assert list(answered.json) == ["first_seq", "last_seq", "duplicates", "unmatched", "discarded"]
             handed_over = stores.front.counters.handed_over_connections
             assert handed_over == 2, "the definition and the escaped name"
 
@@ -368,6 +368,7 @@ def test_publishers_that_do_not_wait_hear_neither_success_nor_failure(tmp_path: 
                     "last_seq": 0,
                     "duplicates": 0,
                     "unmatched": 0,
+                    "discarded": 0,
                 }
             assert len(await stores.poll("fast", "work")) == 1
 

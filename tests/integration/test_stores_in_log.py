@@ -315,7 +315,7 @@ def test_keys_messages_and_acknowledgements_are_one_step(tmp_path: Path) -> None
         assert (status, answer["status"]) == (200, "committed"), answer
         stores = answer["stores"]
         assert stores["acknowledge"] == [{"acknowledged": 1, "stale": []}]
-        assert stores["publish"] == [{"first_seq": 1, "last_seq": 1, "duplicates": 0, "unmatched": 0}]
+        assert stores["publish"] == [{"first_seq": 1, "last_seq": 1, "duplicates": 0, "unmatched": 0, "discarded": 0}]
         # The same attempt again, and a question about it, have the same answer, also from the next leader.
         assert commit(first, **step)[1]["stores"] == stores
         about = f"/v1/status/{step['request_id']}?min_version={version}"

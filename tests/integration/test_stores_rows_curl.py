@@ -137,7 +137,7 @@ ROWS = (
         {"publisher_id": "p", "messages": [
             {"publisher_seq": 1, "fields": {"kind": "a"}, "key": "k", "body": "aGk=", "ttl_ms": 60000,
              "deliver_at_ms": 0}]},
-        {"first_seq": 4, "last_seq": 4, "duplicates": 0, "unmatched": 0}, client=publish, same=(5, 5)),
+        {"first_seq": 4, "last_seq": 4, "duplicates": 0, "unmatched": 0, "discarded": 0}, client=publish, same=(5, 5)),
     Row("POST /v1/stores/{store}/messages", "/v1/stores/{store}/messages", {"messages": [{"body": "%"}]},
         {"error": {"code": "bad_base64"}}, 400),
     Row("GET /v1/stores/{store}/durables/{durable}/messages", WORK + "/messages?subscriber=other&max=1&wait_ms=1000",

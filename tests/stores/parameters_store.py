@@ -48,7 +48,7 @@ async def a_publisher_hears_what_becomes_of_its_message(stores: StoresServing) -
 
 @row("publisher_mode", "store_send_noconfirm", message_limit=1)
 async def a_publisher_hears_nothing(stores: StoresServing) -> None:
-    nothing = {"first_seq": 0, "last_seq": 0, "duplicates": 0, "unmatched": 0}
+    nothing = {"first_seq": 0, "last_seq": 0, "duplicates": 0, "unmatched": 0, "discarded": 0}
     assert [await stores.publish("orders", body) for body in "ab"] == [nothing, nothing]
     assert bodies(await stores.poll("orders", "work", wait_ms=10_000)) == ["a"]
     assert (await counts(stores, ORDERS))["messages"] == 1

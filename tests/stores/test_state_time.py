@@ -148,16 +148,6 @@ def test_a_durable_at_its_limit_discards_as_told_and_the_publisher_is_not_refuse
     assert machine.durable("a").causes == {f"limit_{discard}": 1}
 
 
-def test_discarding_the_oldest_takes_nothing_from_a_subscriber() -> None:
-    machine = Machine(a={"type": "shared", "message_limit": 2, "discard": "old"})
-    machine.publish("a", "b")
-    machine.attach("a", "one")
-    machine.deliver("a", "one")
-    machine.publish("c")
-    assert machine.ack("a", "one", 1, 2).acknowledged == 2
-    assert machine.durable("a").causes == {"limit_old": 1}
-
-
 def test_a_limit_that_is_lowered_holds_at_once() -> None:
     machine = Machine(a={"type": "shared", "message_limit": 9, "discard": "old"})
     machine.publish(*"abcd")

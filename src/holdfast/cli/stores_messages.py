@@ -116,11 +116,13 @@ def publish(
     try:
         if service.as_json:
             numbers = {"first_seq": kept.first_seq, "last_seq": kept.last_seq}
-            print_json({"messages": kept.messages, **numbers, "unmatched": kept.unmatched})
+            print_json({"messages": kept.messages, **numbers, "unmatched": kept.unmatched, "discarded": kept.discarded})
         else:
             print_line(published)
             if kept.unmatched:
                 print_line(f"no durable wanted {kept.unmatched} of them: they are not kept")
+            if kept.discarded:
+                print_line(f"limits of durables discarded {kept.discarded} messages")
         flush_output()
     except Unavailable as error:
         # The publish has succeeded, so not the exit code for "try again later".
@@ -326,6 +328,8 @@ class _Kept:
         self.last_seq = 0
         self.unmatched = 0
         """Messages that no durable wanted."""
+        self.discarded = 0
+        """Messages that durables gave up because of their limits."""
         self._receipt: Receipt | None = None
         self._unconfirmed: deque[Sent] = deque()
 
@@ -346,6 +350,7 @@ class _Kept:
             if confirmed.receipt is not None and confirmed.receipt is not self._receipt:
                 self._receipt = confirmed.receipt
                 self.unmatched += confirmed.receipt.unmatched
+                self.discarded += confirmed.receipt.discarded
             self.first_seq = self.first_seq or self.last_seq
             self.messages += 1
 

@@ -9,19 +9,24 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What the store reports of a batch: its numbers, how many it had already, how many matched no durable.
 
     ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
+    ``discarded``: messages that durables gave up for these because of their limits, added over the durables: the new
+    ones themselves (``discard: new``), or their oldest.
     """
 
     first_seq: int
     last_seq: int
     duplicates: int = 0
     unmatched: int = 0
+    discarded: int = 0
 
 
-class AckedResponse(msgspec.Struct, frozen=True):
-    """How many messages were acknowledged, and the numbers that this subscriber did not hold."""
+class AckedResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many messages were acknowledged, and the numbers that this subscriber did not hold. ``causes``: first, last
+    and cause of those among them that were removed while it held them: ``limit_old``, ``deleted`` or ``purged``."""
 
     acknowledged: int
     stale: list[int]
+    causes: list[tuple[int, int, str]] = []
 
 
 class ChangedResponse(msgspec.Struct, frozen=True):

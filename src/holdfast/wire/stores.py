@@ -207,6 +207,11 @@ class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
     publisher_id: Annotated[str, Meta(max_length=256)] = ""
 
 
+def receipt_of(result: Published) -> Receipt:
+    """What the publisher is told."""
+    return Receipt(result.first_seq, result.last_seq, result.duplicates, result.unmatched, result.discarded)
+
+
 def stores_receipt(results: bytes) -> StoresReceipt:
     """The results of the stores as a client reads them."""
     receipt = StoresReceipt([], [], [])
@@ -216,8 +221,8 @@ def stores_receipt(results: bytes) -> StoresReceipt:
                 receipt.acknowledge.append(AckedResponse(count, []))
             case MapChanged(revision=revision, changed=changed):
                 receipt.maps.append(ChangedResponse(revision, changed))
-            case Published(first_seq=first, last_seq=last, duplicates=duplicates, unmatched=unmatched):
-                receipt.publish.append(Receipt(first, last, duplicates, unmatched))
+            case Published():
+                receipt.publish.append(receipt_of(result))
     return receipt
 
 
@@ -378,11 +383,13 @@ class CurrentFrame(msgspec.Struct, frozen=True, tag_field="type", tag="current")
 
 
 class ReplyFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
-    """The acknowledgement with this id is durable. ``stale``: ranges that this subscriber did not hold, or numbers."""
+    """The acknowledgement with this id is durable. ``stale``: ranges that this subscriber did not hold, or numbers;
+    ``causes``: first, last and cause of those among them that were removed while it held them."""
 
     id: int
     acknowledged: int = 0
     stale: abc.Sequence[int | tuple[int, int]] = []
+    causes: abc.Sequence[tuple[int, int, str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):

@@ -44,6 +44,9 @@ class Item:
     rewound: bool = False
     """Whether a rewind reached it while it waited for its dead letter: the cursor may meet it again as a new one."""
 
+    worked_by: str = ""
+    """Who held it when it was removed, and may work on it."""
+
     @property
     def begins_ms(self) -> int:
         """When it began to live: a delayed message when it is due."""
@@ -123,6 +126,9 @@ class ConsumedModel:
             for item in self.items.values():
                 if (item.place == "held" and item.holder != subscriber) or item.not_before_ms > now_ms:
                     found.setdefault(item.message.key, set()).add(item.seq)
+            for item in self.gone.values():
+                if item.worked_by not in ("", subscriber):
+                    found.setdefault(item.message.key, set()).add(item.seq)
             found.pop(None, None)
         return found
 
@@ -133,6 +139,8 @@ class ConsumedModel:
     def next_event_ms(self, now_ms: int) -> int | None:
         """The earliest time to come at which something here changes by itself."""
         times: list[int] = []
+        if self.definition.key_ordered:
+            times += [item.lapses_ms for item in self.gone.values() if item.worked_by and item.message.key is not None]
         for item in self.items.values():
             if item.place == "held":
                 times.append(item.lapses_ms)
@@ -172,24 +180,17 @@ class ConsumedModel:
         return over or 0 < definition.bytelimit < sum(item.size for item in pending) + size
 
     def keep_limits(self, now_ms: int) -> None:
-        """The oldest that no subscriber holds goes first; one that waits for its time only where no other is left."""
+        """The parked go first, then the oldest, wherever it is; not one that waits for its dead letter."""
         if self.definition.discard is not Discard.OLD:
             return
-        free = [item for item in self.items.values() if self._ages(item)]
-        free.sort(key=lambda item: (self._discard_class(item, now_ms), item.died, item.seq), reverse=True)
+        free = [item for item in self.items.values() if self._ages(item) or item.place == "held"]
+        free.sort(key=lambda item: (item.place != "dying", item.died, item.seq), reverse=True)
         while free and self._is_over(0, 0):
             self.leave(free.pop(), "limit_old")
 
     def _ages(self, item: Item) -> bool:
         """Whether it can expire where it is, and be discarded."""
         return item.place in ("waiting", "returned") or (item.place == "dying" and self.parks)
-
-    def _discard_class(self, item: Item, now_ms: int) -> int:
-        if item.place == "dying":
-            return -1
-        if item.place == "returned":
-            return 0 if item.not_before_ms <= now_ms else 2
-        return 0 if item.message.deliver_at_ms <= now_ms else 1
 
     # ---- subscribers ------------------------------------------------------------------------------------------------
 
@@ -208,6 +209,9 @@ class ConsumedModel:
         counting = self._counting(subscriber)
         for item in self.held(subscriber):
             self._come_back(item, now_ms, counts=item.seq in counting)
+        for item in self.gone.values():
+            if item.worked_by == subscriber:
+                item.worked_by = ""
         self.subscribers.remove(subscriber)
         self.reporting.discard(subscriber)
 
@@ -234,7 +238,7 @@ class ConsumedModel:
         if not self.definition.key_ordered:
             expected = min(room, len(possible))
             promise(len(given) == expected, "what is there is delivered", given=given, possible=sorted(possible))
-        elif not any(item.place == "held" for item in self.items.values()):
+        elif not any(item.place == "held" or item.worked_by for item in [*self.items.values(), *self.gone.values()]):
             promise(given or not possible or not room, "a free key is delivered", possible=sorted(possible))
         for seq, times in given:
             item = self.items.get(seq) or self.gone.get(seq)
@@ -272,9 +276,12 @@ class ConsumedModel:
         if command.started is not None:
             self.reporting.add(command.subscriber)
             for first, last, at_ms in command.started:
-                for item, _ in self._held_of(command, [(first, last)]):
+                for item, seq in self._held_of(command, [(first, last)]):
+                    removed = self.gone.get(seq)
                     if item is not None:
                         item.started, item.lapses_ms = True, at_ms + self.definition.ack_wait_ms
+                    elif removed is not None and removed.worked_by == command.subscriber:
+                        removed.lapses_ms = at_ms + self.definition.ack_wait_ms
         for item, seq in self._held_of(command, command.ack):
             if item is None:
                 stale.append(seq)
@@ -304,6 +311,16 @@ class ConsumedModel:
         reported = [seq for first, last in result.stale for seq in range(first, last + 1)]
         promise(sorted(reported) == sorted(stale), "only what is held now counts", reported=reported, stale=stale)
         promise(result.acknowledged == counted, "every held message counts", result=result, expected=counted)
+        causes = {seq: cause for first, last, cause in result.causes for seq in range(first, last + 1)}
+        for seq in stale:
+            removed = self.gone.get(seq)
+            if removed is None or removed.worked_by != command.subscriber:
+                continue
+            if seq in causes or removed.lapses_ms > now_ms:
+                cause = {"dropped": "deleted"}.get(removed.cause, removed.cause)
+                promise(causes.pop(seq, "") == cause, "what was removed says why", item=removed, result=result)
+            removed.worked_by = ""
+        promise(not causes, "only what was removed has a cause", causes=causes)
 
     def _held_of(self, command: Acknowledge, ranges: Iterable[tuple[int, int]]) -> list[tuple[Item | None, int]]:
         found: list[tuple[Item | None, int]] = []
@@ -349,6 +366,8 @@ class ConsumedModel:
 
     def leave(self, item: Item, cause: str) -> None:
         """It is this durable's no more, for good."""
+        if item.place == "held" and cause in ("limit_old", "purged", "dropped"):
+            item.worked_by = item.holder
         item.place, item.holder, item.cause = "gone", "", cause
         self.gone[item.seq] = self.items.pop(item.seq)
 
@@ -356,6 +375,9 @@ class ConsumedModel:
         """Follow every deadline up to now."""
         counting = {name: self._counting(name) for name in self.subscribers}
         behind = {item.seq for name in self.subscribers for item in self._behind(name, now_ms)}
+        for item in self.gone.values():
+            if self.definition.key_ordered and item.lapses_ms <= now_ms:
+                item.worked_by = ""
         for item in list(self.items.values()):
             if item.place == "held" and item.lapses_ms <= now_ms:
                 self._come_back(item, now_ms, counts=item.seq in counting[item.holder])

@@ -35,6 +35,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 if TYPE_CHECKING:
     from holdfast.stores.durables.leases import Lease
     from holdfast.stores.values.commands import Command, MapChange, Rewind
+    from holdfast.stores.values.deadlines import Budget
     from holdfast.stores.values.effects import Applied, Effect
     from holdfast.stores.values.messages import Batch, Message
     from holdfast.stores.values.ports import Entry, Kept
@@ -103,6 +104,25 @@ MAPS: Final = {
 }
 """Maps that are cleared and changed."""
 
+LIMITED: Final = {
+    **CALM,
+    "steps": 300,
+    "definition": {
+        "stores": {
+            STORE: {
+                "durables": {
+                    "keyed": {"type": "shared", "key_ordered": True, "message_limit": 6, "discard": "old"},
+                    "plain": {"type": "shared", "message_limit": 6, "discard": "old", "prefetch": 4},
+                },
+                "templates": {"made": {"type": "shared"}},
+            },
+            DEAD: {"durables": {"grave": {"type": "standard"}}},
+        }
+    },
+}
+"""Durables that discard their oldest messages, held ones, too."""
+
+_oldest = Consumption._oldest
 _state = Consumption.state
 _restore = Consumption.restore
 _add = RedeliveryQueue.add
@@ -329,6 +349,18 @@ def restart_counts(self: Holder) -> bool:
 @MUTANTS.breaks("what is taken back is told", "withdraw", PendingMessages, focus=CALM)
 def taken_back_in_silence(*_: object) -> None:
     """A subscriber goes on to hand over what it does not hold any more."""
+
+
+@MUTANTS.breaks("one message, one place", "_oldest", Consumption, focus=LIMITED)
+def held_ones_stay(self: Consumption, budget: Budget) -> list[tuple[int, str]]:
+    """Where the oldest messages are held, the new ones are discarded."""
+    return [each for each in _oldest(self, budget) if not each[1].startswith("held ")]
+
+
+@MUTANTS.breaks("nothing early, nothing late", "remove_held", KeyOrdered, focus=LIMITED)
+def key_of_a_removed_message_is_free(self: KeyOrdered, subscriber: str, first: int, last: int, cause: str) -> int:
+    """Another subscriber gets the next message of a key while the first works on a removed one."""
+    return Consumption.remove_held(self, subscriber, first, last, cause)
 
 
 @MUTANTS.breaks("order per publisher", "_behind", Standard, focus=CALM)

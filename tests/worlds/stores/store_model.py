@@ -119,7 +119,8 @@ class ClusterModel:
         """The time of the last ``Expire`` that left something due."""
         self.swept_ms = 0
         """When every deadline was last carried out."""
-        self._held_before: dict[tuple[str, str, str], set[int]] = {}
+        self._held_before: dict[tuple[str, str, str], set[int]] | None = None
+        """Before the command, or the first of several that carry out one expiry; None after a crash amid these."""
         self._withdrawn: list[Withdrawn] = []
         """What was held, and what was taken back, since ``expire_done``."""
         self._announced: dict[tuple[str, str, int], DeadLettering] | None = {}
@@ -227,6 +228,7 @@ class ClusterModel:
         if effects is None:
             # Deaths were announced when they were carried out; a recovered machine announces those that wait.
             self._announced = None if not self.expire_done else {}
+            self._held_before = None
             return
         self._withdrawn += [effect for effect in effects if isinstance(effect, Withdrawn)]
         if self.expire_done:
@@ -247,6 +249,8 @@ class ClusterModel:
 
     def _check_withdrawn(self, command: Command) -> None:
         """A subscriber is told of each message that it holds no more and did not give up, and of no other."""
+        if self._held_before is None:
+            return
         told: dict[tuple[str, str, str], set[int]] = {}
         for each in self._withdrawn:
             numbers = told.setdefault((each.store, each.durable, each.subscriber), set())

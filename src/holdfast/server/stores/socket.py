@@ -272,7 +272,7 @@ class SubscribeSocket(asyncio.Protocol):
                     self.fail(result)
             elif identity:
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
-                self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale))
+                self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
 
         opened.service.submit_nowait(command, acknowledged)
 

@@ -38,6 +38,8 @@ class Shelf:
     counts: ReferenceCounts
     messages: Messages
     rules: int = RULES
+    discarded: int = 0
+    """Messages that durables gave up because of their limits, since the service started."""
     withdrawn: list[Withdrawn] = field(default_factory=list[Withdrawn])
     """What the current command takes from subscribers; the state machine takes it as effects."""
 
@@ -280,14 +282,17 @@ class Backlog:
         self.cursor = seq
         self.cursor_ms = self.shelf.counts.time_from(seq)
 
+    def oldest_delayed(self) -> int | None:
+        """The oldest delayed message below the cursor. Cost: reads its block."""
+        return next((kept.seq for number in sorted(self.scanned_ms) for kept in self._passed_delayed_of(number)), None)
+
     def take_oldest_delayed(self) -> int | None:
-        """Give up the oldest delayed message below the cursor. Cost: reads its block."""
-        for number in sorted(self.scanned_ms):
-            for kept in self._passed_delayed_of(number):
-                self.exclude(kept.seq, kept.seq)
-                self.delayed_total -= 1
-                return kept.seq
-        return None
+        """Give it up. Cost: reads its block."""
+        seq = self.oldest_delayed()
+        if seq is not None:
+            self.exclude(seq, seq)
+            self.delayed_total -= 1
+        return seq
 
     def exclude(self, first: int, last: int) -> None:
         """The durable does not have these, though they match."""

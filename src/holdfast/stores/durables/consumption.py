@@ -14,7 +14,8 @@ until the message leaves the last one:
 | redelivery | held | a subscriber with room in its window asks; redelivery goes before the backlog |
 | dying | done | its dead letter is stored; at once if it was rejected and there is no dead-letter store |
 | dying | redelivery | an operator puts it back |
-| any but held, dying | done | it expired, the durable's limit discards it, an administrator deletes it |
+| any but held, dying | done | it expired |
+| any but dying | done | the durable's limit discards it, an administrator deletes it; a holder is told |
 
 Done messages leave the durable; if the durable retains messages, acknowledged ones leave only after ``retention_time``.
 Dying messages of a durable without a dead-letter store are *parked*: they wait for an operator. Parked messages can
@@ -23,7 +24,7 @@ also expire, be discarded or be deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 
@@ -34,6 +35,7 @@ from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue, Shelf
 from holdfast.stores.durables.expiry import without_expired
 from holdfast.stores.durables.leases import HANDED_OUT, Holder, Lease, Leases, RedeliveryQueue, count_after, joined
 from holdfast.stores.durables.pending import PendingMessages
+from holdfast.stores.durables.removed import Entry
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import deadlines
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Redeliver, Redelivered
@@ -166,7 +168,7 @@ class Consumption(PendingMessages):
             self.discards_ms = 0
 
     def discard_old(self, now_ms: int, budget: Budget | None = None) -> None:
-        """Discard the oldest messages until the limits hold or every other message is leased; parked ones first.
+        """Discard the oldest messages, held or not, until the limits hold; parked ones first.
 
         Without a budget, one call examines about ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
         """
@@ -188,7 +190,7 @@ class Consumption(PendingMessages):
         return 0 < messages < self.pending or 0 < size < self.pending_bytes
 
     def _discard_some(self, now_ms: int, budget: Budget) -> bool:
-        """Discard the oldest messages, or search further for them; False if every message is leased."""
+        """Discard the oldest messages, held or not, or search further for them; False if there is none."""
         if self.parks and self.dying:
             parked = next(iter(self.dying))
             self.take_dying(parked)
@@ -196,28 +198,66 @@ class Consumption(PendingMessages):
             return True
         limit = self.definition.message_limit
         want = min(budget.messages, max(1, self.pending - limit)) if limit else 1
-        run = self.redelivery.take(want)
-        if run is not None:
-            self.gone(run[0], run[1], "limit_old")
-            return True
-        if self.undelivered > 0:
-            cursor = self.backlog.cursor
-            result = self.scan(want, now_ms, budget=budget)
-            for first, last in result.runs:
-                self.gone(first, last, "limit_old")
-            if result.total or self.backlog.cursor > cursor or budget.is_spent:
+        oldest = self._oldest(budget)
+        first, place = oldest[0]
+        if self.undelivered > 0 and self.backlog.cursor < first:
+            cursor, passed = self.backlog.cursor, self.backlog.delayed_total
+            found = self.scan(want, now_ms, None if first == _HIGH else first, budget).runs
+            for low, high in found:
+                if self.backlog.delayed_total > passed:
+                    self.set_apart(low, high)  # an older one is delayed: it goes first
+                else:
+                    self.gone(low, high, "limit_old")
+            if found or self.backlog.cursor > cursor or budget.is_spent:
                 return True
-        seq = self.backlog.take_oldest_delayed()
-        if seq is not None:
-            budget.looks -= BLOCK_MESSAGES
-        elif self.redelivery.later:
-            budget.looks -= len(self.redelivery.later)
-            seq = min(waiting for _, waiting, _ in self.redelivery.later)
-            self.redelivery.remove(seq)
-        if seq is None:
+        if first == _HIGH:
             return False
-        self.gone(seq, seq, "limit_old")
+        # Up to the next place that has an older one.
+        last = min(first + want, oldest[1][0]) - 1
+        match place:
+            case "waiting":
+                run = self.redelivery.take(last - first + 1)
+                assert run is not None, "it waits"
+                last = run[1]
+            case "returned later":
+                self.redelivery.remove(first)
+                last = first
+            case "delayed":
+                delayed = self.backlog.take_oldest_delayed()
+                assert delayed == first, "it is the oldest"
+                last = first
+            case _:
+                last = self.remove_held(place.removeprefix("held "), first, last, "limit_old")
+        self.gone(first, last, "limit_old")
         return True
+
+    def _oldest(self, budget: Budget) -> list[tuple[int, str]]:
+        """The lowest number in each place outside the backlog, ascending, and an end. Cost: O(subscribers + messages
+        that came back with a delay), and reads one block of delayed ones."""
+        redelivery = self.redelivery
+        oldest = [(holder.runs[0][0], f"held {name}") for name, holder in self.leases.of.items() if holder.runs]
+        oldest += [(run[0], "waiting") for run in redelivery.runs[:1]]
+        if redelivery.later:
+            budget.looks -= len(redelivery.later)
+            oldest.append((min(seq for _, seq, _ in redelivery.later), "returned later"))
+        delayed = self.backlog.oldest_delayed()
+        if delayed is not None:
+            budget.looks -= BLOCK_MESSAGES
+            oldest.append((delayed, "delayed"))
+        return [*sorted(oldest), (_HIGH, ""), (_HIGH, "")]
+
+    def remove_held(self, subscriber: str, first: int, last: int, cause: str) -> int:
+        """Take from a subscriber, without giving it back, what it holds from ``first`` on, up to ``last`` or the end of
+        the run. Returns its last number."""
+        holder = self.leases.of[subscriber]
+        last = holder.held_of(first, last)[0][1]
+        runs = self.leases.take(holder, first, last)
+        self.withdraw(subscriber, runs, cause)
+        self.let_go(self.removed.add(subscriber, runs, cause))
+        return last
+
+    def let_go(self, entries: Sequence[Entry]) -> None:
+        """The application does not work any more on these, which were removed from the durable."""
 
     def attach(
         self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
@@ -239,6 +279,7 @@ class Consumption(PendingMessages):
         counting = holder.counting()
         for run in self.leases.take(holder, 0, _HIGH):
             self._come_back(run, counting, now_ms, effects)
+        self.let_go(self.removed.leave(subscriber))
         del self.leases.of[subscriber]
         self._note_ready(effects)
 
@@ -309,6 +350,7 @@ class Consumption(PendingMessages):
             holder.start([(first, last) for first, last, _ in command.started])
             for first, last, at_ms in command.started:
                 self.leases.renew(holder, first, last, at_ms + self.definition.ack_wait_ms)
+                self.removed.renew(command.subscriber, first, last, at_ms + self.definition.ack_wait_ms)
         count = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
@@ -328,8 +370,10 @@ class Consumption(PendingMessages):
         for first, last in command.extend:
             renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
             self._note_stale(renewed, first, last, stale)
+        removed = [entry for first, last in stale for entry in self.removed.take(command.subscriber, first, last)]
+        self.let_go(removed)
         self._note_ready(effects)
-        return Acknowledged(count, stale)
+        return Acknowledged(count, stale, [(first, last, cause) for first, last, _, cause in removed])
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
         taken = self.leases.take(holder, first, last)
@@ -425,6 +469,7 @@ class Consumption(PendingMessages):
             if self.discards_ms:
                 return before - self.pending
         self._lapse(now_ms, budget, effects)
+        self.let_go(self.removed.end(now_ms))
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
@@ -481,10 +526,9 @@ class Consumption(PendingMessages):
                 self.release(kept.seq, kept.seq)
         self.backlog.forget_delayed()
         for name, holder in self.leases.of.items():
-            held = self.leases.take(holder, 0, _HIGH)
-            for run in held:
-                self.release(run[0], run[1])
-            self.withdraw(name, held, "purged")
+            while holder.runs:
+                first = holder.runs[0][0]
+                self.release(first, self.remove_held(name, first, _HIGH, "purged"))
         for first, last, _ in self.redelivery.all_runs():
             self.release(first, last)
         self.redelivery = RedeliveryQueue()
@@ -518,7 +562,7 @@ class Consumption(PendingMessages):
             return False
         subscriber = self.leases.holder_of(seq)
         if subscriber is not None:
-            self.withdraw(subscriber, self.leases.take(self.leases.of[subscriber], seq, seq), "deleted")
+            self.remove_held(subscriber, seq, seq, "deleted")
         elif self.take_dying(seq) is None and self.redelivery.remove(seq) is None:
             if self.is_swept(kept):
                 return False
@@ -581,6 +625,7 @@ class Consumption(PendingMessages):
         self.backlog.check()
         self.leases.check()
         self.redelivery.check()
+        self.removed.check()
         pending = [seq for seq, _ in self.browse(0, _HIGH)]
         assert len(set(pending)) == len(pending), "a message is in one place"
         assert len(pending) == self.pending, "the total is that of the messages"
@@ -621,6 +666,8 @@ class _KeyedLeases(Leases):
         super().__init__()
         self.keys: dict[int, str] = {}
         self.busy: dict[str, tuple[Holder, int]] = {}
+        self.removed: dict[int, tuple[str, Holder]] = {}
+        """Of messages that left the durable while they were held: their keys stay with who works on them."""
 
     def hold(self, holder: Holder, run: Lease) -> None:
         super().hold(holder, run)
@@ -635,12 +682,27 @@ class _KeyedLeases(Leases):
             for seq in range(run[0], run[1] + 1):
                 key = self.keys.get(seq)
                 if key is not None:
-                    count = self.busy[key][1] - 1
-                    if count:
-                        self.busy[key] = holder, count
-                    else:
-                        del self.busy[key]
+                    self._free(key)
         return taken
+
+    def _free(self, key: str) -> None:
+        holder, count = self.busy[key]
+        if count > 1:
+            self.busy[key] = holder, count - 1
+        else:
+            del self.busy[key]
+
+    def keep_keys(self, holder: Holder, keys: Mapping[int, str]) -> None:
+        """These messages leave the durable, and their keys stay with this subscriber."""
+        for seq, key in keys.items():
+            self.removed[seq] = key, holder
+            self.busy[key] = holder, self.busy.get(key, (holder, 0))[1] + 1
+
+    def let_go(self, first: int, last: int) -> None:
+        """Nobody works on these removed messages any more."""
+        for seq in range(first, last + 1) if last - first < len(self.removed) else list(self.removed):
+            if first <= seq <= last and seq in self.removed:
+                self._free(self.removed.pop(seq)[0])
 
     def check(self) -> None:
         super().check()
@@ -652,7 +714,9 @@ class _KeyedLeases(Leases):
                     if key is not None:
                         assert holders.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
                         holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
-        assert holders == self.busy, "keys are with who holds their messages"
+        for key, holder in self.removed.values():
+            holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
+        assert holders == self.busy, "keys are with who holds their messages, or works on them"
 
 
 class KeyOrdered(Shared):
@@ -686,6 +750,25 @@ class KeyOrdered(Shared):
         if self.undelivered > 0 and self.looks_on:
             return True
         return next(self._free(holder), None) is not None
+
+    def remove_held(self, subscriber: str, first: int, last: int, cause: str) -> int:
+        """As for every durable; the keys stay with the subscriber until it answers, leaves, or its time is over."""
+        holder = self.leases.of[subscriber]
+        last = holder.held_of(first, last)[0][1]
+        known = {seq: key for seq in range(first, last + 1) if (key := self._held.keys.get(seq)) is not None}
+        super().remove_held(subscriber, first, last, cause)
+        self._held.keep_keys(holder, known)
+        return last
+
+    def let_go(self, entries: Sequence[Entry]) -> None:
+        """Their keys are free."""
+        for first, last, *_ in entries:
+            self._held.let_go(first, last)
+
+    def next_deadline_ms(self) -> int | None:
+        """As for every durable, and when a key is free that was kept for a removed message."""
+        next_ms = super().next_deadline_ms()
+        return earlier(next_ms, self.removed.next_ms()) if self._held.removed else next_ms
 
     def _free(self, holder: Holder) -> Iterator[tuple[int, int]]:
         """Waiting messages that a subscriber can be given, with their deliveries so far, ascending."""
@@ -775,6 +858,17 @@ class KeyOrdered(Shared):
     def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
         """Load ``keys_state``, before the leases."""
         self._held.keys.update(keys)
+
+    def removed_keys_state(self) -> list[tuple[int, str]]:
+        """The key of each removed message that somebody works on."""
+        return [(seq, key) for seq, (key, _) in self._held.removed.items()]
+
+    def restore_removed_keys(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Load ``removed_keys_state``, after the leases and what was removed."""
+        known = dict(keys)
+        for name, entries in self.removed.of.items():
+            of = {seq: known[seq] for first, last, *_ in entries for seq in range(first, last + 1) if seq in known}
+            self._held.keep_keys(self.leases.of[name], of)
 
     def check(self) -> None:
         """As for every durable; keys are known only of messages outside the backlog."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
 from holdfast.stores.durables.leases import Holder, Lease, Leases, RedeliveryQueue, joined
+from holdfast.stores.durables.removed import Entry, Removed
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready, Withdrawn
@@ -60,6 +62,8 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     discards_ms: int = 0
     rewind_to: int | None = None
     rewind_ms: int = 0
+    removed: list[tuple[str, list[Entry]]] = []
+    removed_keys: list[tuple[int, str]] = []
 
 
 @dataclass(slots=True)
@@ -71,6 +75,9 @@ class Tally:
     acknowledged: int = 0
     lapsed: int = 0
     dead_letters: int = 0
+
+
+_LIMITS: Final = frozenset({"limit_old", "limit_new"})
 
 
 class PendingMessages:
@@ -85,6 +92,7 @@ class PendingMessages:
             self.backlog.move_floor(self.backlog.cursor)
         self.leases = Leases()
         self.redelivery = RedeliveryQueue()
+        self.removed = Removed()
         self.dying: dict[int, tuple[str, int]] = {}  # cause and deliveries of each, in the order in which they died
         self.dying_retry_ms = 0
         self.discards_ms = 0  # when a command left more than the limits allow, for Expire to discard; 0 for never
@@ -248,6 +256,8 @@ class PendingMessages:
 
     def lose(self, cause: str, count: int) -> None:
         """Count messages that are lost, by cause."""
+        if cause in _LIMITS:
+            self.shelf.discarded += count
         self.causes[cause] = self.causes.get(cause, 0) + count
 
     def gone(self, first: int, last: int, cause: str) -> None:
@@ -314,6 +324,8 @@ class PendingMessages:
             self.discards_ms,
             self.rewind_to,
             self.rewind_ms,
+            list(self.removed.of.items()),
+            self.removed_keys_state(),
         )
 
     def restore(self, state: ConsumptionState) -> None:
@@ -351,6 +363,8 @@ class PendingMessages:
         self.replayed = SequenceSet(state.replayed)
         self.discards_ms = state.discards_ms
         self.rewind_to, self.rewind_ms = state.rewind_to, state.rewind_ms
+        self.removed.of = {name: list(entries) for name, entries in state.removed}
+        self.restore_removed_keys(state.removed_keys)
 
     def keys_state(self) -> list[tuple[int, str]]:
         """What a key-ordered durable knows of keys."""
@@ -358,4 +372,12 @@ class PendingMessages:
 
     def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take up ``keys_state``."""
+        assert not keys, "only a key-ordered durable knows keys"
+
+    def removed_keys_state(self) -> list[tuple[int, str]]:
+        """The keys that a key-ordered durable keeps for those who work on removed messages."""
+        return []
+
+    def restore_removed_keys(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Take up ``removed_keys_state``."""
         assert not keys, "only a key-ordered durable knows keys"

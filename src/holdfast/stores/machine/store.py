@@ -397,13 +397,15 @@ class Store:
             return Published(first, self.publishers.seq_of(publisher, first_number + duplicates - 1), duplicates, 0)
         fresh = messages[duplicates:] if duplicates else messages
         batch = Batch(fresh, self.definition.max_message_size, command.at_ms)
+        discarded = self.shelf.discarded
         first, unmatched = self.accept(batch, effects)
+        discarded = self.shelf.discarded - discarded
         if publisher:
             self.publishers.accepted(publisher, first_number + duplicates, len(fresh), first, command.at_ms)
         last = first + len(fresh) - 1
         if duplicates:
             first = self.publishers.seq_of(publisher, first_number)
-        return Published(first, last, duplicates, unmatched)
+        return Published(first, last, duplicates, unmatched, discarded)
 
     def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
         """Number and keep a batch; returns its first number, and how many messages no durable wanted."""

@@ -267,12 +267,14 @@ class Done(_Result, frozen=True):
 
 
 class Published(_Result, frozen=True):
-    """``first_seq`` to ``last_seq`` include duplicates, which have the numbers they got the first time."""
+    """``first_seq`` to ``last_seq`` include duplicates, which have the numbers they got the first time. ``discarded``:
+    messages that durables gave up for these because of their limits, added over the durables."""
 
     first_seq: int
     last_seq: int
     duplicates: int
     unmatched: int
+    discarded: int = 0
 
 
 class Attached(_Result, frozen=True):
@@ -292,10 +294,12 @@ class Delivered(_Result, frozen=True):
 
 
 class Acknowledged(_Result, frozen=True):
-    """How many were acknowledged, put back or rejected, and which messages were not the subscriber's."""
+    """How many were acknowledged, put back or rejected, and which messages were not the subscriber's. ``causes`` says
+    why, of those that were removed while it held them: first, last and ``limit_old``, ``deleted`` or ``purged``."""
 
     acknowledged: int
     stale: list[tuple[int, int]]
+    causes: list[tuple[int, int, str]] = []
 
 
 class Expired(_Result, frozen=True):

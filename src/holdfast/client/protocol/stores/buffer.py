@@ -58,13 +58,12 @@ class Buffer:
         self._messages.clear()
         return messages
 
-    def withdraw(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """The service has taken these back, with their credit. Returns how many of them the application has."""
-        told = sum(last - first + 1 for first, last in ranges)
-        before = len(self._messages) + len(self._late)
-        self._late = {seq for seq in self._late if not any(first <= seq <= last for first, last in ranges)}
-        self._remove(lambda message, _: any(first <= message.seq <= last for first, last in ranges))
-        return told - (before - len(self._messages) - len(self._late))
+    def withdraw(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """The service has taken these back, with their credit. Returns the numbers that the application did not get."""
+        late = [seq for seq in self._late if any(first <= seq <= last for first, last in ranges)]
+        self._late.difference_update(late)
+        dropped = self._remove(lambda message, _: any(first <= message.seq <= last for first, last in ranges))
+        return late + [message.seq for message in dropped]
 
     def _drop_late(self, now_ms: float) -> None:
         late = self._remove(lambda _, until_ms: until_ms <= now_ms)

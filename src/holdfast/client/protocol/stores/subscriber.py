@@ -39,6 +39,7 @@ from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
     Advisories,
+    ack_frame,
     close_frame,
     closing_error,
     coded_error,
@@ -162,6 +163,8 @@ class _State(Enum):
     ENDED = "ended"
 
 
+_REMOVED: Final = frozenset({"limit_old", "deleted", "purged"})
+"""Causes of a withdrawal after which the message is nowhere."""
 _WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
 _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
 
@@ -449,8 +452,8 @@ class SubscriberMachine:
                 self._on_response(frame)
             case AttachedFrame():
                 self._attached(frame, now_ms)
-            case WithdrawnFrame(ranges=ranges):
-                self._window.withdrawn(ranges, self._buffer.withdraw(ranges))
+            case WithdrawnFrame(ranges=ranges, cause=cause):
+                self._withdrawn(ranges, cause)
             case AdvisoryFrame(kind=kind, facts=facts):
                 self._last_said = frame
                 self.advisories.add(kind, facts)
@@ -536,10 +539,20 @@ class SubscriberMachine:
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         self._state = _State.WAITING
 
+    def _withdrawn(self, ranges: Sequence[tuple[int, int]], cause: str) -> None:
+        dropped = self._buffer.withdraw(ranges)
+        self._window.withdrawn(ranges, sum(last - first + 1 for first, last in ranges) - len(dropped))
+        if dropped and cause in _REMOVED and self._terms.order == "key":
+            # Nobody works on these: others may have the next messages of their keys at once.
+            self._outgoing.append(ack_frame("nack", 0, [(seq, 0) for seq in dropped]))
+
     def _on_response(self, frame: ReplyFrame) -> None:
         stale = self._acks.on_response(frame)
         if stale:
-            self.advisories.add("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]})
+            facts: dict[str, object] = {"messages": len(stale), "first_seq": stale[0]}
+            if frame.causes:
+                facts["cause"] = frame.causes[0][2]
+            self.advisories.add("stale_acknowledgement", facts)
 
     def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
         error = named_error(ErrorBody(frame.code, frame.message, hint=frame.hint), 500)
