@@ -86,6 +86,7 @@ EVENTS = {
     "stop_given_up": "the stop took too long and the process exits; nothing acknowledged is lost",
     "stopping": "a signal stops the service",
     "store_did_not_create": "the store did not create the file that protects a log's place",
+    "statistics_not_published": "a message of the store `_statistics` was refused; the next one has newer numbers",
     "store_statistics": "a message store's messages and rates",
     "store_not_raced": "no race was run through this endpoint: `holdfast doctor --race`",
     "store_unavailable": "the store does not answer at the start; it is asked again",

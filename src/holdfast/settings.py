@@ -449,6 +449,8 @@ class StoresSettings:
         "above 0; of stores that live in the log: the time between two checkpoints while something changes")]
     statistics_seconds: Annotated[float, Key(_number(0), 60.0,
         "at least 0 between two log lines with statistics; 0 means off")]
+    statistics_message_seconds: Annotated[float, Key(_number(0), 2.0,
+        "at least 0 between two messages in the store _statistics while a subscriber is attached; 0 means off")]
     clock: Annotated[Literal["steady", "wall"], Key(_choice("steady", "wall"), "steady",
         "steady: a start continues from the last known time; wall: a start takes the machine's time, and "
         "everything whose time has passed by then expires")]

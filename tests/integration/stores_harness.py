@@ -27,6 +27,7 @@ from holdfast.objects.open import open_store
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.http_server import HttpServer
+from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
@@ -193,11 +194,20 @@ def bodies(messages: list[Any]) -> list[str]:
 
 @asynccontextmanager
 async def stores_serving(
-    directory: Path, *, tokens: Mapping[str, Role] | None = None, definition: object = None
+    directory: Path,
+    *,
+    tokens: Mapping[str, Role] | None = None,
+    definition: object = None,
+    statistics_message_seconds: float = 0.02,
 ) -> AsyncGenerator[StoresServing]:
     """A server of the stores in ``directory``; everything ends with the block."""
     front = Gateway(limits=GatewayLimits(), authenticator=Authenticator(tokens or {}))
-    host = StoreHost(front, str(directory), request_bytes_max=16 << 20)
+    host = StoreHost(
+        front, str(directory), request_bytes_max=16 << 20, statistics_message_seconds=statistics_message_seconds
+    )
+    metrics = ServerMetrics(front)
+    metrics.stores = host
+    host.samples = metrics.samples
     socket = partial(SubscribeSocket, front, host)
     server = HttpServer(front, store_routes(host), matcher=HotStores(host), socket=socket)
     leader = None

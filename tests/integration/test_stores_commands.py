@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.matrix import matrix
@@ -23,6 +26,7 @@ from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.stores.storage.storage import MANIFEST_NAME, Storage
+from holdfast.wire.stores import StatisticsBody
 
 pytestmark = pytest.mark.usefixtures("durability")
 
@@ -79,6 +83,25 @@ def test_names_of_any_script_go_through_the_command_line_the_client_and_spark(sh
     with DurableClient(url, "Bücher.東京", "größe") as durable:
         assert durable.last_seq() == 2
     shell.run("rm", "Bücher.東京", "--yes")
+
+
+def test_the_monitoring_page_follows_the_statistics_of_the_service(shell: Shell) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/operate/monitoring.md").read_text(encoding="utf-8")
+    shell.run("define", "watched")
+    shell.run("define", "watched/work", "type=shared")
+    (command,) = [line for line in page.splitlines() if line.startswith("holdfast stores tail")]
+    (row,) = shell.rows(*shlex.split(command)[2:])
+    body = msgspec.json.decode(base64.b64decode(str(row["body"])), type=StatisticsBody)
+    assert "holdfast_leading" in {sample.name for sample in body.samples}
+    (program,) = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
+    port = f"http://127.0.0.1:{shell.port}"
+    ran = subprocess.run(
+        [sys.executable, "-c", program.replace("http://127.0.0.1:8080", port)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "holdfast_durable_backlog" in ran.stdout
+    shell.run("define", "_statistics", expected=Exit.BAD_REQUEST)
 
 
 def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:

@@ -29,6 +29,7 @@ from holdfast.server.metric_catalogue import by_label, counter, cumulative_bucke
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.wire.stores import Sample
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -67,6 +68,10 @@ class ServerMetrics(Collector):
     def text(self) -> bytes:
         """The exposition in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def samples(self) -> list[Sample]:
+        """The same numbers, line by line."""
+        return [Sample(one.name, one.labels, one.value) for family in self.collect() for one in family.samples]
 
     def collect(self) -> Iterator[Metric]:
         """All families, in a fixed order."""

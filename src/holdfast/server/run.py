@@ -175,6 +175,19 @@ class _Process:
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
 
+    def _hosted_stores(self, settings: Settings) -> StoreHost | None:
+        stores = settings.stores
+        if stores.hosted is None or self._read_only:
+            return None
+        host = StoreHost(
+            self._gateway,
+            stores.hosted,
+            request_bytes_max=stores.max_request_size_bytes,
+            statistics_message_seconds=stores.statistics_message_seconds,
+        )
+        host.samples = self._metrics.samples
+        return host
+
     async def run(self) -> int:
         """From listening to the exit code."""
         settings = self._settings
@@ -202,13 +215,7 @@ class _Process:
             self._subscribe,
         )
         self._metrics.view = self._view
-        self._stores = (
-            None
-            if settings.stores.hosted is None or self._read_only
-            else StoreHost(
-                self._gateway, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
-            )
-        )
+        self._stores = self._hosted_stores(settings)
         self._metrics.stores = self._stores
         if self._stores is not None:
             self._gateway.parts = PartsOfCommits(self._stores)

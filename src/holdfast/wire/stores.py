@@ -149,6 +149,24 @@ class RedeliveredResponse(msgspec.Struct, frozen=True):
     next_after: int | None = None
 
 
+# Statistics
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """One line of ``/metrics``."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class StatisticsBody(msgspec.Struct, frozen=True):
+    """The body of a message of the store ``_statistics``, as JSON: every number of ``/metrics`` at ``time_ms``."""
+
+    time_ms: int
+    samples: list[Sample]
+
+
 # Maps
 
 

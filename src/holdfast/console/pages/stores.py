@@ -58,7 +58,7 @@ from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of,
 from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.reading.watcher import DURABLES_MAX
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.definitions.reader import is_name
+from holdfast.stores.definitions.reader import STATISTICS, is_name
 
 CAUSES: Final[Mapping[str, str]] = {
     "limit_new": "above a limit",
@@ -248,7 +248,7 @@ async def _history(call: Call) -> Html:
 
 async def _store(call: Call) -> Html:
     store = call.required("store")
-    if not is_name(store):
+    if store != STATISTICS and not is_name(store):
         raise InvalidRequest("no store has this name")
     try:
         await call.service.read(store_path(store))

@@ -15,6 +15,7 @@ from holdfast.errors import Code, HoldfastError, PermissionDenied
 from holdfast.server.http.auth import TOKEN_HINT, Authenticator, Role
 from holdfast.server.http.responses import without_traceback
 from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
+from holdfast.stores.definitions.reader import STATISTICS
 
 _ROLE_FOR: Final[Mapping[Right, Role]] = {
     Right.PUBLISH: Role.WRITE,
@@ -38,6 +39,10 @@ class StoreAccess:
 
     def problem_with(self, authorization: bytes | None, right: Right, store: str = CLUSTER) -> HoldfastError | None:
         """None when the caller has the right on the store, by default on the cluster; else the error to answer."""
+        if store == STATISTICS and right is Right.PUBLISH:
+            return PermissionDenied(
+                "only the service publishes here", hint="names that begin with _ are those of the service", store=store
+            )
         permissions = self._permissions()
         authenticator = self._authenticator
         if not permissions.enabled:

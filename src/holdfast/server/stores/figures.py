@@ -141,7 +141,9 @@ class Statistics:
 
     def _tell_stores(self, state: State, seconds: float) -> None:
         published: dict[str, int] = {}
-        for index, (name, store) in enumerate(state.stores.items()):
+        stores = list(state.defined_stores())
+        for index, store in enumerate(stores):
+            name = store.name
             published[name] = store.counts.next_seq - 1
             if index >= STORES_MAX:
                 continue
@@ -156,13 +158,14 @@ class Statistics:
                 unmatched=store.unmatched,
             )
         self._published = published
-        if len(state.stores) > STORES_MAX:
-            _log.info("store_statistics", stores_left_out=len(state.stores) - STORES_MAX)
+        if len(stores) > STORES_MAX:
+            _log.info("store_statistics", stores_left_out=len(stores) - STORES_MAX)
 
     def _tell_durables(self, state: State, seconds: float) -> None:
         acknowledged: dict[tuple[str, str], int] = {}
         busy: list[tuple[int, str, str]] = []
-        for store_name, store in state.stores.items():
+        for store in state.defined_stores():
+            store_name = store.name
             for name, durable in store.durables.items():
                 figures = figures_of(durable)
                 acknowledged[store_name, name] = figures.acknowledged

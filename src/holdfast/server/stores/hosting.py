@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -32,11 +32,13 @@ from holdfast.server.stores.deliveries import Backlog, Deliveries
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
+from holdfast.server.stores.statistics_feed import StatisticsFeed
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.effects import Advise, Changed, Effect, Withdrawn
+from holdfast.wire.stores import Sample
 
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
 IN_FLIGHT_MAX: Final = 65_536
@@ -60,9 +62,11 @@ class Socket(Protocol):
 class OpenStores:
     """What there is while the stores are open."""
 
-    __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state")
+    __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state", "statistics")
 
-    def __init__(self, gateway: Gateway, service: StoreService) -> None:
+    def __init__(
+        self, gateway: Gateway, service: StoreService, samples: Callable[[], list[Sample]] | None, every_seconds: float
+    ) -> None:
         state = service.state
         self.service = service
         self.state = state
@@ -70,13 +74,19 @@ class OpenStores:
         self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
         self.deliveries = Deliveries(service, Backlog(state), gateway.loop)
         self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
+        self.statistics = StatisticsFeed(service, gateway.loop, samples, every_seconds)
 
 
 class StoreHost:
     """The stores of one process, and who asks for them."""
 
-    def __init__(self, gateway: Gateway, directory: str, *, request_bytes_max: int) -> None:
+    def __init__(
+        self, gateway: Gateway, directory: str, *, request_bytes_max: int, statistics_message_seconds: float = 0.0
+    ) -> None:
         self.directory = directory
+        self.samples: Callable[[], list[Sample]] | None = None
+        """Makes the numbers of ``/metrics``."""
+        self._statistics_message_seconds = statistics_message_seconds
         self.request_bytes_max = request_bytes_max
         self.sockets: set[Socket] = set()
         self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
@@ -135,7 +145,7 @@ class StoreHost:
         """
         self.suspended = False
         self._place = None if service.lives_in_log else OpenPlace(service.directory)
-        opened = self._opened = OpenStores(self.gateway, service)
+        opened = self._opened = OpenStores(self.gateway, service, self.samples, self._statistics_message_seconds)
         service.on_ready(opened.deliveries.ready)
         service.on_lapse(opened.deliveries.before_lapse)
         service.on_effect(self._carry_out)
@@ -194,6 +204,7 @@ class StoreHost:
                 socket.shut_down()
             stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=1_000)
             opened.deliveries.close(stopping)
+            opened.statistics.close()
             self._closing = self.gateway.loop.create_task(opened.service.close())
         if self._closing is not None:
             # Stores that live in the log may wait for it: a caller that gives up leaves the rest to the next call.

@@ -23,6 +23,7 @@ from holdfast.stores.definitions.cluster import (
     PublisherMode,
     StoreDefinition,
 )
+from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
 from holdfast.stores.durables.pending import Browsed
@@ -441,7 +442,14 @@ class InForce:
         """Raises: NotFound."""
         definition = self._state.definition.stores.get(name)
         if definition is None:
-            raise NotFound("there is no such store", store=name)
+            built_in = self._state.stores.get(name)
+            if built_in is None and name == STATISTICS:
+                raise NotFound(
+                    "the store of statistics is there only while a subscriber is attached",
+                    hint="subscribe to a durable of it, which is made then",
+                    store=name,
+                )
+            return self._state.store(name).definition
         return definition
 
     def durables(self, store: str) -> Mapping[str, DurableDefinition]:

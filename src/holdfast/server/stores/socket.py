@@ -151,6 +151,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._authorization = None if given is None else given.encode("latin-1", "replace")
             self._permissions = opened.state.definition.permissions
             opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
+            opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
             terms = opened.definitions.terms(asked.store, asked.durable, asked.template)
             watched = self._watched(opened, asked, terms)

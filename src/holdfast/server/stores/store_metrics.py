@@ -1,4 +1,4 @@
-"""Metrics of every store and durable, read at scrape time from the state in memory.
+"""Metrics of every store and durable that is defined, read at scrape time from the state in memory.
 
 ``DURABLES_MAX`` durables have lines of their own, the first in the order of names;
 ``holdfast_durables_without_metrics`` counts the others.
@@ -72,11 +72,11 @@ _OF_A_DURABLE: Final[tuple[tuple[str, Callable[[DurableFigures], float]], ...]] 
 
 
 def _stores(opened: OpenStores) -> Iterator[Metric]:
-    stores = opened.state.stores
+    stores = list(opened.state.defined_stores())
     for name, value in _OF_A_STORE:
         family = labelled(f"holdfast_message_store_{name}")
-        for store_name, store in stores.items():
-            family.add_metric([store_name], value(store))
+        for store in stores:
+            family.add_metric([store.name], value(store))
         yield family
     yield from _swapped(opened)
     yield from _publishes(opened)
@@ -96,7 +96,7 @@ def _unreadable(opened: OpenStores) -> Metric:
     """Only of durables that met such a message: a line is an alarm."""
     family = labelled("holdfast_durable_unreadable")
     for (store, durable), count in opened.deliveries.unreadable.items():
-        if store in opened.state.stores and durable in opened.state.stores[store].durables:
+        if store in opened.state.definition.stores and durable in opened.state.stores[store].durables:
             family.add_metric([store, durable], count)
     return family
 
@@ -119,7 +119,7 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     disk = disk_use(host.directory)
     limit = disk.capacity * opened.definitions.cluster.max_disk_fraction
     written, behind_ms = opened.service.written_bytes, opened.service.clock_behind_ms
-    cluster, stores = opened.definitions.cluster, opened.state.stores.values()
+    cluster, stores = opened.definitions.cluster, list(opened.state.defined_stores())
     gauges = {
         "used_fraction": _used(
             sum(store.counts.live for store in stores),
@@ -145,7 +145,7 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
     families = [(labelled(f"holdfast_durable_{name}"), value) for name, value in _OF_A_DURABLE]
     expired = labelled("holdfast_durable_expired")
     shown = left_out = 0
-    for store_name, store in opened.state.stores.items():
+    for store in opened.state.defined_stores():
         for name in sorted(store.durables):
             if shown == DURABLES_MAX:
                 left_out += 1
@@ -153,9 +153,9 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
             shown += 1
             figures = figures_of(store.durables[name])
             for family, value in families:
-                family.add_metric([store_name, name], value(figures))
+                family.add_metric([store.name, name], value(figures))
             for cause, count in sorted(figures.causes.items()):
-                expired.add_metric([store_name, name, cause], count)
+                expired.add_metric([store.name, name, cause], count)
     yield from (family for family, _ in families)
     yield expired
     yield _unreadable(opened)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from holdfast.errors import PermissionDenied
-from holdfast.stores.definitions.reader import Reader, is_name
+from holdfast.stores.definitions.reader import STATISTICS, Reader, is_name
 
 CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
@@ -177,7 +177,7 @@ def _read_role(name: str, reader: Reader) -> Role:
     stores: dict[str, frozenset[Right]] = {}
     section = reader.section("stores")
     for pattern, value in section.entries().items():
-        if pattern != "*" and not is_name(pattern.removesuffix("*")):
+        if pattern not in ("*", STATISTICS) and not is_name(pattern.removesuffix("*")):
             section.problem(pattern, "the name of a store, a prefix with * at its end, or *", pattern)
         stores[pattern] = _read_rights(section, pattern, value)
     cluster = _read_rights(reader, "cluster", reader.list_of("cluster"))

@@ -26,6 +26,8 @@ TIME_MS_MAX: Final = 10 * 365 * 86_400_000
 SIZE_MAX: Final = 1 << 60
 PROBLEMS_SHOWN_MAX: Final = 50
 
+STATISTICS: Final = "_statistics"
+"""The store that the service makes itself; see ``built_in``."""
 NAME_RULE: Final = (
     f"1 to {NAME_LENGTH_MAX} letters and digits of any script (Unicode 3.2) and . _ - : @ ~, "
     "the first a letter or a digit"

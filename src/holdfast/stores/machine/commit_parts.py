@@ -41,7 +41,7 @@ class _Room:
         """Raises ``Backpressure`` (store_full, cluster_full) where there is no room."""
         added = self._added[store.name]
         totals = [sum(each) for each in zip(*self._added.values(), strict=True)]
-        counts = (each.counts for each in self._cluster.stores.values())
+        counts = (each.counts for each in self._cluster.defined_stores())
         check_cluster(self._cluster.definition, counts, messages, size, pending=(totals[0], totals[1]))
         check_store(store.definition, store.counts, messages, size, pending=(added[0], added[1]))
         self.give_back(store, -messages, -size)

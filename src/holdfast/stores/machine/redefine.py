@@ -301,7 +301,7 @@ def _put_in_force(
 ) -> None:
     touched = _by_store(paths)
     for name in [name for name in touched if name not in definition.stores and name in cluster.stores]:
-        _delete_store(cluster, name, effects)
+        delete_store(cluster, name, effects)
     cluster.definition, cluster.revision = definition, command.revision
     for name, of_store in touched.items():
         wanted = definition.stores.get(name)
@@ -387,7 +387,8 @@ def _check_dynamic(cluster: Cluster, definition: StoreDefinition, durables: list
             )
 
 
-def _delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
+def delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
+    """Delete a store with everything in it."""
     store = cluster.stores.pop(name)
     for durable in store.durables:
         effects.append(Advise(name, durable, "", "durable_deleted", (("cause", "store_deleted"),)))

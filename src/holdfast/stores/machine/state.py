@@ -14,6 +14,7 @@ from itertools import chain
 from typing import cast
 
 from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.stores.definitions.built_in import STATISTICS_STORE
 from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
     PREFETCH_UNSET,
@@ -21,7 +22,7 @@ from holdfast.stores.definitions.cluster import (
     DurableType,
     StoreDefinition,
 )
-from holdfast.stores.definitions.reader import check_name
+from holdfast.stores.definitions.reader import STATISTICS, check_name
 from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
@@ -418,6 +419,16 @@ class State(Cluster):
             if residue.is_done:
                 store.residues.remove(residue)
         return total
+
+    def make_statistics(self) -> None:
+        """Make the store that no definition has, where it is not there. Outside every log: not by a command."""
+        if STATISTICS not in self.stores:
+            self.make_store(STATISTICS_STORE)
+
+    def remove_statistics(self) -> None:
+        """Remove it with everything in it, while no subscriber is attached."""
+        if STATISTICS in self.stores:
+            redefine.delete_store(self, STATISTICS, [])
 
     def snapshot(self) -> bytes:
         """Everything that the ports do not keep."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
+from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.backlog import Residue, Shelf
 from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Shared, Standard
 from holdfast.stores.durables.keyed import KeyedResidue, LastValue
@@ -604,6 +605,10 @@ class Cluster:
             raise NotFound("there is no such store", store=name)
         return store
 
+    def defined_stores(self) -> Iterator[Store]:
+        """Every store of the definition, without the one that the service makes itself."""
+        return (store for name, store in self.stores.items() if name != STATISTICS)
+
     def find(self, store: str, durable: str) -> tuple[Store, Durable]:
         """A durable and its store. Raises ``NotFound``."""
         named = self.store(store)
@@ -614,8 +619,8 @@ class Cluster:
 
         def room(messages: int, size: int) -> None:
             cluster = self.definition
-            if cluster.message_limit or cluster.bytelimit:
-                check_cluster(cluster, (store.counts for store in self.stores.values()), messages, size)
+            if (cluster.message_limit or cluster.bytelimit) and definition.name != STATISTICS:
+                check_cluster(cluster, (store.counts for store in self.defined_stores()), messages, size)
 
         ports = self._ports
         if self.definition.is_volatile(definition):
@@ -721,7 +726,7 @@ class Cluster:
 
     def check(self) -> None:
         """Every invariant. Cost: O(everything that is kept); for tests and simulations."""
-        assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
+        assert self.stores.keys() - {STATISTICS} == self.definition.stores.keys(), "stores are those that are defined"
         for store in self.stores.values():
             store.check()
             for name in store.durables:

@@ -48,7 +48,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
 async def _cluster(call: StoreCall) -> Response:
     opened = call.opened
     definition = opened.definitions.cluster
-    stores = opened.state.stores.values()
+    stores = list(opened.state.defined_stores())
     space = opened.service.space()
     disk = await asyncio.to_thread(disk_use, call.host.directory)
     document = definition.document()["cluster"]

@@ -155,10 +155,11 @@ async def _get_durable(call: StoreCall) -> Response:
 async def put_durable(call: StoreCall) -> Response:
     """``PUT .../durables/{durable}``: a static one, or with ``template`` a dynamic one."""
     parameters = await call.document()
-    store_of(call.opened.definitions.cluster, call.store)
     if isinstance(parameters, dict) and "template" in parameters:
+        call.opened.statistics.want(call.store)
         await _make_dynamic(call, cast(Json, parameters))
     else:
+        store_of(call.opened.definitions.cluster, call.store)
         known = call.opened.definitions.find(call.store, call.durable)
         if known is not None and known.dynamic:
             raise InvalidRequest("this durable is dynamic: change its template", template=known.template)
