@@ -60,27 +60,36 @@ class _Doubts:
 
     ``early_ms``: by how much the times here may be ahead of the truth: a later wall clock was as much behind the log's
     time, and no jump of the log's time between here and there explains it. ``early_after_ms``: the same of the object
-    after this place.
+    after this place. ``is_least``: they may be more ahead, because a machine was down before that clock was read, and no
+    clock has counted for how long.
     """
 
     behind: list[_Part] = field(default_factory=list[_Part])
     early_ms: int = 0
     early_after_ms: int = 0
-    _after: Header | None = None
+    is_least: bool = False
+    _after: _Part | None = None
 
     def reach(self, header: Header) -> None:
         """Go back to this object, from the one after it."""
         if self._after is not None:
+            after = self._after.first
+            self.is_least |= _is_behind(self._after) and header.scope.boot_id != after.scope.boot_id
             self.early_after_ms = self.early_ms
-            self.early_ms = max(0, self.early_ms - _jump_ms(header, self._after))
+            self.early_ms = max(0, self.early_ms - _jump_ms(header, after))
 
     def pass_over(self, part: _Part) -> None:
         """Go back over a part that is later than the time."""
-        if _disagrees(part.first) and part.first.ahead_s < 0 and not part.is_undone:
+        if _is_behind(part):
             self.behind.append(part)
             self.early_ms = max(self.early_ms, -part.first.ahead_s * 1000)
         self.early_ms = max(0, self.early_ms - _jump_ms(part.first, part.last))
-        self._after = part.first
+        self._after = part
+
+
+def _is_behind(part: _Part) -> bool:
+    """Whether the wall clock of a part says that the log's time before it was ahead."""
+    return _disagrees(part.first) and part.first.ahead_s < 0 and not part.is_undone
 
 
 def _jump_ms(header: Header, later: Header) -> int:
@@ -189,6 +198,8 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
             doubts.behind.append(rest)
     is_last = place.following is None or place.following.slot < part.last.slot
     early_ms = doubts.early_after_ms if is_last else doubts.early_ms
+    if doubts.is_least and place.following is not None:
+        early_ms = max(early_ms, await _jumped_ms(source, part.leadership, place))
     candidates: list[Header] = []
     for each in doubts.behind:
         if place.following is None:
@@ -200,6 +211,23 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     if any(each.last_version != chosen.last_version for each in candidates):
         raise _ambiguous(place, [chosen, *candidates], time_ms)
     return place
+
+
+async def _jumped_ms(source: ObjectStore, within: Leadership, place: Place) -> int:
+    """By how much the log's time may be ahead after this place: as much as it has jumped until then, within boots.
+    Cost: a search for each step of a clock before."""
+    jumped_ms, newest, after = 0, place.chosen, place.following or place.chosen
+    async with aclosing(leaderships_back(source, within.claim)) as leaderships:
+        async for leadership in leaderships:
+            async with aclosing(_parts_back(source, leadership, newest)) as parts:
+                async for each in parts:
+                    if each.last.scope.boot_id == after.scope.boot_id:
+                        jumped_ms += _jump_ms(each.last, after)
+                    after = each.first
+            if leadership.before is None:
+                break
+            newest = leadership.before
+    return jumped_ms
 
 
 def _ambiguous(place: Place, candidates: list[Header], time_ms: int) -> InvalidRequest:

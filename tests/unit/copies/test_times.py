@@ -52,6 +52,30 @@ def test_a_jump_that_was_accepted_makes_every_time_in_it_ambiguous() -> None:
     assert writer.place(writer.written[1][0] + 1_000 - HOUR_MS).chosen.kind is Kind.CLAIM, "long before it is clear"
 
 
+def test_while_a_machine_is_down_nobody_counts_how_much_the_log_was_ahead() -> None:
+    """The log was two hours ahead. The new boot shows one: the other one has passed while the machine was down."""
+    writer = Writer(MemoryObjects())
+    writer.commit(5 * HOUR_MS)
+    writer.wrong_ms = 2 * HOUR_MS
+    writer.commit(4 * HOUR_MS)
+    writer.clock.accept(writer.now())
+    writer.commit(HOUR_MS)
+    for _ in range(3):
+        writer.commit(HOUR_MS)
+    writer.wrong_ms = 0
+    writer.restart(other_boot=True)
+    writer.commit(HOUR_MS)
+    before, first = writer.written[2:4]
+    for true_ms in range(before[0] + 60_000, writer.written[-2][0], 600_000):
+        truth = writer.stood_at(true_ms)
+        try:
+            assert writer.place(true_ms).chosen.last_version == truth
+        except InvalidRequest as error:
+            low, high = int(str(error.fields["from_version"])), int(str(error.fields["to_version"]))
+            assert low <= truth <= high
+    assert writer.place(first[0] - 6 * HOUR_MS).chosen.last_version == writer.written[0][1].last_version
+
+
 def test_a_time_for_which_every_clock_names_the_same_object_is_no_question() -> None:
     writer = Writer(MemoryObjects())
     writer.commit()

@@ -194,3 +194,9 @@ def doubted_spans_do_not_count(header: Header) -> bool:
 def later_clocks_do_not_count(self: object, part: object) -> None:
     """Only the part of the chosen object is looked at."""
     return
+
+
+@MUTANTS.breaks("a time names the object that stood then", "_jumped_ms", times, first_seed=52_700)
+async def what_nobody_counted_does_not_count(*_: object) -> int:
+    """A machine that was down is taken to have been down for no time."""
+    return 0
