@@ -67,7 +67,7 @@ class Code(StrEnum):
     # the store
     STORE_UNAVAILABLE = "store_unavailable"
     STORE_UNFIT = "store_unfit"
-    STORE_REPLACED = "store_replaced"
+    DIRECTORY_REPLACED = "directory_replaced"
     # the embedded queue
     CORRUPT_QUEUE = "corrupt_queue"
     QUEUE_TRIMMED = "queue_trimmed"
@@ -101,6 +101,7 @@ class Code(StrEnum):
     SEQUENCE_GAP = "sequence_gap"
     UNKNOWN_PUBLISHER = "unknown_publisher"
     REVISION_MISMATCH = "revision_mismatch"
+    STORE_REPLACED = "store_replaced"
     DELETES_MESSAGES = "deletes_messages"
     LOCK_HELD = "lock_held"
     NOT_HOLDER = "not_holder"

@@ -55,6 +55,11 @@ class StoresServing:
     leader: CommitService | None = None
     """Of the log that the stores live in."""
 
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return "http://{}:{}".format(*self.address)
+
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection(*self.address))
         self.clients.append(client)
@@ -74,7 +79,7 @@ class StoresServing:
         messages = [{"body": text64(body), **more} for body in bodies]
         answered = await self.ask("POST", f"/v1/stores/{store}/messages", {"messages": messages})
         assert answered.status == 200, answered.body
-        return dict(answered.json)
+        return {name: value for name, value in answered.json.items() if name != "token"}
 
     async def poll(self, store: str, durable: str, subscriber: str = "s", **parameters: object) -> list[Any]:
         query = "".join(f"&{name}={value}" for name, value in parameters.items())

@@ -363,6 +363,45 @@ def test_a_part_that_is_refused_leaves_the_keys_alone(tmp_path: Path) -> None:
     assert command("log", "cat", url, "--json").stdout == ""
 
 
+def test_a_part_with_the_token_of_another_store_is_refused_and_a_committed_one_is_still_found(tmp_path: Path) -> None:
+    with machines(tmp_path, begin(tmp_path), 1) as (machine,):
+        machine.serve()
+        define(machine)
+        durables = {"map": {"type": "map"}, "work": {"type": "shared"}}
+
+        def parts(name: str, value: str) -> dict[str, Any]:
+            token = machine.ask("GET", f"/v1/stores/{name}/durables/work")[1]["token"]
+            map_token = machine.ask("GET", f"/v1/stores/{name}/durables/map")[1]["token"]
+            change = {"key": "k", "value": ""}
+            return {
+                "acknowledge": [{"store": name, "durable": "work", "subscriber": "s", "ack": [1], "token": token}],
+                "maps": [{"store": name, "map": "map", "changes": [change], "token": map_token}],
+                "publish": [{"store": name, "messages": [message(value)], "token": token.rpartition(".")[0]}],
+            }
+
+        def make() -> None:
+            assert machine.ask("PUT", "/v1/stores/other", {"durables": durables})[0] == 200
+            machine.ask("POST", "/v1/stores/other/messages", {"messages": [message("a")]})
+            polled = machine.ask("GET", "/v1/stores/other/durables/work/messages?subscriber=s&max=1")[1]
+            assert [one["seq"] for one in polled["messages"]] == [1]
+
+        make()
+        old = parts("other", "b")
+        version = machine.ask("GET", "/v1/version")[1]["version"]
+        step = {"operations": [write("k", "v")], "request_id": "a-step-that-has-tokens", "read_version": version, **old}
+        assert commit(machine, **step)[1]["status"] == "committed"
+        assert machine.ask("DELETE", "/v1/stores/other")[0] == 200
+        make()
+        assert commit(machine, **step)[1]["status"] == "committed", "its outcome is known"
+        for number, (name, part) in enumerate(old.items()):
+            other = {"operations": [write("k", "w")], "request_id": f"a-step-for-another-{number}", name: part}
+            answer = commit(machine, read_version=machine.ask("GET", "/v1/version")[1]["version"], **other)[1]
+            assert (answer["status"], answer["reason"]) == ("not_committed", "store_refused")
+            assert (answer["refused"]["part"], answer["refused"]["code"]) == (name, "store_replaced")
+        counts = machine.ask("GET", "/v1/stores/other/durables/work")[1]["counts"]
+        assert (counts["messages"], counts["acknowledged"]) == (1, 0)
+
+
 def test_a_conflict_of_keys_leaves_the_stores_alone(shared: Machine) -> None:
     version = shared.ask("GET", "/v1/version")[1]["version"]
     commit(shared, operations=[write("k", "1")])

@@ -32,9 +32,11 @@ def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
             await stores.publish("orders", *(str(number) for number in range(10)))
             subscriber = await stores.subscribe("orders", "work")
             attached = await subscriber.next()
+            token = (await stores.ask("GET", "/v1/stores/orders/durables/work")).json["token"]
             assert attached == {
                 "type": "attached",
                 "created": False,
+                "token": token,
                 "prefetch": 1024,
                 "ack_mode": "async",
                 "ack_batch_count": 1000,

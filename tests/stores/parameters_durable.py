@@ -482,6 +482,7 @@ async def a_value_is_kept_until_the_next_of_its_key(stores: StoresServing) -> No
 @row("type", "map", kind="map")
 async def a_key_is_kept_until_it_is_removed(stores: StoresServing) -> None:
     await stores.ask("PUT", MAP_KEY, {"value": text64("v")})
-    assert (await stores.ask("GET", MAP_KEY)).json == {"key": "k", "value": text64("v"), "revision": 1}
+    entry = (await stores.ask("GET", MAP_KEY)).json
+    assert (entry["value"], entry["revision"]) == (text64("v"), 1)
     assert (await stores.ask("DELETE", MAP_KEY)).status == 200
     assert (await stores.ask("GET", MAP_KEY)).status == 404

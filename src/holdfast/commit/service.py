@@ -683,7 +683,7 @@ class CommitService:
         try:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
-            final = isinstance(error, HoldfastError) and error.code is Code.STORE_REPLACED
+            final = isinstance(error, HoldfastError) and error.code is Code.DIRECTORY_REPLACED
             newest = Unknown(statement_of(error), final=final)
         self.metrics.ownership_checks["failed" if isinstance(newest, Unknown) else "answered"] += 1
         self._step(events.OwnershipSeen(self._clock(), newest))

@@ -18,13 +18,13 @@ Json = dict[str, object]
 
 _TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonWrite"})
 _OLDER_NAMES: Final[Mapping[str, str]] = {
+    "BatchReceipt": "PublishAnswer",
     "CommitReceipt": "CommittedAnswer",
     "Entry": "EntryAnswer",
     "ItemError": "StreamErrorAnswer",
     "NotCommitted": "NotCommittedAnswer",
     "Page": "BrowsedAnswer",
     "Purged": "PurgedAnswer",
-    "Receipt": "PublishAnswer",
     "StatusAnswer": "StatusAnswerBody",
 }
 """Names of types in generated clients."""

@@ -67,10 +67,12 @@ class FollowedStores:
         """The stores' time of the last record."""
         return self.storage.last_ms
 
-    def lead(self, journal: Journal, clock: StoreClock, anchor: Anchor | None = None) -> StoreService:
+    def lead(
+        self, journal: Journal, clock: StoreClock, anchor: Anchor | None = None, *, log_id: str = ""
+    ) -> StoreService:
         """Serve the stores: what they do from now on goes into ``journal``. ``anchor``: what was known of their time,
-        None: the last record and the machine's clock say it."""
+        None: the last record and the machine's clock say it. ``log_id``: of the log, as hex digits."""
         self.storage.effects = self.storage.state.pending_effects()
         keeper = ClockKeeper(clock, None, anchor)
         keeper.start(self.storage.last_ms)
-        return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper)
+        return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper, history=log_id)

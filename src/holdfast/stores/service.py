@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
@@ -29,6 +30,7 @@ from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, 
 from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
 from holdfast.stores.clock import ClockKeeper, StoreClock
 from holdfast.stores.definitions.cluster import Persistence
+from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.group_commit import GroupCommit, Reply
 from holdfast.stores.log_commit import Journal, LogCommit
 from holdfast.stores.machine import commit_parts
@@ -42,11 +44,18 @@ from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
+from holdfast.stores.values.identity import PART_BYTES, is_same, replaced, token_of
+from holdfast.stores.values.identity import is_continued as is_continued_by
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
 
 WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
+_MAKING: Final = commands.Define, commands.Redefine, commands.Attach
 _OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted, commands.CommitParts
+
+
+def _draw() -> int:
+    return secrets.randbits(63)
 
 
 class DeadlineTimer:
@@ -115,13 +124,24 @@ class StoreService:
     ``state`` is for reading: definitions, counts, leases. It is ahead of the replies by what is not safe yet.
     """
 
-    def __init__(self, storage: Storage, *, clock: Callable[[], int], journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        clock: Callable[[], int],
+        journal: Journal | None = None,
+        history: str | None = None,
+        draw: Callable[[], int] = _draw,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.directory = storage.log.directory
         self._storage = storage
         self._clock = clock
+        self._draw = draw
         self.state: State = storage.state
         self._volatile = storage.state.volatile_names
+        self._history = storage.index.history if history is None else history
+        self._volatile_history = f"opening {draw()}"
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
         self.lives_in_log = journal is not None
@@ -176,9 +196,11 @@ class StoreService:
         *,
         journal: Journal | None = None,
         keeper: ClockKeeper | None = None,
+        history: str | None = None,
     ) -> StoreService:
-        """Serve what is in ``storage``. With a ``journal`` the stores live there, and ``storage`` is its cache."""
-        service = cls(storage, clock=clock, journal=journal)
+        """Serve what is in ``storage``. With a ``journal`` the stores live there, and ``storage`` is its cache.
+        ``history``: the id of the log that has the stores; None: the files say it."""
+        service = cls(storage, clock=clock, journal=journal, history=history)
         service._keeper = keeper
         if keeper is not None:
             keeper.keep()
@@ -230,6 +252,8 @@ class StoreService:
             self._convert_times(command)
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
         force_setattr(command, "at_ms", self._last_ms)
+        if isinstance(command, _MAKING):
+            self._draw_for(command)
         volatile = self.state.is_volatile(command)
         try:
             if not volatile and isinstance(command, _GROWING):
@@ -256,6 +280,56 @@ class StoreService:
             self._configure()
         self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile, store=_store_of(command))
 
+    def _draw_for(self, command: commands.Define | commands.Redefine | commands.Attach) -> None:
+        """Give a command the random number for the ids of what it makes."""
+        if not isinstance(command, commands.Attach) or command.template:
+            force_setattr(command, "drawn", self._draw())
+
+    def draw_id(self) -> int:
+        """The id of a store that no command makes."""
+        return self._draw() >> (63 - 8 * PART_BYTES)
+
+    def token(self, store: str, durable: str | None = None) -> str:
+        """What names this store, or this durable, among all that ever had its name. *Raises*: ``NotFound``."""
+        named = self.state.store(store)
+        if durable is not None:
+            named.durable(durable)
+        history = self._volatile_history if store in self._volatile else self._history
+        return token_of(history, named.id, None if durable is None else named.ids[durable])
+
+    def token_if_there(self, store: str, durable: str) -> str:
+        """As ``token``; empty where there is no such durable."""
+        known = self.state.stores.get(store)
+        return self.token(store, durable) if known is not None and durable in known.ids else ""
+
+    def require(self, token: str, store: str, durable: str | None = None) -> None:
+        """Return if the token, where there is one, is that of the store or durable: for what a client remembers.
+
+        *Raises*: ``Closed`` (store_replaced), also where there is no such durable any more; ``InvalidRequest``;
+        ``NotFound`` for the store.
+        """
+        if not token:
+            return
+        named = self.state.store(store)
+        is_there = durable is None or durable in named.ids
+        if not is_there or not is_same(token, self.token(store, durable)):
+            raise replaced(token, store=store, durable=durable or "")
+
+    def require_continued(self, token: str, store: str, durable: str) -> None:
+        """Return if a subscriber that was attached to ``token`` may go on here: also after a restore, which keeps what
+        the durable knows up to the cut, and in a store in memory. *Raises*: as ``require``."""
+        if not token or store == STATISTICS:  # made again for each audience
+            return
+        named = self.state.store(store)
+        if durable not in named.ids:
+            is_continued = store in self._volatile
+        else:
+            current = self.token(store, durable)
+            is_lost = store in self._volatile and not is_same(token.partition(".")[0], current)
+            is_continued = is_lost or is_continued_by(token, current)
+        if not is_continued:
+            raise replaced(token, store=store, durable=durable)
+
     def carry_out_parts(
         self, command: commands.CommitParts
     ) -> tuple[bytes, commands.PartsCommitted, Callable[[int | HoldfastError], None]] | tuple[int, HoldfastError]:
@@ -273,6 +347,12 @@ class StoreService:
         self._last_ms = max(self._last_ms, now_ms)
         for each in (command, *command.parts):
             force_setattr(each, "at_ms", self._last_ms)
+        for position, (token, part) in enumerate(zip(command.tokens, command.parts, strict=False)):
+            try:
+                self.require(token, part.store, _durable_of(part))
+            except HoldfastError as error:
+                return position, error
+        force_setattr(command, "tokens", [])
         for position, part in enumerate(command.parts):
             if isinstance(part, commands.Publish) and self.clock_behind_ms:
                 self._convert_times(part)
@@ -652,6 +732,12 @@ class _Reply:
         self._done(self._outcome)
         if self._effects:
             self._service.carry_out(self._effects)
+
+
+def _durable_of(part: commands.CommitPart) -> str | None:
+    if isinstance(part, commands.Publish):
+        return None
+    return part.map if isinstance(part, commands.MapChange) else part.durable
 
 
 def _store_of(command: Command) -> str:

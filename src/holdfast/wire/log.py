@@ -77,6 +77,13 @@ class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_com
                 hint="nothing is to be done for it here",
                 facts=facts,
             )
+        if refused.code == Code.STORE_REPLACED:
+            return Closed(
+                "a part is of a store or durable that was deleted and made again, or restored",
+                code=Code.STORE_REPLACED,
+                hint="its numbers mean other messages now: forget them",
+                facts=facts,
+            )
         return Conflict(f"the stores refused: {refused.message}", code=Code.STORE_REFUSED, facts=facts)
 
 

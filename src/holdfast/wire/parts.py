@@ -20,6 +20,12 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     discarded: int = 0
 
 
+class BatchReceipt(Receipt, frozen=True, gc=False):
+    """The receipt of a publish request. ``token``: the store's, for the publisher's next batch."""
+
+    token: str = ""
+
+
 class AckedResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many messages were acknowledged, and the numbers that this subscriber did not hold. ``causes``: first, last
     and cause of those among them that were removed while it held them: ``limit_old``, ``deleted`` or ``purged``."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.stores.values.commands import Acknowledged, MapChanged, Published
+from holdfast.stores.values.identity import TOKEN_MAX
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt, StoresReceipt
@@ -38,6 +39,7 @@ MapKey = Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
 FieldText = Annotated[str, Meta(max_length=FIELD_BYTES_MAX)]
 FieldNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Fields = Annotated[dict[FieldText, FieldText | FieldNumber | bool], Meta(max_length=FIELDS_MAX)]
+Token = Annotated[str, Meta(max_length=TOKEN_MAX)]
 Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
 Ranges = Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
 Pair = Annotated[list[Sequence], Meta(min_length=2, max_length=2)]
@@ -70,6 +72,8 @@ class PublishRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, 
 
     messages: Annotated[list[PublishedMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     publisher_id: Annotated[str, Meta(max_length=256)] = ""
+    token: Token = ""
+    """See ``values.identity``; empty where the request is for whatever has the name now."""
 
 
 class DelayedNack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -94,12 +98,15 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extend: Numbers = []
     started: Spans | None = None
     """The messages that the application was handed. From the first report on only their deliveries count."""
+    token: Token = ""
+    """Of the answer that delivered the messages; empty where the numbers are of whatever has the name now."""
 
 
 class DeliveredResponse(msgspec.Struct, frozen=True):
-    """Messages in the order in which they are delivered."""
+    """Messages in the order in which they are delivered. ``token``: the durable's, for their acknowledgements."""
 
     messages: list[Delivery]
+    token: str = ""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -112,6 +119,8 @@ class Page(msgspec.Struct, frozen=True):
     next_after: int | None = None
     parked: list[int] = []
     """Those of them that were delivered too often and wait for an administrator."""
+    token: str = ""
+    """The durable's, for the next page."""
 
 
 class Purged(msgspec.Struct, frozen=True):
@@ -170,12 +179,13 @@ class StatisticsBody(msgspec.Struct, frozen=True):
 # Maps
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One key of a map. ``revision`` rises with every change of it."""
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One key of a map. ``revision`` rises with every change of it. ``token``: the map's; empty in a list."""
 
     key: str
     value: bytes
     revision: int
+    token: str = ""
 
 
 class EntriesResponse(msgspec.Struct, frozen=True):
@@ -183,6 +193,7 @@ class EntriesResponse(msgspec.Struct, frozen=True):
 
     entries: list[Entry]
     more: bool = False
+    token: str = ""
 
 
 class SetRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +217,7 @@ class AcknowledgePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     durable: Name
     subscriber: Name
     ack: Annotated[list[Sequence], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    token: Token = ""
 
 
 class MapPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,6 +227,7 @@ class MapPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     map: Name
     changes: Annotated[list[OneChange], Meta(min_length=1, max_length=CHANGES_MAX)]
     fence: Number = 0
+    token: Token = ""
 
 
 class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -223,6 +236,7 @@ class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
     store: Name
     messages: Annotated[list[PublishedMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     publisher_id: Annotated[str, Meta(max_length=256)] = ""
+    token: Token = ""
 
 
 def receipt_of(result: Published) -> Receipt:
@@ -250,6 +264,7 @@ class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes: Annotated[list[OneChange], Meta(max_length=CHANGES_MAX)] = []
     fence: Number = 0
     remove_all: bool = False
+    token: Token = ""
 
 
 class LockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,6 +274,7 @@ class LockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_ms: Annotated[int, Meta(ge=1, le=LOCK_MS_MAX)]
     key: Key = ""
     steal: bool = False
+    token: Token = ""
 
 
 class UnlockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,6 +283,7 @@ class UnlockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: Name
     fence: Number
     key: Key = ""
+    token: Token = ""
 
 
 class LockedResponse(msgspec.Struct, frozen=True):
@@ -274,6 +291,8 @@ class LockedResponse(msgspec.Struct, frozen=True):
 
     fence: int
     until_ms: int
+    token: str = ""
+    """The map's, for what is done under the lock."""
 
 
 # The cluster
@@ -318,6 +337,8 @@ class AckFrame(msgspec.Struct, frozen=True, tag_field="type", tag="ack", forbid_
 
     ranges: Ranges
     id: Number = 0
+    token: Token = ""
+    """Of ``attached``; empty where the numbers are of this connection."""
 
 
 class NackFrame(msgspec.Struct, frozen=True, tag_field="type", tag="nack", forbid_unknown_fields=True):
@@ -325,6 +346,7 @@ class NackFrame(msgspec.Struct, frozen=True, tag_field="type", tag="nack", forbi
 
     messages: Nacks
     id: Number = 0
+    token: Token = ""
 
 
 class RejectFrame(msgspec.Struct, frozen=True, tag_field="type", tag="reject", forbid_unknown_fields=True):
@@ -332,6 +354,7 @@ class RejectFrame(msgspec.Struct, frozen=True, tag_field="type", tag="reject", f
 
     messages: Numbers
     id: Number = 0
+    token: Token = ""
 
 
 class ExtendFrame(msgspec.Struct, frozen=True, tag_field="type", tag="extend", forbid_unknown_fields=True):
@@ -339,6 +362,7 @@ class ExtendFrame(msgspec.Struct, frozen=True, tag_field="type", tag="extend", f
 
     messages: Numbers
     id: Number = 0
+    token: Token = ""
 
 
 class StartedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="started", forbid_unknown_fields=True):
@@ -368,6 +392,8 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     """How long a message may wait for the application; 0 is for ever."""
     order: str = ""
     """What is handed over in order: ``durable`` for all of it, ``key`` for the messages of one key."""
+    token: str = ""
+    """Of the durable that the connection is attached to."""
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):

@@ -151,7 +151,7 @@ def test_every_worker_of_a_store_compares_with_what_the_first_one_saw(tmp_path: 
         # A reader that was not there when the log was opened.
         with pytest.raises(CorruptData) as caught:
             await store.list("batches/")
-        assert caught.value.code is Code.STORE_REPLACED
+        assert caught.value.code is Code.DIRECTORY_REPLACED
         answer = await store.create(f"batches/{slot(2)}", b"after")
         assert isinstance(answer, Unknown)
         assert answer.final

@@ -30,7 +30,8 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
-from holdfast.stores.values.messages import FieldValue
+from holdfast.stores.values.identity import replaced
+from holdfast.stores.values.messages import Delivery, FieldValue
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 from holdfast.wire.parts import StoresReceipt
@@ -134,7 +135,7 @@ class TransactionBuilder:
         self._points: dict[bytes, int] = {}
         self._ranges: list[RangeRead] = []
         self._own: dict[bytes, bytes | None] = {}
-        self._acknowledged: dict[tuple[str, str, str], list[int]] = {}
+        self._acknowledged: dict[tuple[str, str, str], AcknowledgePart] = {}
         self._changed: dict[tuple[str, str], dict[str, OneChange]] = {}
         self._published: dict[str, list[PublishedMessage]] = {}
         self._cleared: list[tuple[bytes, bytes | None]] = []
@@ -168,7 +169,7 @@ class TransactionBuilder:
     def parts(self) -> log_operations.Parts:
         """What the message stores are to do."""
         return log_operations.parts_of(
-            [AcknowledgePart(*where, numbers) for where, numbers in self._acknowledged.items()],
+            list(self._acknowledged.values()),
             [MapPart(*where, list(changes.values())) for where, changes in self._changed.items()],
             [PublishPart(store, messages) for store, messages in self._published.items()],
         )
@@ -187,9 +188,21 @@ class TransactionBuilder:
         message = PublishedMessage(body, dict(fields or {}), key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms)
         self._published.setdefault(store, []).append(message)
 
-    def acknowledge(self, store: str, durable: str, subscriber: str, *seqs: int) -> None:
-        """Acknowledge messages when the transaction commits. It commits only if ``subscriber`` holds all of them."""
-        self._acknowledged.setdefault((store, durable, subscriber), []).extend(seqs)
+    def acknowledge(self, store: str, durable: str, subscriber: str, *messages: Delivery | int) -> None:
+        """Acknowledge messages when the transaction commits. It commits only if ``subscriber`` holds all of them.
+
+        A number alone is that of whatever has the names now; a message is its own. Raises: Closed (``store_replaced``)
+        if messages are of two histories.
+        """
+        known = self._acknowledged.get((store, durable, subscriber), AcknowledgePart(store, durable, subscriber, []))
+        numbers, token = known.ack, known.token
+        for message in messages:
+            own = message.token if isinstance(message, Delivery) else ""
+            if own and token and own != token:
+                raise replaced(token, store=store, durable=durable)
+            token = token or own
+            numbers.append(message.seq if isinstance(message, Delivery) else message)
+        self._acknowledged[store, durable, subscriber] = AcknowledgePart(store, durable, subscriber, numbers, token)
 
     def change_map(
         self, store: str, name: str, key: str, value: bytes | None, *, if_revision: int | None = None

@@ -33,8 +33,9 @@ class Subscriber:
     the next one is asked for, and when the function returned; an exception of the function gives the message back. The
     message in work when the block is left, by ``break`` or otherwise, comes again unless it was acknowledged.
 
-    Raises while iterating: Fenced (``durable_collision``: a newer subscriber took the place), NotFound,
-    InvalidRequest (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
+    Raises while iterating: Fenced (``durable_collision``: a newer subscriber took the place), NotFound, Closed
+    (``store_replaced``: the store or durable was deleted and made again), InvalidRequest (``matcher_mismatch``,
+    ``type_mismatch``), PermissionDenied, LimitExceeded (above
     ``event_bytes_max``), Unavailable (after ``retry_duration``).
     """
 
@@ -43,7 +44,7 @@ class Subscriber:
         self._driver = driver
         self._is_implicit = is_implicit
         self._lock = self._driver.lock
-        self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which the application got them
+        self._unacknowledged: dict[int, str] = {}  # numbers with their tokens, in the order of the application
 
     def __enter__(self) -> Self:
         """Wait until the service delivers to this subscriber, so that a dynamic durable exists.
@@ -95,7 +96,7 @@ class Subscriber:
                 if not messages:
                     continue
                 if self._is_implicit:
-                    self._unacknowledged = dict.fromkeys([message.seq for message in messages])
+                    self._unacknowledged = {message.seq: message.token for message in messages}
                 self._driver.report()
             yield messages
 
@@ -165,6 +166,7 @@ class Subscriber:
         numbers = [(message.seq, message.seq) for message in messages]
         self._forget_handed_out(messages)
         with self._lock:
+            self._machine.require_own(messages)
             if not (confirmed or self._machine.acknowledges_at_once):
                 self._machine.acknowledge(numbers, now_ms())
                 self._driver.schedule()
@@ -175,16 +177,16 @@ class Subscriber:
         """Deliver this again to any subscriber, ``delay`` seconds later; it counts as one more delivery."""
         delay_ms = max(0, round(delay * 1000))
         self._forget_handed_out((message,))
-        self._send(lambda done: self._machine.put_back(message.seq, delay_ms, done), confirmed=confirmed)
+        self._send(message, lambda done: self._machine.put_back(message.seq, delay_ms, done), confirmed=confirmed)
 
     def reject(self, message: Delivery, *, confirmed: bool = False) -> None:
         """Never deliver this again: it goes to the durable's dead letters."""
         self._forget_handed_out((message,))
-        self._send(lambda done: self._machine.reject(message.seq, done), confirmed=confirmed)
+        self._send(message, lambda done: self._machine.reject(message.seq, done), confirmed=confirmed)
 
     def extend(self, message: Delivery, *, confirmed: bool = False) -> None:
         """This is still in work: its time to be acknowledged starts again."""
-        self._send(lambda done: self._machine.extend(message.seq, done), confirmed=confirmed)
+        self._send(message, lambda done: self._machine.extend(message.seq, done), confirmed=confirmed)
 
     # the rest
 
@@ -237,7 +239,7 @@ class Subscriber:
                 self._driver.read_all()
             self._driver.report()
             if is_implicit:
-                self._unacknowledged[message.seq] = None
+                self._unacknowledged[message.seq] = message.token
             return message
 
     def _more(self, end_ms: float, stopped: Event | None = None) -> bool:
@@ -263,7 +265,9 @@ class Subscriber:
         handed_out, self._unacknowledged = self._unacknowledged, {}
         if self._machine.has_ended:
             return
-        self._machine.acknowledge(ranges_of(handed_out), now_ms())
+        # Those of another durable or history were reported when the connection to this one began.
+        own = [seq for seq, token in handed_out.items() if token == self._machine.token]
+        self._machine.acknowledge(ranges_of(own), now_ms())
         self._driver.schedule()
 
     def _forget_handed_out(self, messages: Sequence[Delivery]) -> None:
@@ -272,7 +276,9 @@ class Subscriber:
             for message in messages:
                 self._unacknowledged.pop(message.seq, None)
 
-    def _send(self, send: Callable[[OnReply | None], None], *, confirmed: bool) -> None:
+    def _send(self, message: Delivery, send: Callable[[OnReply | None], None], *, confirmed: bool) -> None:
+        with self._lock:
+            self._machine.require_own((message,))
         if confirmed:
             self._driver.ask(send)
             return

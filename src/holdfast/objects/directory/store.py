@@ -422,7 +422,7 @@ class DirectoryStore:
         except (_Died, OSError) as error:
             raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
         if status == worker.REPLACED:
-            raise CorruptData(payload.decode(), code=Code.STORE_REPLACED, hint=REPLACED_HINT, url=self.url)
+            raise CorruptData(payload.decode(), code=Code.DIRECTORY_REPLACED, hint=REPLACED_HINT, url=self.url)
         if status in (worker.FAILED, worker.POISONED):
             raise Unavailable("the directory cannot be read", key=key, cause=payload.decode())
         return status, payload

@@ -31,6 +31,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
         Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH,
         Code.TOO_MANY_DURABLES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER, Code.LOCK_HELD, Code.NOT_HOLDER,
         Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST, Code.STORE_REFUSED, Code.DUPLICATE,
+        Code.STORE_REPLACED,
     ),
     410: (Code.LOG_TRUNCATED, Code.QUEUE_TRIMMED),
     412: (Code.NO_QUORUM, Code.REVISION_MISMATCH),
@@ -38,7 +39,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     429: (Code.RATE_LIMITED,),
     500: (
         Code.INTERNAL, Code.CORRUPT_LOG, Code.CORRUPT_BATCH, Code.STORE_UNFIT, Code.CORRUPT_QUEUE, Code.SYNC_FAILED,
-        Code.FORKED, Code.STORE_REPLACED,
+        Code.FORKED, Code.DIRECTORY_REPLACED,
     ),
     503: (
         Code.NOT_LEADER, Code.OVERLOADED, Code.STORE_UNAVAILABLE, Code.LAGGING, Code.VIEW_BEHIND, Code.LOG_EMPTY,

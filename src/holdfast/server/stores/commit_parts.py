@@ -70,7 +70,8 @@ class PartsOfCommits:
         parts = [*_commands(opened, sent)]
         _require_distinct(parts)
         _require_limits(parts)
-        return CommitParts(0, parts), blake2b(_encode(sent), digest_size=16).digest()
+        tokens = [part.token for parts_of_kind in sent for part in parts_of_kind]
+        return CommitParts(0, parts, tokens), blake2b(_encode(sent), digest_size=16).digest()
 
 
 def not_in_log() -> InvalidRequest:

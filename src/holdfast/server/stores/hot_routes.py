@@ -31,7 +31,7 @@ _POLL: Final = re.compile(
     rb"GET /v1/stores/" + _NAME + rb"/durables/" + _NAME + rb"/messages\?([A-Za-z0-9._~&=-]+) HTTP/1\.1"
 )
 
-_PARAMETERS: Final = frozenset({"subscriber", "max", "wait_ms"})
+_PARAMETERS: Final = frozenset({"subscriber", "max", "wait_ms", "token"})
 
 
 class HotRequest(FastRequest):
@@ -153,7 +153,10 @@ def _poll_of(request: HotRequest, parameters: dict[str, str], address: str) -> P
     count = parameters.get("max", str(POLL_MESSAGES_DEFAULT))
     wait_ms = parameters.get("wait_ms", "0")
     subscriber = parameters["subscriber"]
-    return PollRequest(request.store, request.durable, subscriber, _whole(count), _whole(wait_ms), address=address)
+    token = parameters.get("token", "")
+    return PollRequest(
+        request.store, request.durable, subscriber, _whole(count), _whole(wait_ms), address=address, token=token
+    )
 
 
 def _whole(digits: str) -> int:

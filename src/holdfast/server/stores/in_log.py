@@ -91,7 +91,9 @@ async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSe
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
     stores = await copy.bring_up_to(leader.claim, leader.claim)
     copy.give_away()
-    return stores.lead(LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"), copy.heard)
+    return stores.lead(
+        LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"), copy.heard, log_id=leader.log_id
+    )
 
 
 class LocalCopy:

@@ -39,7 +39,7 @@ class OpenPlace:
         if now == self._identity:
             return None
         text = str(replaced(self._directory, now).strerror)
-        return CorruptData(text, code=Code.STORE_REPLACED, hint=HINT, directory=self._directory)
+        return CorruptData(text, code=Code.DIRECTORY_REPLACED, hint=HINT, directory=self._directory)
 
     def close(self) -> None:
         """Give the directory back."""

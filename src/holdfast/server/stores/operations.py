@@ -35,8 +35,8 @@ from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, A
 from holdfast.stores.values.messages import Delivery, fields_hint
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
-from holdfast.wire.parts import AckedResponse
-from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest, receipt_of
+from holdfast.wire.parts import AckedResponse, BatchReceipt
+from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
@@ -99,12 +99,14 @@ class StoreOperations:
     def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
         """Publish a batch. Where publishers do not wait, the response is given at once, up to ``UNHEARD_BYTES_MAX``.
 
-        Raises: NotFound for the store; every other refusal goes to ``done``.
+        Raises: NotFound for the store, Closed (``store_replaced``); every other refusal goes to ``done``.
         """
         command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
         definition = self._definitions.store(store)
+        self._service.require(request.token, store)
+        token = self._service.token(store)
         if definition.publisher_mode is PublisherMode.NO_CONFIRM:
-            self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), wire_format), done)
+            self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), token, wire_format), done)
             return
 
         latency, loop = self.latencies[store], self._deliveries.loop
@@ -113,7 +115,7 @@ class StoreOperations:
         def published(result: Result | HoldfastError) -> None:
             if isinstance(result, Published):
                 latency.confirmed(loop.time() - began, len(request.messages))
-                done(published_bytes(result, wire_format))
+                done(published_bytes(result, token, wire_format))
             else:
                 latency.refused += 1
                 done(_refused(result))
@@ -138,6 +140,7 @@ class StoreOperations:
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
         """Complete held messages; for a detached subscriber all are stale. Raises: NotFound."""
         durable = self._definitions.named(store, durable, request.subscriber)
+        self._service.require(request.token, store, durable)
         command = acknowledge_of(store, durable, request)
         # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
         is_there = self._definitions.find(store, durable) is not None
@@ -173,8 +176,11 @@ class StoreOperations:
             raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
         require_keys(terms, poll.key)
 
+        self._service.require(poll.token, poll.store, durable)
+        token = self._service.token(poll.store, durable)
+
         def polled(answer: list[Delivery] | HoldfastError) -> None:
-            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredResponse(answer), wire_format))
+            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredResponse(answer, token), wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key:
@@ -271,7 +277,7 @@ def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, i
 class PollRequest:
     """``GET .../messages`` as it was asked."""
 
-    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "wait_seconds")
+    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "token", "wait_seconds")
 
     def __init__(
         self,
@@ -283,6 +289,7 @@ class PollRequest:
         key: str | None = None,
         *,
         address: str = "",
+        token: str = "",
     ) -> None:
         if not subscriber or len(subscriber) > 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
@@ -297,6 +304,7 @@ class PollRequest:
         self.wait_seconds = wait_ms / 1000
         self.key = key
         self.address = address
+        self.token = token
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:
@@ -382,17 +390,19 @@ def decode(data: bytes, kind: type[T], wire_format: WireFormat) -> T:
         raise InvalidRequest(f"the request cannot be decoded: {text}", code=code, hint=fields_hint(text)) from error
 
 
-def published_bytes(result: Published, wire_format: WireFormat) -> bytes:
-    """The answer to a publish; the same as encoding a ``Receipt``, at a third of the cost in JSON."""
+def published_bytes(result: Published, token: str, wire_format: WireFormat) -> bytes:
+    """The answer to a publish; the same as encoding a ``BatchReceipt``, at a third of the cost in JSON."""
     if wire_format == "json":
-        return b'{"first_seq":%d,"last_seq":%d,"duplicates":%d,"unmatched":%d,"discarded":%d}' % (
+        return b'{"first_seq":%d,"last_seq":%d,"duplicates":%d,"unmatched":%d,"discarded":%d,"token":"%s"}' % (
             result.first_seq,
             result.last_seq,
             result.duplicates,
             result.unmatched,
             result.discarded,
+            token.encode(),
         )
-    return encode(receipt_of(result), wire_format)
+    first, last, discarded = result.first_seq, result.last_seq, result.discarded
+    return encode(BatchReceipt(first, last, result.duplicates, result.unmatched, discarded, token), wire_format)
 
 
 def acked_response(result: Acknowledged) -> AckedResponse:

@@ -79,6 +79,8 @@ class SubscribeSocket(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._unread_bytes = 0
         self._authorization: bytes | None = None
+        self._token = ""
+        """Of the durable that it is attached to."""
         self._permissions: Permissions | None = None
         """The permissions of the last check."""
 
@@ -153,6 +155,7 @@ class SubscribeSocket(asyncio.Protocol):
             opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
             opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
+            opened.service.require_continued(asked.token, asked.store, asked.durable)
             terms = opened.definitions.terms(asked.store, asked.durable, asked.template)
             watched = self._watched(opened, asked, terms)
         except HoldfastError as error:
@@ -186,7 +189,8 @@ class SubscribeSocket(asyncio.Protocol):
             self._protocol.send_response(response)
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
-            self._send(_attached_frame(now, asked.prefetch, created=result.created))
+            self._token = opened.service.token(asked.store, asked.durable)
+            self._send(_attached_frame(now, asked.prefetch, self._token, created=result.created))
             self._watch()
             if watched is not None:
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
@@ -244,22 +248,26 @@ class SubscribeSocket(asyncio.Protocol):
             case wire.CreditFrame(messages=messages):
                 opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
             case wire.AckFrame(ranges=ranges):
-                self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame)
             case wire.NackFrame(messages=messages):
-                self._acknowledge(Acknowledge(0, store, durable, name, nack=nacks_of(messages)), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, nack=nacks_of(messages)), frame)
             case wire.RejectFrame(messages=numbers):
-                self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame)
             case wire.ExtendFrame(messages=numbers):
                 opened.deliveries.before_extension(subscriber)
-                self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
+                self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame)
             case wire.StartedFrame(ranges=ranges):
                 opened.deliveries.started(subscriber, ranges)
             case wire.CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")
 
-    def _acknowledge(self, command: Acknowledge, identity: int) -> None:
-        opened = self._opened
+    def _acknowledge(
+        self,
+        command: Acknowledge,
+        frame: wire.AckFrame | wire.NackFrame | wire.RejectFrame | wire.ExtendFrame,
+    ) -> None:
+        opened, identity = self._opened, frame.id
         assert opened is not None, "frames are read after the handshake"
         if self._subscriber is not None:
             self._subscriber.acknowledged_ms = wall_ms()
@@ -275,6 +283,11 @@ class SubscribeSocket(asyncio.Protocol):
                 assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
                 self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
 
+        try:
+            opened.service.require(frame.token or self._token, command.store, command.durable)
+        except HoldfastError as error:
+            acknowledged(without_traceback(error))
+            return
         opened.service.submit_nowait(command, acknowledged)
 
     # Frames of the server
@@ -455,7 +468,7 @@ class _SocketSubscriber(Subscriber):
         self._socket.fail(error)
 
 
-def _attached_frame(terms: DurableDefinition, prefetch: int, *, created: bool) -> wire.AttachedFrame:
+def _attached_frame(terms: DurableDefinition, prefetch: int, token: str, *, created: bool) -> wire.AttachedFrame:
     """What a connection begins with. ``prefetch``: the subscriber's own window, 0 for the durable's."""
     return wire.AttachedFrame(
         created,
@@ -466,6 +479,7 @@ def _attached_frame(terms: DurableDefinition, prefetch: int, *, created: bool) -
         started_reports=True,
         buffer_wait_ms=terms.buffered_ms,
         order=terms.order,
+        token=token,
     )
 
 
@@ -487,7 +501,7 @@ _CLIENT_FRAME: Final = cast("type[wire.ClientFrame]", wire.ClientFrame)
 class SubscribeRequest:
     """What the request line asks for."""
 
-    __slots__ = ("durable", "key", "matcher", "prefetch", "prefix", "store", "subscriber", "template")
+    __slots__ = ("durable", "key", "matcher", "prefetch", "prefix", "store", "subscriber", "template", "token")
 
     def __init__(self, target: str) -> None:
         """Raises: InvalidRequest; NotFound where the path is another one."""
@@ -503,7 +517,7 @@ class SubscribeRequest:
         given = dict(pairs)
         if len(given) != len(pairs):
             raise InvalidRequest("a query parameter is given more than once")
-        unknown = given.keys() - {"subscriber", "template", "matcher", "key", "prefix", "prefetch"}
+        unknown = given.keys() - {"subscriber", "template", "matcher", "key", "prefix", "prefetch", "token"}
         if unknown:
             raise InvalidRequest(f"the route has no query parameter {min(unknown)[:64]!r}")
         self.subscriber = given.get("subscriber", "")
@@ -514,6 +528,8 @@ class SubscribeRequest:
         self.key = given.get("key")
         self.prefix = given.get("prefix")
         """Also an empty prefix means a watch."""
+        self.token = given.get("token", "")
+        """Of the durable that the subscriber was attached to before, so that it does not go on with another one."""
         prefetch = given.get("prefetch", "0")
         if not (prefetch.isascii() and prefetch.isdigit() and len(prefetch) <= 6):
             raise InvalidRequest("prefetch is a whole number from 0 to 999999")

@@ -67,7 +67,7 @@ class StatisticsFeed:
                 store=store,
             )
         self._left_seconds = self._loop.time()
-        self._state.make_statistics()
+        self._state.make_statistics(self._service.draw_id())
         if self._timer is None:
             self._timer = self._loop.call_later(self._every_seconds, self._tick)
 

@@ -10,8 +10,9 @@ from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
-from holdfast.server.stores.operations import PollRequest, decode
+from holdfast.server.stores.operations import DEFAULT_DURABLE, PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER, Right
+from holdfast.stores.values.identity import TOKEN_MAX
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import MSGPACK, UNDECODABLE, WireFormat, encode, format_of
 
@@ -20,6 +21,10 @@ DOCUMENT: Final = dict[str, Any]
 """A JSON object that the reference page describes."""
 T = TypeVar("T")
 Result = TypeVar("Result")
+TOKEN: Final[Parameter] = Parameter(
+    "token", "query", {"type": "string", "maxLength": TOKEN_MAX}, "Of an earlier answer; of another one it is refused"
+)
+"""Which store and durable the request means, of all that had the name."""
 
 STORE_CODES: Final = (
     *(Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM),
@@ -42,16 +47,23 @@ _PATH_PARAMETERS: Final[Mapping[str, tuple[object, str]]] = {
 class StoreCall:
     """One request to a store route, after its rights were checked."""
 
-    __slots__ = ("accept", "call", "host", "opened")
+    __slots__ = ("_has_token", "accept", "call", "host", "opened")
 
-    def __init__(self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False) -> None:
-        """``right`` None: the handler checks rights itself. Raises: Fenced (not_leader), PermissionDenied."""
+    def __init__(
+        self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False, has_token: bool = False
+    ) -> None:
+        """``right`` None: the handler checks rights itself. ``has_token``: the query may have one.
+
+        Raises: Fenced (not_leader), PermissionDenied, Closed (``store_replaced``).
+        """
         self.call = call
         self.host = host
         self.opened: OpenStores = host.opened(cluster=cluster)
         self.accept: WireFormat = format_of(call.request.headers.get("accept"))
         if right is not None:
             self.opened.access.require(call.authorization, right, self.store)
+        self._has_token = has_token
+        self.require_token()
 
     @property
     def store(self) -> str:
@@ -69,12 +81,15 @@ class StoreCall:
         return await self.call.body(self.host.request_bytes_max)
 
     async def body(self, kind: type[T]) -> T:
-        """The request's body. Raises: InvalidRequest, LimitExceeded."""
-        return decode(await self.raw_body(), kind, format_of(self.call.request.headers.get("content-type")))
+        """The request's body; a token in it is checked. Raises: InvalidRequest, LimitExceeded, Closed."""
+        asked = decode(await self.raw_body(), kind, format_of(self.call.request.headers.get("content-type")))
+        self.require_token(getattr(asked, "token", ""))
+        return asked
 
     async def document(self) -> object:
-        """The request's body as plain values. Raises: InvalidRequest, LimitExceeded."""
+        """The request's body as plain values. Raises: InvalidRequest, LimitExceeded, Closed (``store_replaced``)."""
         data = await self.raw_body()
+        self.require_token()
         given = format_of(self.call.request.headers.get("content-type"))
         try:
             return decode_each_once(data, object, given)
@@ -94,6 +109,24 @@ class StoreCall:
     ) -> Response:
         """Serve a hot route by the handler of both kinds of connection."""
         return await self.call.serve(HotRequest(self.host, route, right, self.store, durable, poll), body)
+
+    def require_token(self, of_body: str = "") -> None:
+        """Return if the tokens of the query and of the body are of the durable, map or store of the path.
+
+        Call it in the turn of the loop in which the request is carried out. Raises: Closed (``store_replaced``),
+        InvalidRequest, NotFound.
+        """
+        for given in (of_body, self.call.text("token") if self._has_token else None):
+            if given:
+                parameters = self.call.request.path_params
+                durable = self.durable if "durable" in parameters or "map" in parameters else None
+                # The subscriber's own durable is looked up later, and so is its token.
+                self.opened.service.require(given, self.store, None if durable == DEFAULT_DURABLE else durable)
+
+    @property
+    def token(self) -> str:
+        """Of the durable or map of the path as it is now. Raises: NotFound."""
+        return self.opened.service.token(self.store, self.durable)
 
     async def submit(self, submitted: Awaitable[object], kind: type[Result]) -> Result:
         """The result of a command, of the type that it has."""
@@ -125,8 +158,10 @@ def store_route(
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
     """
 
+    has_token = "{store}" in path and not filters
+
     async def handle(call: Call) -> Response:
-        return await handler(StoreCall(call, host, right, cluster=cluster))
+        return await handler(StoreCall(call, host, right, cluster=cluster, has_token=has_token))
 
     media_types = (JSON, MSGPACK)
     return Route(
@@ -137,10 +172,10 @@ def store_route(
         filters=filters,
         summary=summary,
         handler=handle,
-        parameters=(*path_parameters(path), *parameters),
+        parameters=(*path_parameters(path), *parameters, *((TOKEN,) if has_token else ())),
         body=None if body is None else dict.fromkeys(media_types, body),
         answers=dict.fromkeys(media_types, answer),
-        codes=(*STORE_CODES, *codes),
+        codes=(*STORE_CODES, *((Code.STORE_REPLACED,) if has_token else ()), *codes),
         tag="stores",
     )
 

@@ -33,6 +33,7 @@ from holdfast.stores.durables.keyed import KeyedMessages
 from holdfast.stores.machine.store import Cluster, Durable, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Redefine, Result
 from holdfast.stores.values.effects import Advise, Effect
+from holdfast.stores.values.identity import id_of
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
 
 LOOKS_MAX: Final = 16_384
@@ -307,8 +308,8 @@ def _put_in_force(
         wanted = definition.stores.get(name)
         if wanted is not None:
             if name not in cluster.stores:
-                cluster.make_store(wanted)
-            _change_store(cluster, cluster.stores[name], wanted, of_store, command.at_ms, effects)
+                cluster.make_store(wanted, id_of(command.drawn, name))
+            _change_store(cluster, cluster.stores[name], wanted, of_store, command, effects)
 
 
 class _Touched(NamedTuple):
@@ -422,8 +423,14 @@ def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[t
 
 
 def _change_store(
-    cluster: Cluster, store: Store, wanted: StoreDefinition, touched: _Touched, now_ms: int, effects: list[Effect]
+    cluster: Cluster,
+    store: Store,
+    wanted: StoreDefinition,
+    touched: _Touched,
+    command: Define | Redefine,
+    effects: list[Effect],
 ) -> None:
+    now_ms = command.at_ms
     reached = _reached(store, wanted, touched)
     store.definition = wanted
     for name, definition in reached:
@@ -432,7 +439,7 @@ def _change_store(
         elif name in store.durables:
             _change_durable(cluster, store, definition, now_ms, effects)
         else:
-            store.add(definition, now_ms)
+            store.add(definition, now_ms, id_of(command.drawn, store.name, name))
             cluster.arm(store, name)
 
 

@@ -7,8 +7,8 @@ valid, and its stores are those of that definition that are not in memory only.
 | item | holds |
 |---|---|
 | ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules |
-| ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left |
-| ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type |
+| ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left, id |
+| ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type; id |
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a dynamic one; a static one's is in the cluster's."""
     idle_since_ms: int | None
     state: _Consumed | _LastValued | _Mapped
+    id: int = 0
 
 
 class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,6 +71,7 @@ class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durables: list[_Durable]
     residues: list[ResidueState]
     keyed_residues: list[KeyedResidueState] = []
+    id: int = 0
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,7 +115,9 @@ def _store(store: Store) -> tuple[object, ...]:
             kept = _Mapped(durable.state(), list(durable.sessions))
         definition = msgspec.json.encode(durable.definition.document()) if durable.definition.dynamic else b""
         idle_ms = store.idle_since_ms.get(name)
-        _encoder.encode_into(_Durable(name, durable.definition.template, definition, idle_ms, kept), durables, -1)
+        _encoder.encode_into(
+            _Durable(name, durable.definition.template, definition, idle_ms, kept, store.ids[name]), durables, -1
+        )
     counts = store.counts
     return (
         store.name,
@@ -127,6 +131,7 @@ def _store(store: Store) -> tuple[object, ...]:
         msgspec.Raw(durables),
         [residue.state() for residue in store.residues],
         [residue.state() for residue in store.keyed_residues],
+        store.id,
     )
 
 
@@ -173,12 +178,13 @@ def restore(cluster: Cluster, data: bytes) -> None:
     )
     cluster.at_ms = snapshot.at_ms
     for name in sorted(definition.volatile_stores):
-        store = cluster.make_store(definition.stores[name])
+        # Nothing of an earlier opening is in it, and no token of one is the same: any id will do.
+        store = cluster.make_store(definition.stores[name], 0)
         for static in store.definition.durables.values():
-            store.add(static, snapshot.at_ms)
+            store.add(static, snapshot.at_ms, 0)
             cluster.arm(store, static.name)
     for kept in snapshot.stores:
-        store = cluster.make_store(definition.stores[kept.name])
+        store = cluster.make_store(definition.stores[kept.name], kept.id)
         counts = store.counts
         counts.next_seq, counts.live, counts.live_bytes = kept.next_seq, kept.live, kept.live_bytes
         for number, at_ms in kept.due_blocks:
@@ -199,7 +205,7 @@ def _definition(cluster: ClusterDefinition, store: str, durable: _Durable) -> Du
 
 
 def _restore_durable(store: Store, kept: _Durable, definition: DurableDefinition) -> None:
-    durable = store.add(definition, 0)
+    durable = store.add(definition, 0, kept.id)
     match kept.state:
         case _Consumed(cluster):
             assert isinstance(durable, Consumption), "a durable has its type's state"

@@ -116,7 +116,7 @@ class State(Cluster):
             definition = self._dynamic(store.definition, command)
             if definition.type is DurableType.LAST_VALUE:
                 LastValue.check_key(definition, command.key)
-            durable = store.add_dynamic(definition, command.at_ms)
+            durable = store.add_dynamic(definition, command.at_ms, command.drawn)
         else:
             self._check_same(store.definition, durable.definition, command)
         displaced = ""
@@ -420,10 +420,10 @@ class State(Cluster):
                 store.residues.remove(residue)
         return total
 
-    def make_statistics(self) -> None:
+    def make_statistics(self, identity: int) -> None:
         """Make the store that no definition has, where it is not there. Outside every log: not by a command."""
         if STATISTICS not in self.stores:
-            self.make_store(STATISTICS_STORE)
+            self.make_store(STATISTICS_STORE, identity)
 
     def remove_statistics(self) -> None:
         """Remove it with everything in it, while no subscriber is attached."""

@@ -42,6 +42,7 @@ from holdfast.stores.values.commands import (
 )
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
+from holdfast.stores.values.identity import id_of
 from holdfast.stores.values.messages import Batch, FieldValue, Message
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
@@ -239,8 +240,12 @@ class Store:
         entries: Entries,
         room: Callable[[int, int], None],
         withdrawn: list[Withdrawn],
+        identity: int = 0,
     ) -> None:
         self.definition = definition
+        self.id = identity
+        self.ids: dict[str, int] = {}
+        """The id of each durable."""
         self.name = definition.name
         self.counts = ReferenceCounts(definition.name, blocks)
         self.shelf = Shelf(definition.name, self.counts, messages, withdrawn=withdrawn)
@@ -263,7 +268,7 @@ class Store:
         self._places: dict[str, int] = {}
         self._next_place = 0
 
-    def add(self, definition: DurableDefinition, now_ms: int) -> Durable:
+    def add(self, definition: DurableDefinition, now_ms: int, identity: int) -> Durable:
         """Make a durable; it wants messages from now on. Raises ``Backpressure`` (too_many_durables)."""
         if len(self.durables) >= REFERENCES_MAX:
             raise self._too_many(len(self.durables), REFERENCES_MAX)
@@ -279,6 +284,7 @@ class Store:
             case DurableType.MAP:
                 durable = Map(definition, self.shelf, self.entries, self._namespace(definition.name))
         self.durables[definition.name] = durable
+        self.ids[definition.name] = identity
         self._places[definition.name] = self._next_place
         self._next_place += 1
         self.idle_since_ms[definition.name] = now_ms
@@ -290,14 +296,14 @@ class Store:
         taken = any(residue.of.namespace == name for residue in self.keyed_residues)
         return f"{name}#{self.counts.next_seq}" if taken else name
 
-    def add_dynamic(self, definition: DurableDefinition, now_ms: int) -> Durable:
+    def add_dynamic(self, definition: DurableDefinition, now_ms: int, drawn: int) -> Durable:
         """Make a durable of a template. Raises ``Backpressure`` (too_many_durables)."""
         limit = self.definition.dynamic_durable_limit
         if limit:
             count = sum(1 for durable in self.durables.values() if durable.definition.dynamic)
             if count >= limit:
                 raise self._too_many(count, limit)
-        return self.add(definition, now_ms)
+        return self.add(definition, now_ms, id_of(drawn, self.name, definition.name))
 
     def _too_many(self, count: int, limit: int) -> Backpressure:
         return Backpressure(
@@ -313,7 +319,7 @@ class Store:
             if residue.of.durable == name:
                 residue.silence()
         self.unfile(name)
-        del self.durables[name], self._places[name]
+        del self.durables[name], self.ids[name], self._places[name]
         self.idle_since_ms.pop(name, None)
         return purged
 
@@ -519,6 +525,7 @@ class Store:
         self.counts.check()
         self.publishers.check()
         expected: dict[int, int] = {}
+        assert self.ids.keys() == self.durables.keys(), "each durable has an id"
         for name, durable in self.durables.items():
             durable.check()
             assert durable.definition.name == name, "a durable is under its name"
@@ -614,7 +621,7 @@ class Cluster:
         named = self.store(store)
         return named, named.durable(durable)
 
-    def make_store(self, definition: StoreDefinition) -> Store:
+    def make_store(self, definition: StoreDefinition, identity: int) -> Store:
         """Add an empty store."""
 
         def room(messages: int, size: int) -> None:
@@ -626,7 +633,7 @@ class Cluster:
         if self.definition.is_volatile(definition):
             ports = self._volatile_ports
             self.volatile_names.add(definition.name)
-        store = Store(definition, *ports, room, self.withdrawn)
+        store = Store(definition, *ports, room, self.withdrawn, identity)
         store.shelf.rules = self.rules
         self.stores[definition.name] = store
         return store

@@ -25,7 +25,7 @@ from holdfast.errors import CorruptData, InvalidRequest, NotFound
 from holdfast.private_files import private
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
-from holdfast.stores.storage.index import INDEX_NAME
+from holdfast.stores.storage.index import INDEX_NAME, draw_history
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
@@ -106,6 +106,8 @@ def restore(source: str, directory: str) -> Manifest:
     sync_directory(directory)
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
+    # What was stored after the copy is not in it, and its numbers are given out again.
+    draw_history(os.path.join(directory, INDEX_NAME))
     # The true age of the copy is unknown: deadlines go on from the copy's time.
     write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
     sync_directory(directory)

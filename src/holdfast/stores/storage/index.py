@@ -24,6 +24,8 @@ frame of the checkpoint; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that
 exist, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``);
 and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one. In the cache of a
 commit log, ``format`` is 4, and ``version``, that of the last entry in the checkpoint, is the seventh value.
+``history`` names the history of the numbers in these files: 8 random bytes and their ``row_crc`` as 4 bytes. It is
+drawn where there is none, and drawn again by each restore.
 
 Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
 format 3. Format 1 has no checksums and is refused.
@@ -169,6 +171,7 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
     return CorruptData("the index of the stores cannot be read", path=path, cause=str(error), hint=REPAIR)
 
 
+HISTORY_BYTES: Final = 8
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
 FORMAT: Final = 3
@@ -198,6 +201,22 @@ _BELOW: Final = "WHERE (store, durable, key) < (?, ?, ?) ORDER BY store DESC, du
 _ABOVE: Final = "WHERE (store, durable, key) > (?, ?, ?) ORDER BY store, durable, key LIMIT 1"
 _encode = msgspec.msgpack.Encoder().encode
 _decode_runs = msgspec.msgpack.Decoder(dict[str, list[tuple[int, int]]]).decode
+
+
+def draw_history(path: str) -> None:
+    """Give the index in this file another history: its numbers are given out again. *Raises*: ``sqlite3.Error``."""
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute("PRAGMA synchronous=FULL")
+        _put_history(database)
+    finally:
+        database.close()
+
+
+def _put_history(database: sqlite3.Connection) -> None:
+    drawn = os.urandom(HISTORY_BYTES)
+    value = drawn + row_crc("history", drawn).to_bytes(4, "big")
+    database.execute("INSERT OR REPLACE INTO meta VALUES ('history', ?)", (value,))
 
 
 class Checkpoint(NamedTuple):
@@ -244,6 +263,7 @@ class Index:
                 self._writer.execute("PRAGMA synchronous=FULL")
                 self._make_tables()
             self._check_format()
+            self.history = self._history(read_only=read_only)
             self._reader = sqlite3.connect(address, uri=read_only, isolation_level=None, check_same_thread=False)
             self.blocks = BlockCache(self, self._scratch_path, cached_max=blocks_max)
         except UNREADABLE as error:
@@ -267,6 +287,20 @@ class Index:
         except BaseException:
             self._roll_back()
             raise
+
+    def _history(self, *, read_only: bool) -> str:
+        """The history of the numbers, as hex digits; empty where a reader finds none."""
+        query = "SELECT value FROM meta WHERE name = 'history'"
+        row = self._writer.execute(query).fetchone()
+        if row is None and not read_only:
+            _put_history(self._writer)
+            row = self._writer.execute(query).fetchone()
+        if row is None:
+            return ""
+        drawn = row[0][:HISTORY_BYTES] if isinstance(row[0], bytes) else b""
+        if row[0] != drawn + row_crc("history", drawn).to_bytes(4, "big"):
+            raise damaged(self._path, "meta")
+        return drawn.hex()
 
     def _check_format(self) -> None:
         row = self._writer.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()

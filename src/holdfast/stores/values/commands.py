@@ -44,6 +44,8 @@ class Define(_Command, frozen=True):
     author: str = ""
     delete: bool = True
     """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
+    drawn: int = 0
+    """A random number, of which the ids of the stores and durables that it makes are derived (``values.identity``)."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -60,6 +62,7 @@ class Redefine(_Command, frozen=True):
     revision: int
     author: str = ""
     delete: bool = False
+    drawn: int = 0
 
 
 class Publish(_Command, frozen=True):
@@ -82,6 +85,8 @@ class Attach(_OfDurable, frozen=True):
     key: str | None = None
     polls: bool = False
     """Whether it asks for each portion, and may hold messages while it is silent."""
+    drawn: int = 0
+    """As that of ``Define``, for a durable that is made; 0 where there is no ``template``."""
 
 
 class Detach(_OfDurable, frozen=True):
@@ -236,6 +241,8 @@ class CommitParts(_Command, frozen=True):
     """
 
     parts: list[CommitPart]
+    tokens: list[str] = []
+    """Of each part, empty for none (``values.identity``). Checked before it is carried out; no record has them."""
 
 
 Command = (

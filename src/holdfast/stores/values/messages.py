@@ -60,6 +60,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     replayed: bool = False
     ack_wait_ms: int = 0
     buffer_wait_ms: int = 0
+    token: str = ""
+    """Of the durable that delivered it (``values.identity``): its number means nothing elsewhere."""
 
 
 BATCH_MESSAGES_MAX = 65_536

@@ -29,6 +29,7 @@ from holdfast.stores.values.messages import Message
 class Body(msgspec.Struct):
     messages: list[Message]
     publisher_id: str = ""
+    token: str = ""
 
 
 class Store:

@@ -83,6 +83,8 @@ class AckBatcher:
         self.since_ms = 0.0
         """Since when the first of them waits."""
         self.stale = 0
+        self.token = ""
+        """Of the durable that the numbers are of. Every frame has it."""
 
     @property
     def unconfirmed(self) -> int:
@@ -116,12 +118,20 @@ class AckBatcher:
         """A frame that gets a reply."""
         self._last_id += 1
         self._in_flight[self._last_id] = _Asked(kind, what, numbers, on_reply)
-        return ack_frame(kind, self._last_id, what)
+        return ack_frame(kind, self._last_id, what, self.token)
 
     def again(self) -> list[bytes]:
         """Every frame without a reply, in order, for a new connection."""
         unanswered, self._in_flight = self._in_flight, {}
         return [self.ask(asked.kind, asked.what, asked.numbers, asked.on_reply) for asked in unanswered.values()]
+
+    def replaced(self, error: HoldfastError) -> int:
+        """The durable is another one: what is not confirmed never will be. Returns how many numbers that are."""
+        count = self.unconfirmed
+        self.fail(error)
+        self._pairs, self.pending = [], 0
+        self._in_flight.clear()
+        return count
 
     def on_response(self, frame: ReplyFrame) -> list[int]:
         """The service has carried out the frame. Returns the stale numbers."""

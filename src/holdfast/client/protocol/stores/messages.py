@@ -23,7 +23,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Li
 from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import BatchReceipt
 from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, ServerFrame
 
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
@@ -32,7 +32,7 @@ _ACCEPT: Final = (("accept", MSGPACK),)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CODES: Final = frozenset(code.value for code in Code)
 
-_RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+_RECEIPT: Final = msgspec.msgpack.Decoder(BatchReceipt)
 _FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
 _JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
@@ -111,10 +111,10 @@ def request_of(method: str, target: str, body: object = None, headers: tuple[tup
     return Request(method, target, _encoded(body), _HEADERS + headers)
 
 
-def publish_request(store: str, publisher_id: str, messages: Sequence[Message]) -> Request:
+def publish_request(store: str, publisher_id: str, messages: Sequence[Message], token: str = "") -> Request:
     """``POST /v1/stores/{store}/messages``."""
     # The service checks the bounds of ``PublishedMessage``; encoding needs the fields of ``Message`` alone.
-    batch = PublishRequest(cast("list[PublishedMessage]", messages), publisher_id)
+    batch = PublishRequest(cast("list[PublishedMessage]", messages), publisher_id, token)
     return Request("POST", f"{store_path(store)}/messages", _encoded(batch), _HEADERS)
 
 
@@ -147,9 +147,10 @@ def credit_frame(messages: int) -> bytes:
     return _ENCODER.encode({"type": "credit", "messages": messages})
 
 
-def ack_frame(kind: str, frame_id: int, what: Sequence[object]) -> bytes:
+def ack_frame(kind: str, frame_id: int, what: Sequence[object], token: str) -> bytes:
     """An ``ack`` (ranges), ``nack`` (pairs with a delay), ``reject`` or ``extend`` (numbers)."""
-    return _ENCODER.encode({"type": kind, "id": frame_id, "ranges" if kind == "ack" else "messages": what})
+    frame = {"type": kind, "id": frame_id, "ranges" if kind == "ack" else "messages": what}
+    return _ENCODER.encode({**frame, "token": token} if token else frame)
 
 
 def started_frame(ranges: Sequence[Sequence[int]]) -> bytes:
@@ -181,10 +182,10 @@ def decode(response: Response, shape: type[Shape]) -> Shape:
         raise CorruptData("the service answered something the API does not describe", status=response.status) from error
 
 
-def decode_receipt(response: Response) -> Receipt:
+def decode_receipt(response: Response) -> BatchReceipt:
     """The receipt of a batch. Raises: CorruptData."""
     if response.headers.get("content-type") != MSGPACK:
-        return decode(response, Receipt)
+        return decode(response, BatchReceipt)
     try:
         return _RECEIPT.decode(response.body)
     except UNDECODABLE as error:

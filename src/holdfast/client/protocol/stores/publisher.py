@@ -15,8 +15,9 @@ carries the publisher's id and a number for each message, so the store keeps no 
       not_leader, closed                                         halved, as half may fit
     message_too_large, malformed                 not kept        a grouped batch is halved until the invalid message is
                                                                  alone and fails; the rest continues in order
-    unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it continues
-                                                                 under a new id; messages that may be kept fail
+    unknown_publisher, sequence_gap,             not kept now    the store has forgotten this publisher, or is another
+      store_replaced                                             one: it continues under a new id; messages that may be
+                                                                 kept fail
     permission_denied, not_found, ...            not kept        the batch fails
     no endpoint is usable as configured          not kept        the batch fails
 
@@ -142,7 +143,7 @@ class Blockage:
 _DIVIDED_WHEN_FULL: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL})
 _DIVIDED_TO_FIND_THE_CULPRIT: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.TOO_LARGE, Code.MALFORMED})
 LINGER: Final = "linger"
-_FORGOTTEN: Final = frozenset({Code.UNKNOWN_PUBLISHER, Code.SEQUENCE_GAP})
+_FORGOTTEN: Final = frozenset({Code.UNKNOWN_PUBLISHER, Code.SEQUENCE_GAP, Code.STORE_REPLACED})
 
 
 @dataclass(slots=True)
@@ -186,6 +187,8 @@ class PublisherMachine:
         self._options = options
         self._entropy = entropy
         self._identities = 0
+        self._token = ""
+        """Of the store that the numbers are of, from its first receipt."""
         self._numbered_by_application = publisher_id is not None
         self._publisher_id = publisher_id if publisher_id is not None else self._new_id()
         self._next_number = next_seq if next_seq is not None else 1
@@ -353,6 +356,7 @@ class PublisherMachine:
                 head.perhaps_kept = True
                 self._again_or_fail(head, error, reply)
             else:
+                self._token = self._token or receipt.token
                 if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
                     self._mistaken(head, receipt)
                 else:
@@ -381,9 +385,10 @@ class PublisherMachine:
         elif error.code in _DIVIDED_TO_FIND_THE_CULPRIT and head.divisible and len(head.items) > 1:
             self._divide(head)
         elif error.code in _FORGOTTEN and not self._numbered_by_application:
-            if head.first_number == 1:  # the store would forget every new id as well
-                self._give_up(head, error)
+            if head.first_number == 1 and error.code is not Code.STORE_REPLACED:
+                self._give_up(head, error)  # the store would forget every new id as well
             else:
+                self._token = ""
                 self._rename(error)
         elif is_unclear(error, reply.status):
             head.perhaps_kept = True
@@ -471,7 +476,7 @@ class PublisherMachine:
                 for seq, message in enumerate(messages, number)
             ]
             self._next_number = number + len(messages)
-        batch.request = publish_request(self._store, self.publisher_id, messages)
+        batch.request = publish_request(self._store, self.publisher_id, messages, self._token)
 
     def _divide(self, head: _Batch) -> None:
         """Replace the head by its two halves, in order and with its numbers."""

@@ -13,7 +13,8 @@
     ended         ``failure`` has the reason, None after close  -
 
 A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
-dropped, as the service delivers them again. Acknowledgements without a reply are sent again first.
+dropped, as the service delivers them again. Acknowledgements without a reply are sent again first, unless the numbers
+are of another history meanwhile: then they fail (``store_replaced``), as does the subscriber if the durable is another.
 
 Messages arrive at least once; ``redelivered`` marks those that may have been seen. Memory is bounded by the credit,
 which is never above the prefetch, and by ``advisories_max``; in a watch by the keys of the map with their revisions and
@@ -29,6 +30,7 @@ from enum import Enum
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
@@ -51,6 +53,7 @@ from holdfast.client.protocol.stores.messages import (
 )
 from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.stores.values.identity import replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
 from holdfast.wire.stores import (
@@ -195,6 +198,8 @@ class SubscriberMachine:
         """When the last whole frame arrived: no probe is in flight after it."""
         self._probed_ms = 0.0
         self._terms = AttachedFrame()
+        self.token = ""
+        """Of the durable that it was attached to last: of the messages that arrive, and of their acknowledgements."""
         self._buffer = Buffer()
         self._window = Window(options.prefetch)
         self._outgoing: list[bytes] = []
@@ -292,6 +297,12 @@ class SubscriberMachine:
         if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
             self.flush()
 
+    def require_own(self, messages: Sequence[Delivery]) -> None:
+        """Raises: Closed (``store_replaced``) if a message is not of the durable as it is now."""
+        for message in messages:
+            if message.token and message.token != self.token:
+                raise replaced(message.token)
+
     def put_back(self, seq: int, delay_ms: int, on_reply: OnReply | None = None) -> None:
         """Deliver this again to any subscriber, ``delay_ms`` later."""
         self._release(seq, "nack", (seq, delay_ms), on_reply)
@@ -350,7 +361,8 @@ class SubscriberMachine:
                 self._bytes_ms = now_ms
                 self._state = _State.OPENING
                 bytes_max = self._session.options.event_bytes_max
-                return Connect(self._asked_endpoint, self._target, self._options.timeout_ms, bytes_max)
+                target = f"{self._target}&token={self.token}" if self.token else self._target
+                return Connect(self._asked_endpoint, target, self._options.timeout_ms, bytes_max)
             case _State.OPENING | _State.ATTACHING:
                 return Talk((), False, self._bytes_ms + self._options.timeout_ms - now_ms)
             case _State.ATTACHED:
@@ -446,6 +458,9 @@ class SubscriberMachine:
             self._made_progress()
         match frame:
             case MessagesFrame(messages=messages):
+                if self.token:
+                    for message in messages:  # nobody has seen it yet
+                        force_setattr(message, "token", self.token)
                 self._window.arrived(messages)
                 self._buffer.arrived(messages, now_ms)
             case ReplyFrame():
@@ -493,6 +508,7 @@ class SubscriberMachine:
 
     def _attached(self, terms: AttachedFrame, now_ms: float) -> None:
         self._terms = terms
+        self._begin_history(terms.token)
         self._state, self._attached_ms = _State.ATTACHED, now_ms
         self.attached()
         if self._away_since_ms is not None and self.was_attached:
@@ -508,6 +524,14 @@ class SubscriberMachine:
         self.flush()
         if not self._closing:
             self._give_credit()
+
+    def _begin_history(self, token: str) -> None:
+        """A connection begins. Numbers of another history mean other messages: what is not confirmed is not sent."""
+        if self.token and token != self.token:
+            lost = self._acks.replaced(replaced(self.token))
+            if lost:
+                self.advisories.add("store_replaced", {"messages": lost})
+        self.token = self._acks.token = token
 
     def _made_progress(self) -> None:
         """The connection brought a message or reply, so the next loss starts a new retry budget. Being attached is not
@@ -544,7 +568,7 @@ class SubscriberMachine:
         self._window.withdrawn(ranges, sum(last - first + 1 for first, last in ranges) - len(dropped))
         if dropped and cause in _REMOVED and self._terms.order == "key":
             # Nobody works on these: others may have the next messages of their keys at once.
-            self._outgoing.append(ack_frame("nack", 0, [(seq, 0) for seq in dropped]))
+            self._outgoing.append(ack_frame("nack", 0, [(seq, 0) for seq in dropped], self.token))
 
     def _on_response(self, frame: ReplyFrame) -> None:
         stale = self._acks.on_response(frame)

@@ -25,7 +25,7 @@ from holdfast.stores.values.effects import origin_of
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
-from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt
+from holdfast.wire.parts import AckedResponse, BatchReceipt, ChangedResponse
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -48,6 +48,7 @@ async def _poll(call: StoreCall) -> Response:
         query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
         query.text("key"),
         address=address_of(query.connection.peer),
+        token=query.text("token") or "",
     )
     return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
 
@@ -68,8 +69,9 @@ async def _browse(call: StoreCall) -> Response:
     )
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
+    token = call.token
     await call.opened.service.wait_until_safe()
-    return call.answer(wire.Page(messages, next_after, [one.seq for one in messages if one.seq in parked]))
+    return call.answer(wire.Page(messages, next_after, [one.seq for one in messages if one.seq in parked], token))
 
 
 def flag(name: str, text: str | None) -> bool:
@@ -119,7 +121,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     return (
         store_route(
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
-            body=wire.PublishRequest, answer=Receipt, codes=PUBLISH_CODES,
+            body=wire.PublishRequest, answer=BatchReceipt, codes=PUBLISH_CODES,
         ),
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
@@ -272,21 +274,23 @@ _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 
 async def _get_entry(call: StoreCall) -> Response:
     key = call.call.path_text("key")
+    token = call.token
     entries = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.wait_until_safe()
     if not entries:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
     _, value, revision = entries[0]
-    return call.answer(wire.Entry(key, value, revision), headers={"ETag": f'"{revision}"'})
+    return call.answer(wire.Entry(key, value, revision, token), headers={"ETag": f'"{revision}"'})
 
 
 async def _list_entries(call: StoreCall) -> Response:
     query = call.call
+    token = call.token
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
     entries = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
     await call.opened.service.wait_until_safe()
     items = [wire.Entry(key, value, revision) for key, value, revision in entries[:count]]
-    return call.answer(wire.EntriesResponse(items, len(entries) > count))
+    return call.answer(wire.EntriesResponse(items, len(entries) > count, token))
 
 
 async def _put_entry(call: StoreCall) -> Response:
@@ -334,8 +338,10 @@ def _condition(call: StoreCall) -> int | None:
 async def _lock(call: StoreCall) -> Response:
     asked = await call.body(wire.LockRequest)
     command = commands.MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
-    result = await call.submit(call.opened.service.submit(command), commands.MapLocked)
-    return call.answer(wire.LockedResponse(result.fence, result.until_ms))
+    submitted = call.opened.service.submit(command)
+    token = call.opened.service.token_if_there(call.store, call.durable)
+    result = await call.submit(submitted, commands.MapLocked)
+    return call.answer(wire.LockedResponse(result.fence, result.until_ms, token))
 
 
 async def _unlock(call: StoreCall) -> Response:

@@ -47,6 +47,7 @@ def store_document(opened: OpenStores, name: str) -> Json:
     store = opened.state.stores[name]
     return {
         "name": name,
+        "token": opened.service.token(name),
         **definition.document(),
         "counts": {
             "messages": store.counts.live,
@@ -67,6 +68,7 @@ def durable_document(opened: OpenStores, store: str, name: str) -> Json:
     return {
         "name": name,
         "store": store,
+        "token": opened.service.token(store, name),
         "dynamic": definition.dynamic,
         "template": definition.template,
         **definition.document(),
