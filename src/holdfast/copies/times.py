@@ -60,8 +60,8 @@ class _Doubts:
 
     ``early_ms``: by how much the times here may be ahead of the truth: a later wall clock was as much behind the log's
     time, and no jump of the log's time between here and there explains it. ``early_after_ms``: the same of the object
-    after this place. ``is_least``: they may be more ahead, because a machine was down before that clock was read, and no
-    clock has counted for how long.
+    after this place. ``is_least``: they may be more ahead: a machine was down before that clock was read, and no clock
+    has counted for how long.
     """
 
     behind: list[_Part] = field(default_factory=list[_Part])
