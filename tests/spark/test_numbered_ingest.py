@@ -23,7 +23,7 @@ from holdfast.client.stores import Message, define_spark_stores
 from holdfast.commit.format.transaction import Delete, Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
+from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.commit_stream import commit_stream
@@ -279,7 +279,7 @@ def test_something_else_that_consumes_the_durable_ends_the_ingest(spark: SparkSe
         desk.send(2, 4)
         with DurableClient(desk.url, "requests", "spark") as thief:
             thief.acknowledge_through(3)
-        with pytest.raises(Conflict) as ended:
+        with pytest.raises(Fenced) as ended:
             ingest.micro_batch(offered(spark, desk.requests), 1)
         assert ended.value.code == Code.DURABLE_COLLISION
         ingest.close()

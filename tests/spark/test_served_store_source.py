@@ -15,7 +15,7 @@ from tests.matrix import matrix
 from tests.spark.service_process import NO_VIEW, ServiceProcess
 
 from holdfast import StoreClient
-from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.served_store import (
@@ -256,7 +256,7 @@ def test_a_durable_that_something_else_consumes_is_refused(service: ServiceProce
         streaming(service).initialOffset()
     assert refused.value.code is Code.TYPE_MISMATCH
     client.define_durable("orders", "own", {"type": "standard"})
-    with client.subscriber("orders", "own", subscriber="reports"), pytest.raises(Conflict, match="reports") as held:
+    with client.subscriber("orders", "own", subscriber="reports"), pytest.raises(Fenced, match="reports") as held:
         streaming(service, durable="own").initialOffset()
     assert held.value.code is Code.DURABLE_COLLISION
     first, second = streaming(service, durable="twice"), streaming(service, durable="twice")
@@ -267,7 +267,7 @@ def test_a_durable_that_something_else_consumes_is_refused(service: ServiceProce
     first.commit(end)
     publish(client, b"3")
     drained(second, place)
-    with pytest.raises(Conflict, match="another subscriber consumes"):
+    with pytest.raises(Fenced, match="another subscriber consumes"):
         first.commit({"seq": 3})
 
 

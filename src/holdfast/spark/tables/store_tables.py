@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import Conflict, InvalidRequest
+from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS, TIMESTAMP
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment
@@ -81,7 +81,7 @@ class StoreJob(DeltaJob):
             try:
                 client.open_own(self._options.template, self._options.matcher)
                 self._acknowledge(client, after)
-            except Conflict as error:
+            except (Conflict, Fenced) as error:
                 # To the runner a Conflict is another runner, after which it goes on.
                 raise InvalidRequest(error.message, code=error.code, hint=error.hint, facts=error.fields) from error
             newest, first = client.last_seq(), client.first_after(after)
