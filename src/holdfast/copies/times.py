@@ -223,6 +223,7 @@ async def _jumped_ms(source: ObjectStore, within: Leadership, place: Place) -> i
                 async for each in parts:
                     if each.last.scope.boot_id == after.scope.boot_id:
                         jumped_ms += _jump_ms(each.last, after)
+                    jumped_ms += _jump_ms(each.first, each.last)
                     after = each.first
             if leadership.before is None:
                 break
