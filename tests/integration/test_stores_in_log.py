@@ -23,7 +23,7 @@ from holdfast.client import BlockingTransaction
 from holdfast.client.stores import SubscriberOptions
 from holdfast.commit.format.transaction import Delete, Transaction
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.errors import Closed
+from holdfast.errors import Closed, Code, Conflict
 from holdfast.objects.memory import MemoryStore
 from holdfast.stores.values.messages import FIELDS_RULE
 
@@ -361,6 +361,36 @@ def test_a_part_that_is_refused_leaves_the_keys_alone(tmp_path: Path) -> None:
         assert commit(machine, **step)[1]["reason"] == "banned"
         assert machine.publish("c")["first_seq"] == 2
     assert command("log", "cat", url, "--json").stdout == ""
+
+
+def test_a_commit_changes_a_locked_key_with_the_fence_of_the_lock_only(tmp_path: Path) -> None:
+    with machines(tmp_path, begin(tmp_path), 1) as (machine,):
+        machine.serve()
+        assert machine.ask("PUT", "/v1/stores/prices", {"durables": {"now": {"type": "map"}}})[0] == 200
+        service = f"http://127.0.0.1:{machine.port}"
+        with Client(service) as client, StoreClient(service) as stores:
+            prices = stores.map("prices", "now")
+            mine = prices.lock("coffee", owner="me", ttl_ms=60_000)
+
+            def step(txn: BlockingTransaction, fence: int) -> None:
+                txn.write(b"changed", b"yes")
+                txn.change_map("prices", "now", "coffee", b"3", fence=fence)
+                txn.change_map("prices", "now", "tea", b"2")
+
+            for fence in (0, mine.fence + 1):
+                with pytest.raises(Conflict) as refused:
+                    client.transact(lambda txn, fence=fence: step(txn, fence))
+                assert refused.value.code == Code.STORE_REFUSED
+                assert refused.value.fields["store_code"] == Code.NOT_HOLDER
+                assert prices.get("tea") is None
+            client.transact(lambda txn: step(txn, mine.fence))
+            coffee, tea = prices.get("coffee"), prices.get("tea")
+            assert coffee is not None and tea is not None
+            assert (coffee.value, tea.value) == (b"3", b"2")
+            yours = prices.lock("coffee", owner="you", ttl_ms=60_000, steal=True)
+            with pytest.raises(Conflict):
+                client.transact(lambda txn: step(txn, mine.fence))
+            client.transact(lambda txn: step(txn, yours.fence))
 
 
 def test_a_part_with_the_token_of_another_store_is_refused_and_a_committed_one_is_still_found(tmp_path: Path) -> None:

@@ -310,7 +310,25 @@ def test_a_change_with_a_fence_needs_that_lock_on_every_key() -> None:
         ground.change(target, 1, ("a", b"1", None), ("b", b"1", None), fence=lock.fence)
     with pytest.raises(Conflict):
         target.plan(MapChange(1, "s", "m", [], fence=lock.fence, remove_all=True))
-    ground.change(target, 1, ("a", b"not hindered", None))
+
+
+def test_a_locked_key_changes_with_the_fence_only() -> None:
+    ground = Ground()
+    target = a_map(ground)
+    ground.change(target, 1, ("a", b"1", None), ("b", b"1", None))
+    lock, _ = target.locks.take("a", "ann", 100, now_ms=0)
+    for change in (("a", b"2", None), ("a", None, None)):
+        with pytest.raises(Conflict, match="the key is locked"):
+            ground.change(target, 1, change)
+    with pytest.raises(Conflict, match="the key is locked"):
+        target.plan(MapChange(1, "s", "m", [], remove_all=True))
+    ground.change(target, 1, ("b", b"2", None))
+    ground.change(target, 1, ("a", b"2", None), fence=lock.fence)
+    ground.change(target, 101, ("a", b"its time is over", None))
+    target.locks.expire(101, 9)
+    target.locks.take("", "ann", 100, now_ms=101)
+    with pytest.raises(Conflict, match="the key is locked"):
+        ground.change(target, 102, ("b", b"3", None))
 
 
 # ---- random lives ---------------------------------------------------------------------------------------------------

@@ -171,6 +171,9 @@ class MapModel(_Keyed):
         keys = [key for key, _, _ in command.changes]
         if command.fence and not self._is_fenced(command, keys or [""]):
             return Code.NOT_HOLDER
+        locked = {key for key, lock in self.locks.items() if command.at_ms < lock.until_ms}
+        if not command.fence and (locked if command.remove_all else locked & {"", *keys}):
+            return Code.NOT_HOLDER
         for key, _, condition in command.changes:
             value = self.values.get(key)
             if condition is not None and condition != (value.revision if value is not None else 0):

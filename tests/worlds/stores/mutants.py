@@ -285,6 +285,12 @@ def no_fence(self: Locks, fence: int, keys: Iterable[str], now_ms: int) -> None:
     del self, fence, keys, now_ms
 
 
+@MUTANTS.breaks("maps are linear", "require_none", Locks, focus=CALM)
+def locks_are_advice(self: Locks, keys: Iterable[str], now_ms: int) -> None:
+    """A change without a fence goes past a lock."""
+    del self, keys, now_ms
+
+
 @MUTANTS.breaks("maps are linear", "state", Locks, focus=FORGETFUL)
 def fences_begin_again(self: Locks) -> LocksState:
     """A restart gives out tokens that were given out before."""

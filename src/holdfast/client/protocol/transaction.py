@@ -136,7 +136,8 @@ class TransactionBuilder:
         self._ranges: list[RangeRead] = []
         self._own: dict[bytes, bytes | None] = {}
         self._acknowledged: dict[tuple[str, str, str], AcknowledgePart] = {}
-        self._changed: dict[tuple[str, str], dict[str, OneChange]] = {}
+        self._changed: dict[tuple[str, str, int], dict[str, OneChange]] = {}
+        """By store, map and fence."""
         self._published: dict[str, list[PublishedMessage]] = {}
         self._cleared: list[tuple[bytes, bytes | None]] = []
 
@@ -170,7 +171,11 @@ class TransactionBuilder:
         """What the message stores are to do."""
         return log_operations.parts_of(
             list(self._acknowledged.values()),
-            [MapPart(*where, list(changes.values())) for where, changes in self._changed.items()],
+            [
+                MapPart(store, name, list(changes.values()), fence)
+                for (store, name, fence), changes in self._changed.items()
+                if changes
+            ],
             [PublishPart(store, messages) for store, messages in self._published.items()],
         )
 
@@ -205,10 +210,16 @@ class TransactionBuilder:
         self._acknowledged[store, durable, subscriber] = AcknowledgePart(store, durable, subscriber, numbers, token)
 
     def change_map(
-        self, store: str, name: str, key: str, value: bytes | None, *, if_revision: int | None = None
+        self, store: str, name: str, key: str, value: bytes | None, *, if_revision: int | None = None, fence: int = 0
     ) -> None:
-        """Set a key of a map, or remove it (None), when the transaction commits. The last change of a key counts."""
-        self._changed.setdefault((store, name), {})[key] = OneChange(key, value, if_revision)
+        """Set a key of a map, or remove it (None), when the transaction commits. The last change of a key counts.
+
+        ``fence``: the token of a lock on the key or the map. A key that is locked is changed with it only.
+        """
+        for (other_store, other, _), changes in self._changed.items():
+            if (other_store, other) == (store, name):
+                changes.pop(key, None)
+        self._changed.setdefault((store, name, fence), {})[key] = OneChange(key, value, if_revision)
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
         """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""

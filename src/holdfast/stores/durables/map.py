@@ -4,8 +4,9 @@ A change has two steps, so that a refusal changes nothing: ``plan`` checks every
 would add; if the store agrees, ``change`` gives every changed key its revision, a number of the store. A removal takes
 a number too, so that watchers have one order.
 
-A lock is a lease. Its *fence* rises with every new owner of any lock of the map, and a change that carries a fence is
-refused unless exactly that lock is still held. The empty key locks the whole map. Changes without a fence ignore locks.
+A lock is a lease. Its *fence* rises with every new owner of any lock of the map. A change that carries a fence is
+refused unless exactly that lock is still held, and one without a fence where anybody has a lock. The empty key locks
+the whole map.
 """
 
 from __future__ import annotations
@@ -120,6 +121,17 @@ class Locks:
             if lock is None or lock.fence != fence:
                 raise _not_holder(key, fence, lock or whole)
 
+    def require_none(self, keys: Iterable[str], now_ms: int) -> None:
+        """Check that nobody has a lock on any of the keys, or on the whole map. Raises as ``release``."""
+        for key in (WHOLE_MAP, *keys):
+            lock = self.held(key, now_ms)
+            if lock is not None:
+                raise _not_holder(key, 0, lock)
+
+    def keys(self) -> list[str]:
+        """Every key with a lock, in order. *Cost*: O(locks)."""
+        return sorted(self._held)
+
     def release_owner(self, owner: str) -> list[Lock]:
         """Free every lock of an owner that is gone. Returns them, by key."""
         lost = [lock for _, lock in sorted(self._held.items()) if lock.owner == owner]
@@ -164,7 +176,9 @@ class Locks:
 
 def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
     return Conflict(
-        "the lock is not held with this token",
+        "the lock is not held with this token"
+        if fence
+        else "the key is locked, and the change has no token of the lock",
         code=Code.NOT_HOLDER,
         hint="another client may hold the lock now: take the lock again, then read again the data that it protects",
         key=key,
@@ -238,6 +252,8 @@ class Map:
         if command.fence:
             # To remove all needs the whole map's lock: no single key stands for it.
             self.locks.require(command.fence, keys or [""], command.at_ms)
+        elif len(self.locks):
+            self.locks.require_none(self.locks.keys() if command.remove_all else keys, command.at_ms)
 
     def _plan_all(self) -> Plan:
         keys = tuple(entry.key for entry in self.keyed.scan())
