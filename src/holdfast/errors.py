@@ -95,6 +95,7 @@ class Code(StrEnum):
     DISK_LIMIT = "disk_limit"
     NO_QUORUM = "no_quorum"
     DURABLE_COLLISION = "durable_collision"
+    DURABLE_BUSY = "durable_busy"
     MATCHER_MISMATCH = "matcher_mismatch"
     TYPE_MISMATCH = "type_mismatch"
     TOO_MANY_DURABLES = "too_many_durables"

@@ -319,11 +319,11 @@ def test_the_asyncio_twin_leaves_what_is_worked_on_too(service: Service, store: 
     run(work)
 
 
-def test_the_newest_subscriber_of_a_standard_durable_wins(client: StoreClient, store: str) -> None:
+def test_a_subscriber_takes_over_a_standard_durable(client: StoreClient, store: str) -> None:
     client.define_durable(store, "one", {"type": "standard"})
     with client.subscriber(store, "one", subscriber="old") as old:
         assert old.receive(0.5) is None
-        with client.subscriber(store, "one", subscriber="new") as new:
+        with client.subscriber(store, "one", subscriber="new", take_over=True) as new:
             with pytest.raises(Fenced) as collision:
                 old.receive(10)
             assert collision.value.code is Code.DURABLE_COLLISION

@@ -35,7 +35,7 @@ def test_who_was_displaced_by_one_that_left_before_it_came_is_told(
             await older.next()
             deliveries = stores.opened.deliveries
             passing = Poller(deliveries, "orders", "mine", newer, timeout_seconds=5)
-            deliveries.attach(passing, Attach(0, "orders", "mine", newer), lambda _: None)
+            deliveries.attach(passing, Attach(0, "orders", "mine", newer, take_over=True), lambda _: None)
             deliveries.leave(passing, "disconnected")
             assert (await older.next())["kind"] == "durable_collision"
             assert (await older.next())["code"] == 4409

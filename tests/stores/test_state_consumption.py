@@ -8,7 +8,7 @@ from tests.stores.state_harness import Machine
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.durables import consumption
 from holdfast.stores.values import commands
-from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Ready
+from holdfast.stores.values.effects import Advise, DeadLettering, Ready
 from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
@@ -241,18 +241,6 @@ def test_a_dead_letter_that_no_durable_wants_stays_where_it_is() -> None:
         machine.bury()
     assert machine.state.snapshot() == before
     assert machine.state.pending_effects() == [DeadLettering("s", "a", 1, "rejected", 1, "dead")]
-
-
-def test_the_newest_subscriber_of_a_standard_durable_wins() -> None:
-    machine = Machine(a={"type": "standard"})
-    machine.publish("x")
-    machine.attach("a", "one")
-    machine.deliver("a", "one")
-    assert machine.attach("a", "two").displaced == "one"
-    assert Displaced("s", "a", "one") in machine.effects
-    assert machine.deliver("a", "two") == [(1, 2)]
-    with pytest.raises(NotFound):
-        machine.ack("a", "one", 1)
 
 
 def test_a_session_that_comes_again_is_given_what_it_held() -> None:

@@ -155,6 +155,7 @@ class StoreService:
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
+        self._contended_callbacks: list[Callable[[int], list[tuple[str, str]]]] = []
         self._disk_callbacks: list[Callable[[], None]] = []
         self._timer = DeadlineTimer(storage.state, now_ms=self.now_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
@@ -549,6 +550,10 @@ class StoreService:
         """Call back with the time just before deadlines are carried out: submit what must count first."""
         self._lapse_callbacks.append(callback)
 
+    def on_contended(self, callback: Callable[[int], list[tuple[str, str]]]) -> None:
+        """Ask with the time which standard durables subscribers wait for, as ``Expire.contended``."""
+        self._contended_callbacks.append(callback)
+
     def messages(
         self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
     ) -> list[Delivery]:
@@ -578,7 +583,8 @@ class StoreService:
             if due_ms is not None and due_ms <= now_ms:
                 for callback in self._lapse_callbacks:
                     callback(now_ms)
-                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile), _ignore)
+                contended = [each for asked in self._contended_callbacks for each in asked(now_ms)]
+                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile, contended=contended), _ignore)
         self._arm()
 
     def carry_out(self, effects: Iterable[Effect]) -> None:

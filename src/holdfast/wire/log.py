@@ -453,6 +453,9 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     roll_back_to: int | None = None
     hint: str = ""
     log_id: str | None = None
+    holder: str | None = None
+    """The subscriber that has the standard durable (``durable_busy``), since ``since_ms`` after 1970."""
+    since_ms: int | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

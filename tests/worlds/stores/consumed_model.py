@@ -39,6 +39,8 @@ class Item:
     """Whether it was held when the service started."""
     died: int = 0
     """Rises with each message that dies."""
+    unsent: bool = False
+    """Whether its holder was never sent it."""
     again: bool = False
     """Whether a subscriber had it before its first delivery that counts."""
     rewound: bool = False
@@ -96,7 +98,7 @@ class ConsumedModel:
         if subscriber in self.reporting:
             return {item.seq for item in held if item.started}
         oldest = min(held, key=lambda item: item.seq, default=None)
-        return {oldest.seq} if oldest is not None and not oldest.carried else set()
+        return {oldest.seq} if oldest is not None and not oldest.carried and not oldest.unsent else set()
 
     def ends_ms(self, item: Item) -> int:
         """When a message expires, 0 for never."""
@@ -194,6 +196,17 @@ class ConsumedModel:
 
     # ---- subscribers ------------------------------------------------------------------------------------------------
 
+    def is_busy(self, subscriber: str) -> bool:
+        """Whether another subscriber has it, who has it alone."""
+        others = [name for name in self.subscribers if name != subscriber]
+        return self.definition.type is DurableType.STANDARD and bool(others)
+
+    def lose(self, name: str, now_ms: int) -> None:
+        """Follow how a holder loses the durable to one that waits: only what it started counts."""
+        for item in self.held(name) if name not in self.reporting else ():
+            item.carried = True
+        self.detach(name, now_ms)
+
     def attach(self, subscriber: str, now_ms: int) -> str:
         """Follow an attachment; returns whom it displaces."""
         displaced = ""
@@ -215,11 +228,17 @@ class ConsumedModel:
         self.subscribers.remove(subscriber)
         self.reporting.discard(subscriber)
 
-    def came_back(self, seqs: Collection[int], now_ms: int) -> None:
-        """Follow the part of an ``Expire`` that was carried out before a crash: ``seqs`` are not held any more."""
+    def came_back(self, seqs: Collection[int], lost: Sequence[str], now_ms: int) -> None:
+        """Follow the part of an ``Expire`` that was carried out before a crash: ``seqs`` are not held any more, and
+        ``lost`` have lost the durable."""
+        for name in lost:
+            for item in self.held(name) if name not in self.reporting else ():
+                item.carried = item.carried or item.lapses_ms > now_ms
         counting = {name: self._counting(name) for name in self.subscribers}
         for item in [item for item in self.items.values() if item.place == "held" and item.seq in seqs]:
             self._come_back(item, now_ms, counts=item.seq in counting[item.holder])
+        for name in lost:
+            self.detach(name, now_ms)
 
     def restarted(self) -> None:
         """Follow a start of the service."""
@@ -254,7 +273,7 @@ class ConsumedModel:
             self._check_order(item, now_ms, subscriber)
             item.place, item.holder, item.deliveries = "held", subscriber, item.deliveries + 1
             item.lapses_ms, item.not_before_ms = now_ms + self.definition.buffered_ms, 0
-            item.started = item.carried = False
+            item.started = item.carried = item.unsent = False
 
     def _check_order(self, item: Item, now_ms: int, subscriber: str) -> None:
         """Nothing earlier of this publisher still waits for its first delivery, unless it waits for its own time."""
@@ -273,6 +292,9 @@ class ConsumedModel:
         now_ms = command.at_ms
         counted = 0
         stale: list[int] = []
+        for item, _ in self._held_of(command, command.unsent):
+            if item is not None:
+                item.unsent = True
         if command.started is not None:
             self.reporting.add(command.subscriber)
             for first, last, at_ms in command.started:
@@ -342,7 +364,7 @@ class ConsumedModel:
         if self.expired(item, now_ms):
             self.leave(item, "expired")
         else:
-            item.place, item.not_before_ms, item.again = "returned", 0, True
+            item.place, item.not_before_ms, item.again = "returned", 0, item.again or not item.unsent
             item.deliveries -= 1
 
     def _give_back(self, item: Item, now_ms: int, delay_ms: int) -> None:
@@ -370,6 +392,11 @@ class ConsumedModel:
             item.worked_by = item.holder
         item.place, item.holder, item.cause = "gone", "", cause
         self.gone[item.seq] = self.items.pop(item.seq)
+
+    def late(self, now_ms: int) -> list[str]:
+        """Whose applications did not acknowledge in time. What was not handed to them is not late."""
+        lapsing = [item for item in self.items.values() if item.place == "held" and item.lapses_ms <= now_ms]
+        return sorted({item.holder for item in lapsing if item.started or item.holder not in self.reporting})
 
     def expire(self, now_ms: int) -> None:
         """Follow every deadline up to now."""

@@ -128,6 +128,7 @@ _restore = Consumption.restore
 _add = RedeliveryQueue.add
 _give_back = Consumption._give_back
 _die = Consumption._die
+_lapse = Consumption._lapse
 _duplicates = Publishers.duplicates
 _plan = Map.plan
 _release = ReferenceCounts.release
@@ -515,4 +516,28 @@ def memory_moves_the_time(self: State, command: Command) -> Applied:
     return applied
 
 
-MUTANTS.add("two_at_a_time", "the newest subscriber wins", (Standard, "exclusive", False), focus=CALM, first_seed=2)
+MUTANTS.add("two_at_a_time", "a standard durable has one consumer", (Standard, "exclusive", False), focus=CALM)
+
+
+@MUTANTS.breaks("a standard durable has one consumer", "_lose_holder", Consumption, focus=CALM, first_seed=20)
+def late_holder_stays(*_: object) -> None:
+    """A holder that lets an ``ack_wait`` lapse keeps the durable from those who wait."""
+
+
+@MUTANTS.breaks("a standard durable has one consumer", "_lapse", Consumption, focus=CALM)
+def buffered_is_late(self: Consumption, now_ms: int, budget: Budget, effects: list[Effect]) -> list[str]:
+    """A holder loses the durable because of a message that only waited in its client."""
+    before = {name: holder.held for name, holder in self.leases.of.items()}
+    _lapse(self, now_ms, budget, effects)
+    return [name for name, held in before.items() if self.leases.of[name].held < held]
+
+
+@MUTANTS.breaks("delivery counts are exact", "not_sent", Holder, focus=CALM)
+def unsent_counts(*_: object) -> None:
+    """A delivery that was never sent counts."""
+
+
+@MUTANTS.breaks("delivery counts are exact", "fresh", Holder, focus=CALM)
+def seen_before_is_fresh(self: Holder) -> SequenceSet:
+    """A message that a subscriber had before is delivered as a first one."""
+    return self.unsent

@@ -10,6 +10,7 @@
 | nothing early, nothing late | no delay ends before its time; the machine asks to be woken in time |
 | dead letters keep their cause | each is announced until it is stored, with the cause and the count that it died of |
 | what is taken back is told | a subscriber is told of each message that it holds no more and did not give up |
+| a standard durable has one consumer | another name is refused; who loses the durable, and why, is the model's |
 | one message, one place | totals per durable and per store are the models' |
 | a resent message is stored once | duplicates get the numbers of the first time, a gap is refused |
 | maps are linear | conditions hold exactly, a stale fence writes nothing, a session's locks go with it |

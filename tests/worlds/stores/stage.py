@@ -31,7 +31,7 @@ from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Record
-from holdfast.stores.values.effects import DeadLettering, Effect, Ready
+from holdfast.stores.values.effects import DeadLettering, Displaced, Effect, Ready
 
 __all__ = ["EXPIRES_MAX", "CrashedError", "Stage"]
 
@@ -56,6 +56,9 @@ class Stage(SeededWorld):
         self.now_ms = START_MS
         self.machine = Machine()
         self.model = ClusterModel()
+        self.contention = self.apart.choice((0.0, 0.0, 0.3, 1.0))
+        """How often a subscriber waits for a durable."""
+        self._contended: list[tuple[str, str]] = []
         self.durable = 0
         """Records that a sync has returned for: what is confirmed."""
         self.image: Image | None = None
@@ -72,7 +75,7 @@ class Stage(SeededWorld):
         """By the length of the log the latest time at which no deadline was left there. A delivery drops what it
         finds expired, and no record has it: a model that is made again must learn when everything expired was gone."""
 
-        self._back: dict[int, dict[tuple[str, str], set[int]]] = {}
+        self._back: dict[int, dict[tuple[str, str], tuple[set[int], list[str]]]] = {}
         """By the length of the log after a ``Restarted`` what an ``Expire`` before it had taken back: a crash came
         between two parts of an expiry, and no record says how far the first one went."""
 
@@ -129,14 +132,16 @@ class Stage(SeededWorld):
         image = self.image if self.apart.random() < 0.7 else None
         self.follower = Machine(list(self.machine.log), image)
 
-    def _came_back(self) -> dict[tuple[str, str], set[int]]:
-        """What the machine took back before a crash and the model still has as held, by store and durable."""
-        back: dict[tuple[str, str], set[int]] = {}
+    def _came_back(self) -> dict[tuple[str, str], tuple[set[int], list[str]]]:
+        """What the machine took back before a crash and the model still has as held, by store and durable; and the
+        subscribers that have lost the durable."""
+        back: dict[tuple[str, str], tuple[set[int], list[str]]] = {}
         for store, name, durable in self.model.consumed():
             real = self.machine.state.stores[store].durables.get(name)
             if isinstance(real, Consumption):
                 held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
-                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}
+                lost = [subscriber for subscriber in durable.subscribers if subscriber not in real.leases.of]
+                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}, lost
         return back
 
     def _counts_what_is_left(self) -> bool:
@@ -168,7 +173,7 @@ class Stage(SeededWorld):
         for effect in effects:
             kind = (
                 f"{type(effect).__name__}: {effect.cause}"
-                if isinstance(effect, DeadLettering)
+                if isinstance(effect, DeadLettering | Displaced)
                 else type(effect).__name__
             )
             self.seen[f"effect {kind}"] += 1
@@ -320,7 +325,12 @@ class Stage(SeededWorld):
             if self.model.expire_done and not self._is_due():
                 return
             looks = self.random.choice((1, 2, commands.EXPIRE_LOOKS, commands.EXPIRE_LOOKS))
-            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000)), looks=looks))
+            count = self.random.choice((1, 3, 10_000, 10_000))
+            if self.model.expire_done:
+                # Who waits does not change between two steps of one expiry.
+                known = [(store, name) for store, name, _ in self.model.consumed()]
+                self._contended = [durable for durable in known if self.apart.random() < self.contention]
+            self.submit(commands.Expire(self.now_ms, count, looks=looks, contended=self._contended))
         promise(False, "an expiry ends", next_ms=self.machine.state.next_deadline_ms(), now_ms=self.now_ms)
 
     def _tick(self) -> None:

@@ -26,7 +26,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
-from holdfast.stores.values.effects import Changed, DeadLettering, Effect, Withdrawn
+from holdfast.stores.values.effects import Changed, DeadLettering, Displaced, Effect, Withdrawn
 from holdfast.stores.values.messages import Message
 
 __all__ = ["ClusterModel", "DurableModel", "StoreModel", "size_of"]
@@ -122,6 +122,10 @@ class ClusterModel:
         self._held_before: dict[tuple[str, str, str], set[int]] | None = None
         """Before the command, or the first of several that carry out one expiry; None after a crash amid these."""
         self._withdrawn: list[Withdrawn] = []
+        self._displaced: set[tuple[str, str, str]] = set()
+        """Who was told that it lost a durable because it was late."""
+        self._lost: set[tuple[str, str, str]] = set()
+        """Who did."""
         """What was held, and what was taken back, since ``expire_done``."""
         self._announced: dict[tuple[str, str, int], DeadLettering] | None = {}
         """The dead letters announced since ``expire_done``; None where that is not known."""
@@ -199,7 +203,7 @@ class ClusterModel:
         """
         before = self.dying()
         if effects is not None and self.expire_done:
-            self._held_before, self._withdrawn = self._held(), []
+            self._begin_to_tell()
         if isinstance(command, commands.Expire):
             self._steps_of_clears(effects)
         match command:
@@ -231,6 +235,11 @@ class ClusterModel:
             self._held_before = None
             return
         self._withdrawn += [effect for effect in effects if isinstance(effect, Withdrawn)]
+        self._displaced |= {
+            (effect.store, effect.durable, effect.subscriber)
+            for effect in effects
+            if isinstance(effect, Displaced) and effect.cause == "lapsed"
+        }
         if self.expire_done:
             self._check_withdrawn(command)
         if self._announced is not None:
@@ -255,6 +264,9 @@ class ClusterModel:
         for each in self._withdrawn:
             numbers = told.setdefault((each.store, each.durable, each.subscriber), set())
             numbers |= {seq for first, last in each.ranges for seq in range(first, last + 1)}
+        promise(
+            self._displaced == self._lost, "a standard durable has one consumer", told=self._displaced, lost=self._lost
+        )
         gives_up = isinstance(command, commands.Acknowledge | commands.Attach | commands.Detach)
         for key, held in self._held().items():
             if not (gives_up and key[:2] == (command.store, command.durable)):
@@ -270,10 +282,18 @@ class ClusterModel:
             if isinstance(durable, MapModel)
         ]
 
-    def came_back(self, back: Mapping[tuple[str, str], Collection[int]]) -> None:
+    def came_back(self, back: Mapping[tuple[str, str], tuple[Collection[int], Sequence[str]]]) -> None:
         """Follow what an ``Expire`` took back before a crash stopped the ones after it, by store and durable."""
         for store, name, durable in self.consumed():
-            durable.came_back(back.get((store, name), ()), self._stopped_ms)
+            seqs, lost = back.get((store, name), ((), ()))
+            durable.came_back(seqs, lost, self._stopped_ms)
+            if lost:
+                self.stores[store].idle_since_ms[name] = self._stopped_ms
+        self._begin_to_tell()
+
+    def _begin_to_tell(self) -> None:
+        """What subscribers are told from here on is of one command, or of all steps of one expiry."""
+        self._held_before, self._withdrawn, self._displaced, self._lost = self._held(), [], set(), set()
 
     def _steps_of_clears(self, effects: Effects) -> None:
         """What an ``Expire`` reports to watchers of clears; where that is not known, it may be reported already."""
@@ -465,6 +485,9 @@ class ClusterModel:
                 return
             store.add(template.durable(command.durable), command.at_ms)
         durable = store.durables[command.durable]
+        if isinstance(durable, ConsumedModel) and durable.is_busy(command.subscriber) and not command.take_over:
+            _refused(command, answer, Code.DURABLE_BUSY)
+            return
         result = _answered(command, answer, commands.Attached)
         displaced = ""
         if isinstance(durable, ConsumedModel):
@@ -475,7 +498,7 @@ class ClusterModel:
         else:
             durable.sessions[command.subscriber] = None
         store.idle_since_ms.pop(command.durable, None)
-        promise(result == commands.Attached(created, displaced), "the newest subscriber wins", result=result)
+        promise(result == commands.Attached(created, displaced), "a standard durable has one consumer", result=result)
 
     def _detach(
         self, store: StoreModel, durable: DurableModel, command: commands.Detach, answer: Answer, effects: Effects
@@ -541,7 +564,13 @@ class ClusterModel:
                 if ttl_ms and idle_ms is not None and idle_ms + ttl_ms <= now_ms:
                     del store.durables[name], store.idle_since_ms[name]
                     continue
+                late = durable.late(now_ms) if isinstance(durable, ConsumedModel) else []
                 durable.expire(now_ms)
+                if isinstance(durable, ConsumedModel) and durable.definition.type is DurableType.STANDARD:
+                    for subscriber in late if (store.name, name) in command.contended else ():
+                        durable.lose(subscriber, now_ms)
+                        self._lost.add((store.name, name, subscriber))
+                        store.idle_since_ms[name] = now_ms
                 if isinstance(durable, MapModel):
                     durable.locks = {key: lock for key, lock in durable.locks.items() if now_ms < lock.until_ms}
             for name, known in list(store.publishers.items()):

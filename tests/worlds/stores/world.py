@@ -111,7 +111,7 @@ class World(Stage):
         command = apart.choice(
             (
                 commands.Publish(at_ms, MEMORY, "", [Message(body=b"m", key=apart.choice(KEYS))]),
-                commands.Attach(at_ms, MEMORY, "work", subscriber),
+                commands.Attach(at_ms, MEMORY, "work", subscriber, take_over=True),
                 commands.Deliver(at_ms, MEMORY, "work", subscriber, 3),
                 commands.Acknowledge(at_ms, MEMORY, "work", subscriber, [(1, 1_000)]),
                 commands.Expire(at_ms, volatile=True),
@@ -189,7 +189,10 @@ class World(Stage):
             is_keyed = isinstance(self.model.stores[STORE].durables[found], LastValueModel)
             key = random.choice((*FOLLOWED_KEYS, "a")) if is_keyed else None
             polls = random.random() < 0.3
-            self.submit(commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key, polls))
+            takes_over = self.apart.random() < 0.7
+            self.submit(
+                commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key, polls, take_over=takes_over)
+            )
 
     def _pick_subscriber(self, kind: type[LastValueModel | MapModel] = LastValueModel) -> tuple[str, str] | None:
         """A durable and one of its subscribers, mostly; sometimes one that is not attached."""
@@ -242,8 +245,16 @@ class World(Stage):
                 reject,
                 _ranges(extend),
                 self._started(held) if random.random() < 0.3 else None,
+                self._unsent(held),
             )
         )
+
+    def _unsent(self, held: Sequence[int]) -> list[tuple[int, int]]:
+        """What was not sent to the subscriber, sometimes with a message that it does not hold."""
+        if not held or self.apart.random() < 0.8:
+            return []
+        chosen = self.apart.sample(held, self.apart.randint(1, len(held)))
+        return _ranges([*sorted(chosen), *([held[-1] + 1] if self.apart.random() < 0.2 else [])])
 
     def _started(self, held: Sequence[int]) -> list[tuple[int, int, int]]:
         """What a subscriber reports, sometimes with a message that it does not hold."""

@@ -201,6 +201,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     ),
     errors.OutcomeUnknown: "outcome_unknown",
     errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum disk_full",
+    errors.AlreadyOpen: "durable_busy",
     errors.Fenced: "leader_changed leader_alive deposed durable_collision lease_lost",
     errors.NotFound: "not_found log_empty log_truncated no_such_key",
     CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit directory_replaced",
@@ -229,4 +230,6 @@ def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
         leader_address=error.leader_address,
         roll_back_to=error.roll_back_to,
         log_id=error.log_id,
+        holder=error.holder,
+        since_ms=error.since_ms,
     )

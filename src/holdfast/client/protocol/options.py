@@ -87,6 +87,9 @@ class PublisherOptions:
         return self.mode == "store_confirm_send"
 
 
+BUSY_WAIT_MS_MAX: Final = 60_000
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
     """Every bound of a subscriber.
@@ -94,9 +97,10 @@ class SubscriberOptions:
     ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned; the message
     in work when the subscriber is left comes again. ``prefetch``: the most unacknowledged messages that it holds, None
     for the durable's number. ``ack_batch_count`` and ``ack_batch_time``: acknowledgements are sent together, after this
-    many or this many seconds; None for the durable's values. ``retry_duration``: for how many seconds a lost connection
-    is retried; 0 for no retry, -1 without end. ``heartbeat_ms``: how often an idle connection is probed.
-    ``timeout_ms``: a service that is silent for this long counts as lost. ``advisories_max``: older ones are dropped.
+    many or this many seconds; None for the durable's values. ``retry_duration``: how many seconds it asks for a lost
+    service, or for a standard durable that another subscriber has; 0 for no retry, -1 without end. ``heartbeat_ms``:
+    how often an idle connection is probed. ``timeout_ms``: a service that is silent for this long counts as lost.
+    ``advisories_max``: older ones are dropped.
     """
 
     explicit_ack: bool = False
@@ -108,6 +112,12 @@ class SubscriberOptions:
     timeout_ms: float = 5_000
     close_linger: float = 5.0
     advisories_max: int = 1_000
+
+    @property
+    def busy_wait_ms(self) -> int:
+        """How long one request waits for a standard durable that another subscriber has; no answer comes before."""
+        patience_ms = math.inf if self.retry_duration == FOR_EVER else self.retry_duration * 1000
+        return int(min(self.timeout_ms / 2, patience_ms, BUSY_WAIT_MS_MAX))
 
     def __post_init__(self) -> None:
         _require_positive(self, "heartbeat_ms", "timeout_ms", "advisories_max", "prefetch", "ack_batch_count")

@@ -108,19 +108,29 @@ class StoreClient:
         template: str | None = None,
         matcher: Mapping[str, object] | None = None,
         key: str | None = None,
+        take_over: bool = False,
         options: SubscriberOptions | None = None,
     ) -> Subscriber:
         """A subscriber of a durable; its name is random unless ``subscriber`` gives one.
 
         ``template`` makes the durable where it does not exist, with this ``matcher``. ``key``: the one of a last-value
-        durable.
+        durable. ``take_over``: take a standard durable from the subscriber that has it (right: administer) instead of
+        waiting for it.
         """
         options = options if options is not None else SubscriberOptions()
         name = subscriber if subscriber is not None else f"subscriber-{secrets.token_hex(8)}"
         target = subscribe_target(
-            store, durable, name, template=template, matcher=matcher, key=key, prefetch=options.prefetch
+            store,
+            durable,
+            name,
+            template=template,
+            matcher=matcher,
+            key=key,
+            prefetch=options.prefetch,
+            wait_ms=options.busy_wait_ms,
         )
-        return self._subscriber(SubscriberMachine(self._client.session, target, options), options)
+        machine = SubscriberMachine(self._client.session, target, options, takes_over=take_over)
+        return self._subscriber(machine, options)
 
     def map(self, store: str, name: str, *, retry_duration: float = FOR_EVER) -> Map:
         """Keys and values that a store keeps."""

@@ -33,10 +33,12 @@ class Subscriber:
     the next one is asked for, and when the function returned; an exception of the function gives the message back. The
     message in work when the block is left, by ``break`` or otherwise, comes again unless it was acknowledged.
 
-    Raises while iterating: Fenced (``durable_collision``: a newer subscriber took the place), NotFound, Closed
+    While another subscriber has the standard durable, it waits, and adds one advisory ``durable_busy``.
+
+    Raises while iterating: Fenced (``durable_collision``: another subscriber has the durable now), NotFound, Closed
     (``store_replaced``: the store or durable was deleted and made again), InvalidRequest (``matcher_mismatch``,
-    ``type_mismatch``), PermissionDenied, LimitExceeded (above
-    ``event_bytes_max``), Unavailable (after ``retry_duration``).
+    ``type_mismatch``), PermissionDenied, LimitExceeded (above ``event_bytes_max``), Unavailable (after
+    ``retry_duration``; ``AlreadyOpen`` with ``durable_busy`` if another subscriber has the durable still).
     """
 
     def __init__(self, machine: SubscriberMachine, driver: SubscriberDriver, *, is_implicit: bool) -> None:

@@ -28,7 +28,8 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
         Code.REQUEST_ID_REUSED, Code.CONFLICT, Code.TOO_OLD, Code.BANNED, Code.LEADER_CHANGED, Code.LEADER_ALIVE,
         Code.DEPOSED, Code.ROLLED_BACK, Code.LOG_MISMATCH, Code.VIEW_DISABLED, Code.NOT_PROMOTED, Code.LOG_RETIRED,
         Code.READ_ONLY,
-        Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH,
+        Code.STORE_FULL, Code.CLUSTER_FULL, Code.DURABLE_COLLISION, Code.DURABLE_BUSY, Code.MATCHER_MISMATCH,
+        Code.TYPE_MISMATCH,
         Code.TOO_MANY_DURABLES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER, Code.LOCK_HELD, Code.NOT_HOLDER,
         Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST, Code.STORE_REFUSED, Code.DUPLICATE,
         Code.STORE_REPLACED,
@@ -92,7 +93,18 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     log_id = error.fields.get("log_id") if error.code in (Code.LOG_MISMATCH, Code.ROLLED_BACK) else None
     if not isinstance(log_id, str):
         log_id = None
-    own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to, "log_id": log_id}
+    is_busy = error.code is Code.DURABLE_BUSY
+    holder, since_ms = error.fields.get("holder"), error.fields.get("since_ms")
+    holder = holder if is_busy and isinstance(holder, str) else None
+    since_ms = since_ms if is_busy and isinstance(since_ms, int) else None
+    own = {
+        "leader_id": leader_id,
+        "leader_address": leader_address,
+        "roll_back_to": roll_back_to,
+        "log_id": log_id,
+        "holder": holder,
+        "since_ms": since_ms,
+    }
     return ErrorBody(
         code=str(error.code),
         message=error.statement(
@@ -107,6 +119,8 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
         retry_after_ms=error.retry_after_ms,
         roll_back_to=roll_back_to,
         log_id=log_id,
+        holder=holder,
+        since_ms=since_ms,
         hint=error.hint,
     )
 

@@ -7,8 +7,8 @@
 
 Subscribers of one durable that take more wait in a queue. Each gets at most ``SHARE_MAX`` messages at a time, and no
 more than an even share. Messages are read in pieces of ``PIECE_BYTES`` (or one larger message), while the connection
-takes them. A poller is gone when it was silent for its timeout and holds nothing. Reports of started messages reach the
-state machine just before messages come back; a killed process forgets them.
+takes them. A poller is gone when it was silent for its timeout and was sent nothing that it still holds. Reports of
+started and of unsent messages reach the state machine just before messages come back; a killed process forgets them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import structlog
 from msgspec.structs import replace
 
 from holdfast.errors import Code, Fenced, HoldfastError
+from holdfast.server.stores.newcomers import Newcomers
 from holdfast.server.stores.started import Held, StartedMessages
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.leases import Holder
+from holdfast.stores.durables.leases import Holder, Lease
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
@@ -42,6 +43,9 @@ PORTION_BYTES: Final = 4 * 1_048_576
 """Most bytes of one portion, by the average of its durable."""
 PIECE_BYTES: Final = 4 * 1_048_576
 _HIGH: Final = 1 << 62
+DISCONNECTED: Final = "disconnected"
+STOPPING: Final = "stopping"
+"""Causes of a leave that the subscriber did not ask for."""
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
@@ -115,18 +119,30 @@ class Backlog:
         holding = self._holding(store, durable, subscriber)
         return [] if holding is None else holding.held_of(first, last)
 
-    def holds(self, store: str, durable: str, subscriber: str) -> bool:
-        """Whether the subscriber holds anything."""
+    def leases(self, store: str, durable: str, subscriber: str) -> list[Lease]:
+        """What the subscriber holds. Not a copy."""
         holding = self._holding(store, durable, subscriber)
-        return holding is not None and holding.held > 0
+        return [] if holding is None else holding.runs
 
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """When the next held message of the durable lapses. O(1)."""
         consumption = self._consumption(store, durable)
         return None if consumption is None else consumption.leases.next_ms()
 
-    def displaces(self, store: str, durable: str) -> bool:
-        """Whether a new subscriber of the durable takes the place of every other."""
+    def holder_against(self, store: str, durable: str, subscriber: str) -> str | None:
+        """The other subscriber that has a standard durable, None if it is free for this one."""
+        consumption = self._consumption(store, durable)
+        return None if consumption is None else consumption.holder_against(subscriber)
+
+    def holder_timeout_ms(self, store: str, durable: str) -> int | None:
+        """How long the holder of a standard durable may be away, None for another durable."""
+        consumption = self._consumption(store, durable)
+        if consumption is None or not consumption.exclusive:
+            return None
+        return consumption.definition.subscriber_timeout_ms
+
+    def has_one_consumer(self, store: str, durable: str) -> bool:
+        """Whether the durable is a standard one."""
         consumption = self._consumption(store, durable)
         return consumption is not None and consumption.exclusive
 
@@ -154,22 +170,59 @@ class Deliveries:
         """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
         self._reporting: set[Subscriber] = set()
-        """Subscribers with a report that the state machine does not know yet."""
+        """Subscribers with a report that the state machine does not know yet, or with messages on their way."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
         """The newest session of each name whose attachment is not durable yet."""
+        self.newcomers = Newcomers(loop)
 
     # Coming and going
 
-    def attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
+    def attach(self, subscriber: Subscriber, attach: Attach, done: Joined, wait_seconds: float = 0.0) -> None:
         """Attach a subscriber. ``done`` is called when that is durable, and its messages begin after that.
 
-        Until then an older session of the same name may leave; nothing is detached for it, because the state machine
-        has the newer one already.
+        While another subscriber has the standard durable, this one waits for ``wait_seconds``. Then the state machine
+        refuses it (durable_busy).
+        """
+        store, durable = subscriber.store, subscriber.durable
+        self._admit(store, durable)
+        if wait_seconds > 0 and not attach.take_over and self.backlog.holder_against(store, durable, subscriber.name):
+
+            def ask() -> None:
+                if self._ended is None:
+                    self._attach(subscriber, attach, done)
+                else:
+                    done(self._ended)
+
+            if self.newcomers.wait(subscriber, wait_seconds, ask):
+                return
+        self._attach(subscriber, attach, done)
+
+    def _admit(self, store: str, durable: str) -> None:
+        """Attach the first in line if the durable is free, or everybody if it does not have one consumer any more."""
+        first = self.newcomers.first((store, durable))
+        if first is None:
+            return
+        if not self.backlog.has_one_consumer(store, durable):
+            self.newcomers.dismiss((store, durable))
+        elif self.backlog.holder_against(store, durable, first.name) is None:
+            self.newcomers.hurry(first)
+
+    def contended(self, now_ms: int) -> list[DurableName]:
+        """The durables that a newcomer waits for, and whose holder is about to let messages lapse."""
+        due = ((durable, self.backlog.lapses_ms(*durable)) for durable in self.newcomers.durables())
+        return [durable for durable, lapses_ms in due if lapses_ms is not None and lapses_ms <= now_ms]
+
+    def _attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
+        """Submit the attachment.
+
+        Until it is durable an older session of the same name may leave; nothing is detached for it, because the state
+        machine has the newer one already.
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
-        everybody = self.backlog.displaces(subscriber.store, subscriber.durable)
-        for older in self.connected(subscriber.store, subscriber.durable) if everybody else [self.find(*name)]:
+        holder = self.backlog.holder_against(*name) if attach.take_over else None
+        for older_name in (subscriber.name, holder):
+            older = self.find(subscriber.store, subscriber.durable, older_name) if older_name is not None else None
             if older is not None:
                 self._report(older)
 
@@ -190,7 +243,8 @@ class Deliveries:
                 return
             # A displaced subscriber is notified even when the newer one has left already.
             for older in dict.fromkeys((subscriber.name, result.displaced)):
-                self._displace(subscriber.store, subscriber.durable, older)
+                cause = "replaced" if older == subscriber.name else "taken_over"
+                self.displace(subscriber.store, subscriber.durable, older, cause)
             if subscriber.gone:
                 self._detach(subscriber, "closed")
                 return
@@ -204,21 +258,32 @@ class Deliveries:
         subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
-        """Detach a subscriber that was attached before a restart unless it returns within its timeout.
+        """Detach a subscriber that is attached and away, as after a restart, unless it returns within its timeout.
 
         One that ``polls`` also stays while it holds messages.
         """
         absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds, keeps=polls)
         absent.seen_seconds = self.loop.time()
+        for first, last, *_ in self.backlog.leases(store, durable, name):
+            absent.sent.add(first, last)  # as far as is known
         self._join(absent)
 
     def leave(self, subscriber: Subscriber, cause: str) -> None:
-        """A connected subscriber is gone: what it holds goes back. Harmless when it has left already."""
+        """A connected subscriber is gone: what it holds goes back. Harmless when it has left already.
+
+        The holder of a standard durable that did not ask to leave has its timeout to return.
+        """
         subscriber.gone = True
-        if self.find(subscriber.store, subscriber.durable, subscriber.name) is not subscriber:
+        self.newcomers.forget(subscriber)
+        if self.find(*subscriber.place) is not subscriber:
             return
         self._remove(subscriber)
-        self._detach(subscriber, cause)
+        timeout_ms = self.backlog.holder_timeout_ms(subscriber.store, subscriber.durable)
+        if timeout_ms is None or cause not in (DISCONNECTED, STOPPING):
+            self._detach(subscriber, cause)
+        elif cause == DISCONNECTED and subscriber.place not in self._attaching:
+            self._report(subscriber)
+            self.expect(*subscriber.place, timeout_ms / 1000, polls=False)
 
     def _detach(self, subscriber: Subscriber, cause: str) -> None:
         if (subscriber.store, subscriber.durable, subscriber.name) in self._attaching:
@@ -226,19 +291,25 @@ class Deliveries:
         self._report(subscriber)
         detach = Detach(0, subscriber.store, subscriber.durable, subscriber.name, cause)
         self._service.submit_nowait(detach, _ignored)
+        self._admit(subscriber.store, subscriber.durable)
 
-    def _displace(self, store: str, durable: str, name: str) -> None:
+    def displace(self, store: str, durable: str, name: str, cause: str) -> None:
+        """This subscriber does not have the durable any more: end its session. ``cause``: see ``Displaced``."""
         older = self.find(store, durable, name)
         if older is not None:
             self._remove(older)
             replaced = Fenced(
-                "a newer subscriber took the place of this one",
+                "another subscriber waited, and this one let an ack_wait lapse"
+                if cause == "lapsed"
+                else "a newer subscriber took the place of this one",
                 code=Code.DURABLE_COLLISION,
                 store=store,
                 durable=durable,
                 subscriber=name,
+                cause=cause,
             )
             older.end(replaced)
+        self._admit(store, durable)
 
     def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
         """The durable was deleted: end its subscribers with ``error``."""
@@ -246,6 +317,7 @@ class Deliveries:
         for subscriber in list(group.by_name.values()) if group is not None else ():
             subscriber.gone = True
             subscriber.end(error)
+        self.newcomers.dismiss((store, durable))
 
     def _remove(self, subscriber: Subscriber) -> None:
         subscriber.gone = True
@@ -261,6 +333,8 @@ class Deliveries:
         self._ended = error
         for subscriber in list(self.everybody()):
             subscriber.end(error)
+        for durable in self.newcomers.durables():
+            self.newcomers.dismiss(durable)
 
     def find(self, store: str, durable: str, name: str) -> Subscriber | None:
         """The connected subscriber of this name."""
@@ -317,9 +391,15 @@ class Deliveries:
     def _held_by(self, subscriber: Subscriber) -> Held:
         return partial(self.backlog.held_of, subscriber.store, subscriber.durable, subscriber.name)
 
-    def _report(self, subscriber: Subscriber) -> None:
-        """Report started messages to the state machine, because they are about to come back."""
+    def _report(self, subscriber: Subscriber, until_ms: int = _HIGH) -> None:
+        """Report started messages to the state machine, because they are about to come back.
+
+        Of a subscriber that does not report any, report those that were never sent to it and lapse by ``until_ms``.
+        """
         if subscriber.started is None:
+            unsent = subscriber.unsent_of(self.backlog.leases(*subscriber.place), until_ms)
+            if unsent:
+                self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=[], unsent=unsent), _ignored)
             return
         started = subscriber.started.take(self._held_by(subscriber))
         self._reporting.discard(subscriber)
@@ -336,10 +416,10 @@ class Deliveries:
         was handed it begins with that, so the state machine is told first."""
         for subscriber in list(self._reporting):
             lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
-            if subscriber.gone:
+            if subscriber.gone or (subscriber.started is None and not subscriber.awaits_messages):
                 self._reporting.discard(subscriber)
             elif lapses_ms is not None and lapses_ms <= now_ms:
-                self._report(subscriber)
+                self._report(subscriber, now_ms)
 
     # Turns
 
@@ -384,6 +464,8 @@ class Deliveries:
     def _ask_for(self, subscriber: Subscriber, count: int) -> None:
         subscriber.room -= count
         subscriber.on_its_way += count
+        if subscriber.started is None:
+            self._reporting.add(subscriber)
 
         def delivered(result: Result | HoldfastError) -> None:
             subscriber.on_its_way -= count
@@ -400,9 +482,9 @@ class Deliveries:
             return
         subscriber.room += asked - _count(result.runs)
         if result.runs:
-            if subscriber.started:
-                for first, last, _ in result.runs:  # what comes again has to be started again
-                    subscriber.started.remove(first, last)
+            marked = subscriber.sent if subscriber.started is None else subscriber.started
+            for first, last, _ in result.runs if marked else ():  # what comes again has to be sent and started again
+                marked.remove(first, last)
             subscriber.unread.extend(result.runs)
             self._hand_over(subscriber)
         else:
@@ -442,6 +524,7 @@ class Deliveries:
             if messages:
                 subscriber.delivered_ms = wall_ms()
                 messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
+            subscriber.note_sent(held, self.backlog.leases(*name))
             subscriber.give(messages)
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
@@ -514,10 +597,12 @@ class Deliveries:
             if isinstance(subscriber, Poller)
             and not subscriber.asking
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
-            and not (subscriber.keeps and self.backlog.holds(subscriber.store, subscriber.durable, subscriber.name))
+            and not (subscriber.keeps and subscriber.was_sent(self.backlog.leases(*subscriber.place)))
         ]
         for subscriber in silent:
             self.leave(subscriber, "timeout")
+        for durable in self.newcomers.durables():
+            self._admit(*durable)
         return len(silent)
 
 
@@ -535,6 +620,8 @@ def _count(runs: Iterable[Run]) -> int:
 
 
 SHARE_MAX: Final = 512
+SENT_RUNS_MAX: Final = 1_024
+"""Runs of sent messages; above it those are forgotten that the subscriber does not hold any more."""
 ON_THEIR_WAY_MAX: Final = 4_096
 """Deliveries to one subscriber that are not durable yet: in a distant log, as many as this take one round trip."""
 Polled = Callable[[list[Delivery] | HoldfastError], None]
@@ -549,7 +636,7 @@ class Subscriber(ABC):
 
     __slots__ = (
         "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "left_out", "name", "on_its_way", "paused",
-        "room", "since_ms", "started", "store", "unread", "wants",
+        "room", "sent", "since_ms", "started", "store", "unread", "wants",
     )  # fmt: skip
 
     def __init__(self, store: str, durable: str, name: str) -> None:
@@ -572,6 +659,18 @@ class Subscriber(ABC):
         """Held messages that were not read yet."""
         self.left_out = SequenceSet()
         """Messages that were not sent because they are about to be withdrawn."""
+        self.sent = SequenceSet()
+        """What was sent of what it holds, and of what it held; not kept where it reports what is started."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Store, durable and name."""
+        return self.store, self.durable, self.name
+
+    @property
+    def awaits_messages(self) -> bool:
+        """Whether messages are on their way to it, or were not read for it yet."""
+        return bool(self.on_its_way or self.unread or self.left_out)
 
     @property
     def takes(self) -> bool:
@@ -594,6 +693,26 @@ class Subscriber(ABC):
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Send an advisory."""
         del kind, facts
+
+    def note_sent(self, runs: Iterable[Run], held: Iterable[Lease]) -> None:
+        """These are sent to it. ``held``: all that it holds, to forget the rest where there is much of it."""
+        if self.started is not None:
+            return
+        for first, last, _ in runs:
+            self.sent.add(first, last)
+        if self.sent.length > SENT_RUNS_MAX:
+            parts = [part for first, last, *_ in held for part in self.sent.parts(first, last)]
+            self.sent = SequenceSet((first, last) for first, last, is_sent in parts if is_sent)
+
+    def unsent_of(self, held: Iterable[Lease], until_ms: int) -> list[tuple[int, int]]:
+        """What it holds, lapses by ``until_ms``, and was never sent."""
+        due = [run for run in held if run[3] <= until_ms]
+        parts = [part for first, last, *_ in due for part in self.sent.parts(first, last)]
+        return [(first, last) for first, last, is_sent in parts if not is_sent]
+
+    def was_sent(self, held: Iterable[Lease]) -> bool:
+        """Whether it was sent any of what it holds."""
+        return any(self.sent.count(first, last) for first, last, *_ in held)
 
     def leave_out(self, piece: Iterable[Run], held: Iterable[Run]) -> None:
         """Of a piece only this much is held still: the rest is about to be withdrawn, and was never sent."""

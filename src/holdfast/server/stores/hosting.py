@@ -37,7 +37,7 @@ from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.effects import Advise, Changed, Effect, Withdrawn
+from holdfast.stores.values.effects import Advise, Changed, Displaced, Effect, Withdrawn
 from holdfast.wire.stores import Sample
 
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
@@ -148,6 +148,7 @@ class StoreHost:
         opened = self._opened = OpenStores(self.gateway, service, self.samples, self._statistics_message_seconds)
         service.on_ready(opened.deliveries.ready)
         service.on_lapse(opened.deliveries.before_lapse)
+        service.on_contended(opened.deliveries.contended)
         service.on_effect(self._carry_out)
         service.on_failure(self.fail)
         service.on_disk_full(self._tell_disk)
@@ -261,6 +262,8 @@ class StoreHost:
                 deliveries.dropped(effect.store, effect.durable, gone)
         elif isinstance(effect, Withdrawn):
             opened.deliveries.withdrawn(effect)
+        elif isinstance(effect, Displaced) and effect.cause == "lapsed":
+            opened.deliveries.displace(effect.store, effect.durable, effect.subscriber, effect.cause)
         elif isinstance(effect, Changed):
             opened.deliveries.changed(effect.store, effect.map, effect.changes)
 

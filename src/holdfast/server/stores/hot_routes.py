@@ -89,6 +89,8 @@ class HotRequest(FastRequest):
                 asked = self.poll
                 if isinstance(asked, dict):
                     asked = _poll_of(self, asked, address_of(response.peer))
+                if asked.take_over:
+                    opened.access.require(authorization, Right.ADMINISTER, self.store)
                 opened.statistics.want(self.store)
                 return operations.poll(asked, wanted, done, problem)
             given = format_of(fields.content_type)

@@ -56,22 +56,25 @@ Done = Callable[[bytes | HoldfastError], None]
 class PendingPoll:
     """A poll that waits for its response, for the connection under it."""
 
-    __slots__ = ("_abandoned", "_hurried", "_poller", "_polled", "_seconds")
+    __slots__ = ("_abandoned", "_deliveries", "_hurried", "_poller", "_polled", "_until_seconds")
 
-    def __init__(self, poller: Poller, polled: Polled, seconds: float) -> None:
+    def __init__(self, deliveries: Deliveries, poller: Poller, polled: Polled, seconds: float) -> None:
+        self._deliveries = deliveries
         self._poller = poller
         self._polled = polled
-        self._seconds = seconds
+        self._until_seconds = deliveries.loop.time() + seconds
         self._abandoned = self._hurried = False
 
     def abandon(self) -> None:
         """Nobody waits for it any more: it is given nothing."""
         self._abandoned = True
+        self._deliveries.newcomers.forget(self._poller)
         self._poller.abandon(self._polled)
 
     def hurry(self) -> None:
         """It waits no longer: it is answered with what is there."""
         self._hurried = True
+        self._deliveries.newcomers.hurry(self._poller)
         self._poller.hurry(self._polled)
 
     @property
@@ -81,8 +84,8 @@ class PendingPoll:
 
     @property
     def wait_seconds(self) -> float:
-        """How long it may wait from now on, before it has begun to."""
-        return 0.0 if self._hurried else self._seconds
+        """How long it may wait from now on, for its durable or for messages."""
+        return 0.0 if self._hurried else max(0.0, self._until_seconds - self._deliveries.loop.time())
 
 
 class StoreOperations:
@@ -166,7 +169,8 @@ class StoreOperations:
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:
         """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
-        A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. ``problem`` is
+        A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. While another
+        subscriber has the standard durable, the poll waits for that; then it is refused (durable_busy). ``problem`` is
         asked again when there are messages. Raises: NotFound, InvalidRequest (type_mismatch).
         """
         deliveries = self._deliveries
@@ -183,9 +187,9 @@ class StoreOperations:
             done(answer if isinstance(answer, HoldfastError) else encode(DeliveredResponse(answer, token), wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
-        if isinstance(known, Poller) and known.key == poll.key:
+        if isinstance(known, Poller) and known.key == poll.key and known.keeps:
             known.address = poll.address
-            under_way = PendingPoll(known, polled, poll.wait_seconds)
+            under_way = PendingPoll(deliveries, known, polled, poll.wait_seconds)
             deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
             poller = Poller(
@@ -197,7 +201,7 @@ class StoreOperations:
                 key=poll.key,
             )
             poller.address = poll.address
-            under_way = PendingPoll(poller, polled, poll.wait_seconds)
+            under_way = PendingPoll(deliveries, poller, polled, poll.wait_seconds)
 
             def attached(result: Attached | HoldfastError) -> None:
                 if isinstance(result, HoldfastError):
@@ -207,8 +211,8 @@ class StoreOperations:
                 else:
                     deliveries.poll(poller, poll.count, under_way.wait_seconds, polled, problem)
 
-            attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True)
-            deliveries.attach(poller, attach, attached)
+            attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True, take_over=poll.take_over)
+            deliveries.attach(poller, attach, attached, poll.wait_seconds)
 
         return under_way
 
@@ -277,7 +281,7 @@ def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, i
 class PollRequest:
     """``GET .../messages`` as it was asked."""
 
-    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "token", "wait_seconds")
+    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "take_over", "token", "wait_seconds")
 
     def __init__(
         self,
@@ -288,6 +292,7 @@ class PollRequest:
         wait_ms: int,
         key: str | None = None,
         *,
+        take_over: bool = False,
         address: str = "",
         token: str = "",
     ) -> None:
@@ -303,6 +308,7 @@ class PollRequest:
         self.count = count
         self.wait_seconds = wait_ms / 1000
         self.key = key
+        self.take_over = take_over
         self.address = address
         self.token = token
 

@@ -1,6 +1,7 @@
 """``GET .../subscribe``: one WebSocket for each subscriber.
 
-    handshake    the attachment is durable before the upgrade; an error is an HTTP response with the API's error body
+    handshake    the attachment is durable before the upgrade; an error is an HTTP response with the API's error body;
+                 for a standard durable that another subscriber has it waits up to ``wait_ms``
     then         {"type": "attached", ...}; messages come as far as credit was given
     client       credit, ack, nack, reject, extend, started, close; an acknowledgement with an "id" gets its reply when
                  it is durable
@@ -32,10 +33,10 @@ from websockets.typing import Subprotocol
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
-from holdfast.server.stores.deliveries import Subscriber, address_of, wall_ms
+from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
-from holdfast.server.stores.operations import nacks_of, ranges_of, require_keys
+from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
@@ -97,7 +98,7 @@ class SubscribeSocket(asyncio.Protocol):
         del exc
         self._transport = None
         self._host.sockets.discard(self)
-        self._leave("disconnected")
+        self._leave(DISCONNECTED)
         # A suspended parser refers to its protocol, and an error's traceback does: either would keep half a message.
         self._protocol.parser.close()
         for error in (self._protocol.parser_exc, self._protocol.handshake_exc):
@@ -153,6 +154,8 @@ class SubscribeSocket(asyncio.Protocol):
             self._authorization = None if given is None else given.encode("latin-1", "replace")
             self._permissions = opened.state.definition.permissions
             opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
+            if asked.take_over:
+                opened.access.require(self._authorization, Right.ADMINISTER, asked.store)
             opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
             opened.service.require_continued(asked.token, asked.store, asked.durable)
@@ -177,6 +180,7 @@ class SubscribeSocket(asyncio.Protocol):
             asked.template,
             asked.matcher,
             None if watched is not None else asked.key,
+            take_over=asked.take_over,
         )
 
         def attached(result: Attached | HoldfastError) -> None:
@@ -196,7 +200,7 @@ class SubscribeSocket(asyncio.Protocol):
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
                 self._map_watch.begin()
 
-        opened.deliveries.attach(subscriber, attach, attached)
+        opened.deliveries.attach(subscriber, attach, attached, asked.wait_ms / 1000)
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
@@ -398,7 +402,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def shut_down(self) -> None:
         """The service stops."""
-        self._leave("closed")
+        self._leave(STOPPING)
         self._close(1001, "")
 
     def _close(self, code: int, reason: str) -> None:
@@ -413,7 +417,7 @@ class SubscribeSocket(asyncio.Protocol):
         else:
             self._finish()
 
-    def _leave(self, cause: Literal["closed", "disconnected", "timeout"]) -> None:
+    def _leave(self, cause: Literal["closed", "disconnected", "stopping", "timeout"]) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -426,7 +430,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._closing = True
-        self._leave("disconnected")
+        self._leave(DISCONNECTED)
         if self._transport is not None:
             self._transport.close()
             self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
@@ -498,10 +502,18 @@ FIELD_BYTES: Final = 8
 _CLIENT_FRAME: Final = cast("type[wire.ClientFrame]", wire.ClientFrame)
 
 
+PARAMETERS: Final = frozenset(
+    {"subscriber", "template", "matcher", "key", "prefix", "prefetch", "token", "wait_ms", "take_over"}
+)
+
+
 class SubscribeRequest:
     """What the request line asks for."""
 
-    __slots__ = ("durable", "key", "matcher", "prefetch", "prefix", "store", "subscriber", "template", "token")
+    __slots__ = (
+        "durable", "key", "matcher", "prefetch", "prefix", "store", "subscriber", "take_over", "template", "token",
+        "wait_ms",
+    )  # fmt: skip
 
     def __init__(self, target: str) -> None:
         """Raises: InvalidRequest; NotFound where the path is another one."""
@@ -517,7 +529,7 @@ class SubscribeRequest:
         given = dict(pairs)
         if len(given) != len(pairs):
             raise InvalidRequest("a query parameter is given more than once")
-        unknown = given.keys() - {"subscriber", "template", "matcher", "key", "prefix", "prefetch", "token"}
+        unknown = given.keys() - PARAMETERS
         if unknown:
             raise InvalidRequest(f"the route has no query parameter {min(unknown)[:64]!r}")
         self.subscriber = given.get("subscriber", "")
@@ -530,10 +542,19 @@ class SubscribeRequest:
         """Also an empty prefix means a watch."""
         self.token = given.get("token", "")
         """Of the durable that the subscriber was attached to before, so that it does not go on with another one."""
-        prefetch = given.get("prefetch", "0")
-        if not (prefetch.isascii() and prefetch.isdigit() and len(prefetch) <= 6):
-            raise InvalidRequest("prefetch is a whole number from 0 to 999999")
-        self.prefetch = int(prefetch)
+        self.prefetch = _number(given, "prefetch", 999_999)
+        self.wait_ms = _number(given, "wait_ms", POLL_WAIT_MS_MAX)
+        take_over = given.get("take_over", "false")
+        if take_over not in ("true", "false"):
+            raise InvalidRequest("take_over is true or false")
+        self.take_over = take_over == "true"
+
+
+def _number(given: Mapping[str, str], name: str, high: int) -> int:
+    text = given.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= high):
+        raise InvalidRequest(f"{name} is a whole number from 0 to {high}")
+    return int(text)
 
 
 def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:

@@ -17,7 +17,7 @@ from holdfast.client.protocol.effects import Response
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, Conflict, Fenced, LimitExceeded, NotFound
+from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, LimitExceeded, NotFound
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.stores.values.messages import Delivery
@@ -229,7 +229,10 @@ class DurableClient:
 
     def _poll(self, count: int) -> list[Delivery]:
         target = f"{self._path}/messages?subscriber={SUBSCRIBER}&max={count}&wait_ms=0"
-        return decode(self._ask("GET", target), DeliveredResponse).messages
+        try:
+            return decode(self._ask("GET", target), DeliveredResponse).messages
+        except AlreadyOpen as error:
+            raise self.collision(subscriber=error.fields.get("holder")) from error
 
     def _acknowledge(self, seqs: Iterable[int]) -> int:
         ranges: list[list[int]] = []

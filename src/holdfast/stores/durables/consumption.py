@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 
-from holdfast.errors import NotFound
+from holdfast.errors import AlreadyOpen, Code, NotFound
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue, Shelf
@@ -38,13 +38,14 @@ from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.durables.removed import Entry
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import deadlines
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Redeliver, Redelivered
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Redeliver, Redelivered
 from holdfast.stores.values.deadlines import Budget, earlier
 from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Effect
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
+_NONE = SequenceSet()
 DYING_RETRY_MS = 10_000  # a dead letter that could not be stored is tried again after this
 _HIGH = 1 << 62
 
@@ -53,7 +54,7 @@ class Consumption(PendingMessages):
     """One standard or shared durable."""
 
     exclusive = False
-    """Whether the newest subscriber displaces the others."""
+    """Whether it has one subscriber at a time, its holder."""
 
     def position(self) -> tuple[int, ...]:
         """A value that differs after every delivery that changed anything."""
@@ -259,26 +260,45 @@ class Consumption(PendingMessages):
     def let_go(self, entries: Sequence[Entry]) -> None:
         """The application does not work any more on these, which were removed from the durable."""
 
-    def attach(
-        self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
-    ) -> str:
-        """Attach a subscriber; returns the name of the one that it displaces, if any."""
-        displaced = ""
+    def attach(self, command: Attach, effects: list[Effect]) -> str:
+        """Attach a subscriber; returns the name of the one that it displaces, if any.
+
+        Raises ``AlreadyOpen`` (durable_busy) if another one has the durable and the command does not take over.
+        """
+        subscriber, displaced = command.subscriber, ""
+        other = self.holder_against(subscriber)
+        if other is not None and not command.take_over:
+            raise AlreadyOpen(
+                "another subscriber has this durable, and a standard durable has one at a time; "
+                "a durable of type shared has many",
+                code=Code.DURABLE_BUSY,
+                hint="wait for it with wait_ms, or take it over with take_over=true (right: administer)",
+                store=self.shelf.store,
+                durable=self.name,
+                holder=other,
+                since_ms=self.leases.of[other].since_ms,
+            )
         for name in list(self.leases.of):
-            if self.exclusive or name == subscriber:
-                self.detach(name, now_ms, effects)
-                effects.append(Displaced(self.shelf.store, self.name, name))
+            if name == subscriber or self.exclusive:
+                self.detach(name, command.at_ms, effects)
+                cause = "replaced" if name == subscriber else "taken_over"
+                effects.append(Displaced(self.shelf.store, self.name, name, cause))
                 displaced = name
-        self.leases.of[subscriber] = Holder(key, polls=polls)
+        self.leases.of[subscriber] = Holder(command.key, polls=command.polls, since_ms=command.at_ms)
         self._note_ready(effects)
         return displaced
+
+    def holder_against(self, subscriber: str) -> str | None:
+        """The other subscriber that has the durable, which then is busy for this one; None if none has it."""
+        others = (name for name in self.leases.of if name != subscriber)
+        return next(others, None) if self.exclusive else None
 
     def detach(self, subscriber: str, now_ms: int, effects: list[Effect]) -> None:
         """Remove a subscriber; its leases are put back."""
         holder = self._attached(subscriber)
-        counting = holder.counting()
+        counting, fresh = holder.counting(), holder.fresh()
         for run in self.leases.take(holder, 0, _HIGH):
-            self._come_back(run, counting, now_ms, effects)
+            self._come_back(run, counting, fresh, now_ms, effects)
         self.let_go(self.removed.leave(subscriber))
         del self.leases.of[subscriber]
         self._note_ready(effects)
@@ -326,7 +346,7 @@ class Consumption(PendingMessages):
             looks -= run[1] - run[0] + 1
             for first, last in expiry.without_expired(self, run[0], run[1], now_ms):
                 self.leases.hold(holder, (first, last, max(run[2], 0) + 1, deadline_ms))
-                holder.handed_out(first, last, now_ms)
+                holder.handed_out(first, last, now_ms, run[2])
                 runs.append((first, last, count_after(run[2])))
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
@@ -351,6 +371,7 @@ class Consumption(PendingMessages):
             for first, last, at_ms in command.started:
                 self.leases.renew(holder, first, last, at_ms + self.definition.ack_wait_ms)
                 self.removed.renew(command.subscriber, first, last, at_ms + self.definition.ack_wait_ms)
+        holder.not_sent(command.unsent)
         count = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
@@ -403,8 +424,11 @@ class Consumption(PendingMessages):
         self.pending_bytes -= self.shelf.counts.size(first, last)
         expiry.retain(self, first, last, now_ms)
 
-    def _come_back(self, run: Lease, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
-        """Put back a run whose subscriber is gone or late; only deliveries to the application count."""
+    def _come_back(
+        self, run: Lease, counting: SequenceSet, fresh: SequenceSet, now_ms: int, effects: list[Effect]
+    ) -> None:
+        """Put back a run whose subscriber is gone or late; only deliveries to the application count, and of what is
+        ``fresh`` there was none."""
         if not self.counts_started:
             self._give_back(run, now_ms, effects)
             return
@@ -412,8 +436,9 @@ class Consumption(PendingMessages):
             if counts:
                 self._give_back((first, last, run[2], run[3]), now_ms, effects)
                 continue
-            for low, high in expiry.without_expired(self, first, last, now_ms):
-                self.redelivery.add(low, high, run[2] - 1 or HANDED_OUT)
+            for begin, end in expiry.without_expired(self, first, last, now_ms):
+                for low, high, is_fresh in fresh.parts(begin, end):
+                    self.redelivery.add(low, high, run[2] - 1 or (0 if is_fresh else HANDED_OUT))
 
     def _give_back(self, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
         """Put back a run, or dead-letter it after too many deliveries."""
@@ -458,8 +483,11 @@ class Consumption(PendingMessages):
         self.gone(seq, seq, dying[0])
         self.tally.dead_letters += 1
 
-    def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
-        """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
+    def expire(self, now_ms: int, budget: Budget, effects: list[Effect], *, contended: bool = False) -> int:
+        """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went.
+
+        If the durable is ``contended``, a holder that lets an ``ack_wait`` lapse loses it.
+        """
         if self.rewind_to is not None and not expiry.rewind_on(self, now_ms, budget):
             return 0
         before = self.pending
@@ -468,7 +496,9 @@ class Consumption(PendingMessages):
             self.keep_limits(now_ms, budget)
             if self.discards_ms:
                 return before - self.pending
-        self._lapse(now_ms, budget, effects)
+        for name in self._lapse(now_ms, budget, effects):
+            if contended and self.exclusive:
+                self._lose_holder(name, now_ms, effects)
         self.let_go(self.removed.end(now_ms))
         self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
@@ -485,14 +515,21 @@ class Consumption(PendingMessages):
         self._note_ready(effects)
         return before - self.pending + retained
 
-    def _lapse(self, now_ms: int, budget: Budget, effects: list[Effect]) -> None:
-        """Take back what was not acknowledged in time, and what must not be handed over before it."""
+    def _lapse(self, now_ms: int, budget: Budget, effects: list[Effect]) -> list[str]:
+        """Take back what was not acknowledged in time, and what must not be handed over before it.
+
+        Returns the subscribers whose applications were late. What only waited in a client was not in their hands.
+        """
         lapsed: dict[str, list[Lease]] = {}
+        late: dict[str, None] = {}
+        fresh = {name: holder.fresh() for name, holder in self.leases.of.items() if holder.unsent}
         for name, run, counting in self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
             self.tally.lapsed += run[1] - run[0] + 1
             budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
-            self._come_back(run, counting, now_ms, effects)
+            self._come_back(run, counting, fresh.get(name, _NONE), now_ms, effects)
             lapsed.setdefault(name, []).append(run)
+            if self.leases.of[name].started is None or counting.count(run[0], run[1]):
+                late[name] = None
         for name, runs in lapsed.items():
             self.withdraw(name, runs, "lapsed")
             holder = self.leases.of[name]
@@ -500,8 +537,15 @@ class Consumption(PendingMessages):
                 behind = self._behind(holder, runs)
                 taken = [run for first, last in behind for run in self.leases.take(holder, first, last)]
                 for run in taken:
-                    self._come_back(run, SequenceSet(), now_ms, effects)
+                    self._come_back(run, _NONE, _NONE, now_ms, effects)
                 self.withdraw(name, taken, "order")
+        return list(late)
+
+    def _lose_holder(self, name: str, now_ms: int, effects: list[Effect]) -> None:
+        """The durable goes to a subscriber that waits for it. What was late has counted; the rest does not."""
+        self.leases.of[name].does_not_count()
+        self.detach(name, now_ms, effects)
+        effects.append(Displaced(self.shelf.store, self.name, name, "lapsed"))
 
     def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
         """What the subscriber has in its buffer behind these, and may not get before them."""
@@ -641,7 +685,10 @@ class Consumption(PendingMessages):
 
 
 class Standard(Consumption):
-    """One subscriber. A newer one displaces it and gets the messages that it held, counted as redelivered."""
+    """One subscriber at a time: its holder, until it leaves, or loses the durable to another.
+
+    A newer session of its name replaces it at once. Another name takes over, or is refused while it is there.
+    """
 
     exclusive = True
 
@@ -807,7 +854,7 @@ class KeyOrdered(Shared):
             if not without_expired(self, seq, seq, now_ms):
                 continue
             self.leases.hold(holder, (seq, seq, max(deliveries, 0) + 1, deadline_ms))
-            holder.handed_out(seq, seq, now_ms)
+            holder.handed_out(seq, seq, now_ms, deliveries)
             self.tally.delivered += 1
             self.tally.redelivered += deliveries != 0
             room -= 1

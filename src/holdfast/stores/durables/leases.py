@@ -29,22 +29,29 @@ oldest."""
 class Holder:
     """What one subscriber holds."""
 
-    __slots__ = ("_handed_out", "carried", "held", "key", "polls", "runs", "started")
+    __slots__ = ("_handed_out", "again", "carried", "held", "key", "polls", "runs", "since_ms", "started", "unsent")
 
-    def __init__(self, key: str | None = None, *, polls: bool = False) -> None:
+    def __init__(self, key: str | None = None, *, polls: bool = False, since_ms: int = 0) -> None:
         self.runs: list[Lease] = []
         self.held = 0
         self.key = key
         self.polls = polls  # whether it asks for each portion; otherwise it has a connection
+        self.since_ms = since_ms  # when it was attached
         self.started: SequenceSet | None = None
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()
         """What it held when the service started, and what is due after a part that has lapsed."""
+        self.unsent = SequenceSet()
+        """What of it was reported as never sent."""
+        self.again = SequenceSet()
+        """What of it a subscriber had before, without a delivery that counted (``HANDED_OUT``)."""
         self._handed_out: list[tuple[int, int, int]] = []
         """First, last and time of the newest hand-outs, oldest first. Not in a snapshot: absent after a restart."""
 
-    def handed_out(self, first: int, last: int, now_ms: int) -> None:
-        """Note when a run was handed out. Cost: O(1), amortized O(log runs)."""
+    def handed_out(self, first: int, last: int, now_ms: int, deliveries: int = 0) -> None:
+        """Note when a run was handed out that had so many deliveries before. Cost: O(1), amortized O(log runs)."""
+        if deliveries == HANDED_OUT:
+            self.again.add(first, last)
         noted = self._handed_out
         if noted and noted[-1][1] + 1 == first and noted[-1][2] == now_ms:
             noted[-1] = (noted[-1][0], last, now_ms)
@@ -70,7 +77,7 @@ class Holder:
         """
         if self.started is not None:
             return SequenceSet(self.started.runs())
-        if not self.runs or self.runs[0][0] in self.carried:
+        if not self.runs or self.runs[0][0] in self.carried or self.runs[0][0] in self.unsent:
             return SequenceSet()
         return SequenceSet([(self.runs[0][0], self.runs[0][0])])
 
@@ -81,6 +88,19 @@ class Holder:
             for low, high in self.held_of(first, last):
                 started.add(low, high)
         self.started = started
+
+    def not_sent(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """These were never sent to it; only leased ones are noted."""
+        for first, last in ranges:
+            for low, high in self.held_of(first, last):
+                self.unsent.add(low, high)
+
+    def fresh(self) -> SequenceSet:
+        """The messages that nobody has seen, if this is their first delivery: it was not sent."""
+        fresh = SequenceSet(self.unsent.runs())
+        for first, last in self.again.runs() if fresh else ():
+            fresh.remove(first, last)
+        return fresh
 
     def check(self) -> None:
         """Noted hand-outs are bounded."""
@@ -102,6 +122,11 @@ class Holder:
             for first, last, _, deadline_ms in self.runs:
                 if 0 < deadline_ms <= now_ms:
                     self.carried.add(first, last)
+
+    def does_not_count(self) -> None:
+        """What it holds comes back for a reason of the service's own. Reports of what was started stay true."""
+        if self.started is None:
+            self.carried = SequenceSet((run[0], run[1]) for run in self.runs)
 
     def restarted(self) -> bool:
         """The service has started: all leases are from before. Returns whether anything changed."""
@@ -154,20 +179,19 @@ class Leases:
                 self._due[run[3]] -= count
                 if not self._due[run[3]]:
                     del self._due[run[3]]
-            if holder.started:
-                holder.started.remove(run[0], run[1])
-            if holder.carried:
-                holder.carried.remove(run[0], run[1])
+            for marked in (holder.started, holder.carried, holder.unsent, holder.again):
+                if marked:
+                    marked.remove(run[0], run[1])
         return taken
 
     def renew(self, holder: Holder, first: int, last: int, deadline_ms: int) -> list[Lease]:
         """Give the leases in ``first..last`` another deadline; returns them as they were."""
-        started, carried = holder.started, holder.carried
-        holder.started, holder.carried = None, SequenceSet()
+        marks = holder.started, holder.carried, holder.unsent, holder.again
+        holder.started, holder.carried, holder.unsent, holder.again = None, SequenceSet(), SequenceSet(), SequenceSet()
         renewed = self.take(holder, first, last)
         for run in renewed:
             self.hold(holder, (run[0], run[1], run[2], deadline_ms))
-        holder.started, holder.carried = started, carried
+        holder.started, holder.carried, holder.unsent, holder.again = marks
         return renewed
 
     def next_ms(self) -> int | None:
@@ -221,8 +245,8 @@ class Leases:
             held = sum(run[1] - run[0] + 1 for run in holder.runs)
             assert held == holder.held, "a subscriber's total is that of its runs"
             holder.check()
-            marked = [*(holder.started.runs() if holder.started else ()), *holder.carried.runs()]
-            for first, last in marked:
+            marks = [holder.started or SequenceSet(), holder.carried, holder.unsent, holder.again]
+            for first, last in [run for marked in marks for run in marked.runs()]:
                 held_of = sum(high - low + 1 for low, high in holder.held_of(first, last))
                 assert held_of == last - first + 1, "only what is held is marked"
             total += held

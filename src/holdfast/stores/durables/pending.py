@@ -29,8 +29,18 @@ _HIGH = 1 << 62
 
 Browsed = tuple[list[tuple[int, int]], int | None, int]
 """Numbers with their deliveries; above which number to go on, None for the end; how many looks are left."""
-Marks = tuple[str, bool, list[tuple[int, int]] | None, list[tuple[int, int]]]
-"""A subscriber, whether it polls, what it reported as started, what it held when the service started."""
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One subscriber in a snapshot, and marks of what it holds; see ``Holder``. Append only."""
+
+    name: str
+    polls: bool
+    started: list[tuple[int, int]] | None
+    carried: list[tuple[int, int]]
+    since_ms: int = 0
+    unsent: list[tuple[int, int]] = []
+    again: list[tuple[int, int]] = []
 
 
 class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -57,7 +67,6 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None in a snapshot of rules 1, as the next."""
     floor_ms: int | None = None
     marks: list[Marks] = []
-    """Of the subscribers whose messages are marked."""
     replayed: list[tuple[int, int]] = []
     discards_ms: int = 0
     rewind_to: int | None = None
@@ -316,9 +325,16 @@ class PendingMessages:
             backlog.cursor_ms,
             backlog.floor_ms,
             [
-                (name, of.polls, None if of.started is None else of.started.runs(), of.carried.runs())
+                Marks(
+                    name,
+                    of.polls,
+                    None if of.started is None else of.started.runs(),
+                    of.carried.runs(),
+                    of.since_ms,
+                    of.unsent.runs(),
+                    of.again.runs(),
+                )
                 for name, of in self.leases.of.items()
-                if of.polls or of.started is not None or of.carried
             ],
             self.replayed.runs() if self.replayed else [],
             self.discards_ms,
@@ -346,10 +362,12 @@ class PendingMessages:
             holder = self.leases.of[name] = Holder(key)
             for run in runs:
                 self.leases.hold(holder, run)
-        for name, polls, started, carried in state.marks:
-            holder = self.leases.of[name]
-            holder.polls, holder.carried = polls, SequenceSet(carried)
-            holder.started = None if started is None else SequenceSet(started)
+        for marks in state.marks:
+            holder = self.leases.of[marks.name]
+            holder.polls, holder.since_ms = marks.polls, marks.since_ms
+            holder.started = None if marks.started is None else SequenceSet(marks.started)
+            holder.carried, holder.unsent = SequenceSet(marks.carried), SequenceSet(marks.unsent)
+            holder.again = SequenceSet(marks.again)
         for first, last, deliveries in state.redelivery:
             self.redelivery.add(first, last, deliveries)
         for at_ms, seq, deliveries in state.later:

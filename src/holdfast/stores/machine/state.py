@@ -121,11 +121,11 @@ class State(Cluster):
             self._check_same(store.definition, durable.definition, command)
         displaced = ""
         if isinstance(durable, Consumption):
-            displaced = durable.attach(command.subscriber, command.key, command.at_ms, effects, polls=command.polls)
+            displaced = durable.attach(command, effects)
         elif isinstance(durable, LastValue):
             if any(name == command.subscriber for name, _ in durable.subscribers()):
                 displaced = command.subscriber
-                effects.append(Displaced(store.name, command.durable, displaced))
+                effects.append(Displaced(store.name, command.durable, displaced, "replaced"))
             if durable.attach(command.subscriber, command.key):
                 effects.append(Ready(store.name, command.durable))
         else:
@@ -214,7 +214,8 @@ class State(Cluster):
         _check_ranges(chain(command.ack, command.extend, started))
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
-        return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
+        marked = command.started is not None or bool(command.unsent)
+        return result, result.acknowledged > 0 or bool(command.extend) or marked
 
     def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
@@ -338,6 +339,7 @@ class State(Cluster):
         """Carry out what is due, within the budget."""
         now_ms = command.at_ms
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
+        contended = frozenset(command.contended)
         total = durables = 0
         seen: set[tuple[str, str]] = set()
         again: list[tuple[str, str]] = []
@@ -354,7 +356,9 @@ class State(Cluster):
                 durables += 1
                 continue
             if isinstance(durable, Consumption):
-                total += durable.expire(now_ms, budget, effects)
+                total += durable.expire(now_ms, budget, effects, contended=key in contended)
+                if not durable.leases.of:
+                    store.idle_since_ms.setdefault(key[1], now_ms)
             elif isinstance(durable, Map):
                 total += map_commands.expire(store, durable, now_ms, budget, effects)
             else:

@@ -87,6 +87,8 @@ class Attach(_OfDurable, frozen=True):
     """Whether it asks for each portion, and may hold messages while it is silent."""
     drawn: int = 0
     """As that of ``Define``, for a durable that is made; 0 where there is no ``template``."""
+    take_over: bool = False
+    """Whether it takes a standard durable from the subscriber that has it."""
 
 
 class Detach(_OfDurable, frozen=True):
@@ -123,6 +125,8 @@ class Acknowledge(_OfDurable, frozen=True):
     started: list[tuple[int, int, int]] | None = None
     """First, last and time of what the application was handed: its ``ack_wait`` begins then. None from a subscriber
     that does not report it."""
+    unsent: list[tuple[int, int]] = []
+    """Ranges that it holds and was never sent: if they come back, they were not delivered."""
 
 
 class DeadLetter(_OfDurable, frozen=True):
@@ -148,6 +152,9 @@ class Expire(_Command, frozen=True):
     volatile: bool = False
     """Of the stores in memory only, or of all others: only the latter are in the log."""
     looks: int = EXPIRE_LOOKS
+    contended: list[tuple[str, str]] = []
+    """Standard durables (store and durable) that another subscriber waits for: whoever has one of them and lets an
+    ``ack_wait`` lapse loses it."""
 
 
 class Purge(_OfDurable, frozen=True):

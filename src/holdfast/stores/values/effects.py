@@ -48,11 +48,16 @@ class Withdrawn(msgspec.Struct, frozen=True):
 
 
 class Displaced(msgspec.Struct, frozen=True):
-    """A newer session took this subscriber's place: close the older one with ``durable_collision``."""
+    """This subscriber does not have the durable any more: close its session with ``durable_collision``.
+
+    ``cause``: ``replaced`` (by a newer session of the same name), ``taken_over``, ``lapsed`` (it let an ``ack_wait``
+    lapse while another subscriber waited). The first two follow from the result of an ``Attach``.
+    """
 
     store: str
     durable: str
     subscriber: str
+    cause: str
 
 
 class DeadLettering(msgspec.Struct, frozen=True):

@@ -135,10 +135,19 @@ def subscribe_target(
     key: str | None = None,
     prefix: str | None = None,
     prefetch: int | None = None,
+    wait_ms: int | None = None,
 ) -> str:
     """``GET /v1/stores/{store}/durables/{durable}/subscribe`` with its query."""
     text = None if matcher is None else msgspec.json.encode(matcher).decode()
-    query = query_of(subscriber=subscriber, template=template, matcher=text, key=key, prefix=prefix, prefetch=prefetch)
+    query = query_of(
+        subscriber=subscriber,
+        template=template,
+        matcher=text,
+        key=key,
+        prefix=prefix,
+        prefetch=prefetch,
+        wait_ms=wait_ms,
+    )
     return f"{durable_path(store, durable)}/subscribe{query}"
 
 

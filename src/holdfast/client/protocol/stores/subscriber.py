@@ -15,6 +15,7 @@
 A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
 dropped, as the service delivers them again. Acknowledgements without a reply are sent again first, unless the numbers
 are of another history meanwhile: then they fail (``store_replaced``), as does the subscriber if the durable is another.
+A standard durable that another subscriber has is waited for: in the line of the service, and by asking again.
 
 Messages arrive at least once; ``redelivered`` marks those that may have been seen. Memory is bounded by the credit,
 which is never above the prefetch, and by ``advisories_max``; in a watch by the keys of the map with their revisions and
@@ -176,12 +177,16 @@ class SubscriberMachine:
     """Its driver calls ``next_step``, carries the step out, reports events, and repeats. Not thread-safe. ``target``:
     see ``subscribe_target``."""
 
-    def __init__(self, session: Session, target: str, options: SubscriberOptions) -> None:
+    def __init__(self, session: Session, target: str, options: SubscriberOptions, *, takes_over: bool = False) -> None:
         self._session = session
         self._target = target
+        self._takes_over = takes_over
         self._options = options
         self._state = _State.CONNECTING
         self._asked_endpoint: Endpoint | None = None
+        self._asked_ms = 0.0
+        self._is_busy = False
+        """Whether another subscriber has the standard durable, as the service said last."""
         self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
@@ -358,10 +363,13 @@ class SubscriberMachine:
                 return self._pause
             case _State.CONNECTING:
                 self._asked_endpoint = self._session.route.current
-                self._bytes_ms = now_ms
+                self._bytes_ms = self._asked_ms = now_ms
                 self._state = _State.OPENING
                 bytes_max = self._session.options.event_bytes_max
                 target = f"{self._target}&token={self.token}" if self.token else self._target
+                if self._takes_over and not self.was_attached:
+                    # Once: a lost connection must not take the durable back from one that took it over meanwhile.
+                    target += "&take_over=true"
                 return Connect(self._asked_endpoint, target, self._options.timeout_ms, bytes_max)
             case _State.OPENING | _State.ATTACHING:
                 return Talk((), False, self._bytes_ms + self._options.timeout_ms - now_ms)
@@ -404,10 +412,24 @@ class SubscriberMachine:
         if error is None:
             unclear = Unavailable("something before the service answered with an error", status=status)
             self._again_or_end(now_ms, unclear) if status >= 500 or status == 429 else self.end(unclear)
+        elif error.code is Code.DURABLE_BUSY:
+            self._busy(now_ms, error)
         elif error.code in _RECONNECTED_CODES:
             self._again_or_end(now_ms, error)
         else:
             self.end(error)
+
+    def _busy(self, now_ms: float, error: HoldfastError) -> None:
+        """Another subscriber has the standard durable: ask again, for as long as a lost service is retried."""
+        if not self._is_busy:
+            self._is_busy = True
+            facts = {name: error.fields.get(name) for name in ("holder", "since_ms")}
+            self.advisories.add("durable_busy", facts)
+            _logger.warning("waiting for a standard durable holder=%s since_ms=%s", *facts.values())
+        if now_ms - self._asked_ms >= self._options.busy_wait_ms / 2:
+            # It waited in the line of the service, which is pause enough.
+            self._ceiling_ms = self._session.options.retry_base_ms
+        self._again_or_end(now_ms, error, is_reached=True)
 
     def on_event(self, event: Opened | Refused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
         """The WebSocket reported something other than a frame. Call ``bytes_arrived`` first."""
@@ -514,6 +536,7 @@ class SubscriberMachine:
         if self._away_since_ms is not None and self.was_attached:
             self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
         self.was_attached = True
+        self._is_busy = False
         self._away_since_ms = None
         self._buffer.begin(terms.order)
         self._window.begin(terms.prefetch, terms.buffer_wait_ms)
@@ -539,8 +562,8 @@ class SubscriberMachine:
         self._ceiling_ms = self._session.options.retry_base_ms
         self._lost_since_ms = None
 
-    def _again_or_end(self, now_ms: float, error: HoldfastError) -> None:
-        if self._asked_endpoint is not None:
+    def _again_or_end(self, now_ms: float, error: HoldfastError, *, is_reached: bool = False) -> None:
+        if self._asked_endpoint is not None and not is_reached:
             self._session.route.failed(self._asked_endpoint)
         self._buffer.clear()
         self._outgoing.clear()

@@ -47,6 +47,7 @@ async def _poll(call: StoreCall) -> Response:
         query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
         query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
         query.text("key"),
+        take_over=flag("take_over", query.text("take_over")),
         address=address_of(query.connection.peer),
         token=query.text("token") or "",
     )
@@ -115,6 +116,11 @@ async def _drop(call: StoreCall) -> Response:
     return call.answer(wire.NothingMore())
 
 
+TAKE_OVER: Final = parameter(
+    "take_over", "boolean", "Take a standard durable from the subscriber that has it (right: administer)", default=False
+)
+
+
 def message_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     store, durable = "/v1/stores/{store}", "/v1/stores/{store}/durables/{durable}"
@@ -126,13 +132,17 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
             _poll, answer=wire.DeliveredResponse,
-            codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
+            codes=(
+                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
+                Code.TOO_MANY_DURABLES,
+            ),
             parameters=(
                 parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
                 parameter("max", "integer", "How many at most", minimum=1, maximum=POLL_MESSAGES_MAX,
                           default=POLL_MESSAGES_DEFAULT),
-                parameter("wait_ms", "integer", "How long to wait for the first", minimum=0, maximum=POLL_WAIT_MS_MAX,
-                          default=0),
+                parameter("wait_ms", "integer", "How long to wait for the first, and for a standard durable that "
+                          "another subscriber has", minimum=0, maximum=POLL_WAIT_MS_MAX, default=0),
+                TAKE_OVER,
                 parameter("key", "string", "The one key of a last_value durable", maxLength=KEY_BYTES_MAX),
             ),
         ),
@@ -416,8 +426,8 @@ def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
             subscribe,
             answer=wire.NothingMore,
             codes=(
-                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES,
-                Code.NO_QUORUM,
+                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
+                Code.TOO_MANY_DURABLES, Code.NO_QUORUM,
             ),
             parameters=(
                 parameter("subscriber", "string", "The subscriber's name", minLength=1, maxLength=256),
@@ -426,6 +436,9 @@ def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
                 parameter("key", "string", "The one key of a last-value subscriber, or of a map that is to be watched"),
                 parameter("prefix", "string", "Of a map, the keys that begin so"),
                 parameter("prefetch", "integer", "How many messages it wants to hold", minimum=0, maximum=999_999),
+                parameter("wait_ms", "integer", "How long to wait for a standard durable that another subscriber has",
+                          minimum=0, maximum=POLL_WAIT_MS_MAX, default=0),
+                TAKE_OVER,
             ),
         ),
     )  # fmt: skip
