@@ -147,6 +147,9 @@ def tail(
         bool, typer.Option("--ack/--no-ack", help="Acknowledge printed messages, or leave them to be delivered again.")
     ] = True,
     reject: Annotated[bool, typer.Option("--reject", help="Send printed messages to the dead letters.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take a standard durable from the subscriber that has it.")
+    ] = False,
 ) -> None:
     """Subscribe: print each message as it is delivered, and acknowledge it. For a map use watch."""
     from holdfast.client.stores import SubscriberOptions
@@ -158,7 +161,15 @@ def tail(
     with (
         service.store_stream_client(notice) as client,
         _subscriber_of_messages(
-            client, store, durable, subscriber=subscriber, template=template, matcher=wanted, key=key, options=options
+            client,
+            store,
+            durable,
+            subscriber=subscriber,
+            template=template,
+            matcher=wanted,
+            key=key,
+            take_over=take_over,
+            options=options,
         ) as messages,
     ):
         for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):

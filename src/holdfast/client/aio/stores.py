@@ -18,7 +18,14 @@ from holdfast.client.aio.subscriber import Subscriber
 from holdfast.client.aio.watch import Watch
 from holdfast.client.protocol.effects import Response
 from holdfast.client.protocol.http1 import token_of
-from holdfast.client.protocol.options import FOR_EVER, ClientOptions, PublisherOptions, SubscriberOptions, within_ms
+from holdfast.client.protocol.options import (
+    FOR_EVER,
+    ClientOptions,
+    PublisherOptions,
+    SubscriberOptions,
+    busy_wait_ms,
+    within_ms,
+)
 from holdfast.client.protocol.stores import administration
 from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Lock, MapOperations, Redelivered
 from holdfast.client.protocol.stores.messages import (
@@ -126,7 +133,7 @@ class StoreClient:
             matcher=matcher,
             key=key,
             prefetch=options.prefetch,
-            wait_ms=options.busy_wait_ms,
+            wait_ms=busy_wait_ms(options),
         )
         machine = SubscriberMachine(self._client.session, target, options, takes_over=take_over)
         return self._subscriber(machine, options)

@@ -113,12 +113,6 @@ class SubscriberOptions:
     close_linger: float = 5.0
     advisories_max: int = 1_000
 
-    @property
-    def busy_wait_ms(self) -> int:
-        """How long one request waits for a standard durable that another subscriber has; no answer comes before."""
-        patience_ms = math.inf if self.retry_duration == FOR_EVER else self.retry_duration * 1000
-        return int(min(self.timeout_ms / 2, patience_ms, BUSY_WAIT_MS_MAX))
-
     def __post_init__(self) -> None:
         _require_positive(self, "heartbeat_ms", "timeout_ms", "advisories_max", "prefetch", "ack_batch_count")
         _require_not_negative(self, "close_linger", "ack_batch_time")
@@ -130,6 +124,12 @@ class SubscriberOptions:
                 heartbeat_ms=self.heartbeat_ms,
                 timeout_ms=self.timeout_ms,
             )
+
+
+def busy_wait_ms(options: SubscriberOptions) -> int:
+    """How long one request waits for a standard durable that another subscriber has: no answer comes before."""
+    patience_ms = math.inf if options.retry_duration == FOR_EVER else options.retry_duration * 1000
+    return int(min(options.timeout_ms / 2, patience_ms, BUSY_WAIT_MS_MAX))
 
 
 def _require_positive(options: ClientOptions | PublisherOptions | SubscriberOptions, *names: str) -> None:

@@ -35,7 +35,7 @@ from msgspec.structs import force_setattr
 
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
-from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions
+from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
 from holdfast.client.protocol.stores.buffer import Buffer
@@ -426,7 +426,7 @@ class SubscriberMachine:
             facts = {name: error.fields.get(name) for name in ("holder", "since_ms")}
             self.advisories.add("durable_busy", facts)
             _logger.warning("waiting for a standard durable holder=%s since_ms=%s", *facts.values())
-        if now_ms - self._asked_ms >= self._options.busy_wait_ms / 2:
+        if now_ms - self._asked_ms >= busy_wait_ms(self._options) / 2:
             # It waited in the line of the service, which is pause enough.
             self._ceiling_ms = self._session.options.retry_base_ms
         self._again_or_end(now_ms, error, is_reached=True)
