@@ -154,6 +154,22 @@ def test_a_newer_session_takes_the_place_of_its_name_in_the_line(tmp_path: Path)
     run(scenario)
 
 
+def test_a_newcomer_is_not_given_another_durable_of_the_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": STANDARD})
+            one = await stores.subscribe("orders", "work", "one")
+            await one.next()
+            line = stores.opened.deliveries.newcomers
+            waiting = asyncio.get_running_loop().create_task(asked(stores, "two", f"&wait_ms={LONG_MS}"))
+            await until(lambda: line.first(("orders", "work")) is not None)
+            assert (await stores.ask("DELETE", "/v1/stores/orders")).status == 200
+            refused = await waiting
+            assert (refused.status, refused.json["error"]["code"]) in {(404, "not_found"), (409, "store_replaced")}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("kind", ["poll", "socket"])
 def test_a_newcomer_that_leaves_the_line_is_not_given_the_durable(tmp_path: Path, kind: str) -> None:
     async def scenario() -> None:
@@ -287,7 +303,7 @@ def test_a_take_over_needs_the_right_to_administer(tmp_path: Path) -> None:
                 await stores.subscribe("orders", "work", "two", more="&take_over=true", **worker)
             with pytest.raises(AssertionError, match="take_over is true or false"):
                 await stores.subscribe("orders", "work", "two", more="&take_over=1", **admin)
-            assert (await stores.ask("GET", f"{taken}=true", **admin)).json == {"messages": []}
+            assert (await stores.ask("GET", f"{taken}=true", **admin)).json["messages"] == []
             assert is_busy(await stores.ask("GET", f"{path}/messages?subscriber=one", **worker), "two")
 
     run(scenario)

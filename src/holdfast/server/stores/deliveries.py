@@ -177,17 +177,29 @@ class Deliveries:
 
     # Coming and going
 
-    def attach(self, subscriber: Subscriber, attach: Attach, done: Joined, wait_seconds: float = 0.0) -> None:
+    def attach(
+        self,
+        subscriber: Subscriber,
+        attach: Attach,
+        done: Joined,
+        wait_seconds: float = 0.0,
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
         """Attach a subscriber. ``done`` is called when that is durable, and its messages begin after that.
 
         While another subscriber has the standard durable, this one waits for ``wait_seconds``. Then the state machine
-        refuses it (durable_busy).
+        refuses it (durable_busy). ``require`` is called after a wait, and raises if the durable is another one now.
         """
         store, durable = subscriber.store, subscriber.durable
         self._admit(store, durable)
         if wait_seconds > 0 and not attach.take_over and self.backlog.holder_against(store, durable, subscriber.name):
 
             def ask() -> None:
+                try:
+                    require()
+                except HoldfastError as error:
+                    done(error)
+                    return
                 if self._ended is None:
                     self._attach(subscriber, attach, done)
                 else:

@@ -212,7 +212,13 @@ class StoreOperations:
                     deliveries.poll(poller, poll.count, under_way.wait_seconds, polled, problem)
 
             attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True, take_over=poll.take_over)
-            deliveries.attach(poller, attach, attached, poll.wait_seconds)
+            deliveries.attach(
+                poller,
+                attach,
+                attached,
+                poll.wait_seconds,
+                lambda: self._service.require(token, poll.store, durable),
+            )
 
         return under_way
 

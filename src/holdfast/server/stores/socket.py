@@ -172,16 +172,7 @@ class SubscribeSocket(asyncio.Protocol):
         subscriber = self._subscriber = _SocketSubscriber(self, asked)
         subscriber.address = address_of(None if self._transport is None else self._transport.get_extra_info("peername"))
         self._timeout_seconds = terms.subscriber_timeout_ms / 1000
-        attach = Attach(
-            0,
-            asked.store,
-            asked.durable,
-            asked.subscriber,
-            asked.template,
-            asked.matcher,
-            None if watched is not None else asked.key,
-            take_over=asked.take_over,
-        )
+        attach = asked.command(is_watch=watched is not None)
 
         def attached(result: Attached | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
@@ -200,7 +191,13 @@ class SubscribeSocket(asyncio.Protocol):
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
                 self._map_watch.begin()
 
-        opened.deliveries.attach(subscriber, attach, attached, asked.wait_ms / 1000)
+        opened.deliveries.attach(
+            subscriber,
+            attach,
+            attached,
+            asked.wait_ms / 1000,
+            lambda: opened.service.require_continued(asked.token, asked.store, asked.durable),
+        )
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
@@ -548,6 +545,13 @@ class SubscribeRequest:
         if take_over not in ("true", "false"):
             raise InvalidRequest("take_over is true or false")
         self.take_over = take_over == "true"
+
+    def command(self, *, is_watch: bool) -> Attach:
+        """What asks the state machine for it. The key of a watch is the watch's own."""
+        key = None if is_watch else self.key
+        return Attach(
+            0, self.store, self.durable, self.subscriber, self.template, self.matcher, key, take_over=self.take_over
+        )
 
 
 def _number(given: Mapping[str, str], name: str, high: int) -> int:
