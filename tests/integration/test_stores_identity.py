@@ -364,6 +364,21 @@ def test_a_client_never_goes_on_with_another_store_of_the_name(tmp_path: Path) -
     run(scenario)
 
 
+def test_a_durable_that_the_default_template_makes_again_is_another_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", default_template="shared")
+            tokens: list[str] = []
+            for _ in range(2):
+                subscriber = await stores.subscribe("orders", "work")
+                assert (await subscriber.next())["type"] == "attached"
+                tokens.append((await stores.ask("GET", WORK)).json["token"])
+                assert (await stores.ask("DELETE", WORK)).status == 200
+            assert tokens[0] != tokens[1]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("token", ["x", "0" * 26, "00000000.00000000.zzzzzzzz", "00000000", "0.0.0"])
 def test_text_that_is_no_token_is_a_wrong_request(tmp_path: Path, token: str) -> None:
     async def scenario() -> None:

@@ -283,8 +283,11 @@ class StoreService:
 
     def _draw_for(self, command: commands.Define | commands.Redefine | commands.Attach) -> None:
         """Give a command the random number for the ids of what it makes."""
-        if not isinstance(command, commands.Attach) or command.template:
-            force_setattr(command, "drawn", self._draw())
+        if isinstance(command, commands.Attach):
+            store = self.state.stores.get(command.store)
+            if store is None or command.durable in store.durables:
+                return  # nothing is made; without a template the store's default one makes it
+        force_setattr(command, "drawn", self._draw())
 
     def draw_id(self) -> int:
         """The id of a store that no command makes."""
