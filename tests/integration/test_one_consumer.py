@@ -217,12 +217,12 @@ def test_a_silent_poller_loses_the_durable_unless_it_holds_what_it_was_sent(tmp_
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
             await stores.define(
-                "orders", durables={"work": {**STANDARD, "subscriber_timeout": "50ms", "ack_wait": "4s"}}
+                "orders", durables={"work": {**STANDARD, "subscriber_timeout": "50ms", "ack_wait": "2500ms"}}
             )
             await stores.publish("orders", "a")
             assert bodies((await asked(stores, "one")).json["messages"]) == ["a"]
             waiting = asyncio.get_running_loop().create_task(asked(stores, "two", f"&wait_ms={LONG_MS}"))
-            assert is_busy(await asked(stores, "three", "&wait_ms=1500"), "one"), "it may be at work"
+            assert is_busy(await asked(stores, "three", "&wait_ms=1200"), "one"), "it may be at work"
             (again,) = (await waiting).json["messages"]
             assert (again["seq"], again["delivery_count"]) == (1, 2)
             assert (await stores.acks("orders", "work", "one", ack=[1]))["stale"] == [1]
