@@ -301,13 +301,18 @@ def test_locks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         held.take("c", "ann", 10, now_ms=0)
 
 
-def test_a_change_with_a_fence_needs_that_lock_on_every_key() -> None:
+def test_a_change_with_a_fence_needs_that_lock_and_no_other() -> None:
     ground = Ground()
     target = a_map(ground)
     lock, _ = target.locks.take("a", "ann", 100, now_ms=0)
     ground.change(target, 1, ("a", b"1", None), fence=lock.fence)
+    ground.change(target, 1, ("a", b"1", None), ("b", b"1", None), fence=lock.fence)
     with pytest.raises(Conflict):
-        ground.change(target, 1, ("a", b"1", None), ("b", b"1", None), fence=lock.fence)
+        ground.change(target, 1, ("b", b"1", None), fence=lock.fence)
+    other, _ = target.locks.take("c", "bob", 100, now_ms=0)
+    for fence in (lock.fence, other.fence):
+        with pytest.raises(Conflict):
+            ground.change(target, 1, ("a", b"1", None), ("c", b"1", None), fence=fence)
     with pytest.raises(Conflict):
         target.plan(MapChange(1, "s", "m", [], fence=lock.fence, remove_all=True))
 

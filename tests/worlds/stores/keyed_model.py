@@ -181,11 +181,9 @@ class MapModel(_Keyed):
         return Code.STORE_FULL if not command.remove_all and self._is_over(command) else None
 
     def _is_fenced(self, command: MapChange, keys: Sequence[str]) -> bool:
-        def holds(key: str) -> bool:
-            lock = self.locks.get(key)
-            return lock is not None and lock.fence == command.fence and command.at_ms < lock.until_ms
-
-        return holds("") or all(holds(key) for key in keys)
+        locks = [self.locks[key] for key in {"", *keys} if key in self.locks]
+        locks = [lock for lock in locks if command.at_ms < lock.until_ms]
+        return len({lock.owner for lock in locks}) == 1 and any(lock.fence == command.fence for lock in locks)
 
     def _is_over(self, command: MapChange) -> bool:
         definition = self.definition

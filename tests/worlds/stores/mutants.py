@@ -8,7 +8,7 @@ functions stand in for private methods of the real code and know its fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -281,13 +281,13 @@ def locks_outlive_their_session(self: Locks, owner: str) -> list[Lock]:
 
 
 @MUTANTS.breaks("maps are linear", "require", Locks, focus=CALM)
-def no_fence(self: Locks, fence: int, keys: Iterable[str], now_ms: int) -> None:
+def no_fence(self: Locks, fence: int, keys: Sequence[str], now_ms: int) -> None:
     """A client that lost its lock continues to write."""
     del self, fence, keys, now_ms
 
 
 @MUTANTS.breaks("maps are linear", "require_none", Locks, focus=CALM)
-def locks_are_advice(self: Locks, keys: Iterable[str], now_ms: int) -> None:
+def locks_are_advice(self: Locks, keys: Sequence[str], now_ms: int) -> None:
     """A change without a fence goes past a lock."""
     del self, keys, now_ms
 

@@ -136,8 +136,8 @@ class TransactionBuilder:
         self._ranges: list[RangeRead] = []
         self._own: dict[bytes, bytes | None] = {}
         self._acknowledged: dict[tuple[str, str, str], AcknowledgePart] = {}
-        self._changed: dict[tuple[str, str, int], dict[str, OneChange]] = {}
-        """By store, map and fence."""
+        self._changed: dict[tuple[str, str], dict[str, OneChange]] = {}
+        self._fences: dict[tuple[str, str], int] = {}
         self._published: dict[str, list[PublishedMessage]] = {}
         self._cleared: list[tuple[bytes, bytes | None]] = []
 
@@ -171,11 +171,7 @@ class TransactionBuilder:
         """What the message stores are to do."""
         return log_operations.parts_of(
             list(self._acknowledged.values()),
-            [
-                MapPart(store, name, list(changes.values()), fence)
-                for (store, name, fence), changes in self._changed.items()
-                if changes
-            ],
+            [MapPart(*where, list(changes.values()), self._fences[where]) for where, changes in self._changed.items()],
             [PublishPart(store, messages) for store, messages in self._published.items()],
         )
 
@@ -214,12 +210,16 @@ class TransactionBuilder:
     ) -> None:
         """Set a key of a map, or remove it (None), when the transaction commits. The last change of a key counts.
 
-        ``fence``: the token of a lock on the key or the map. A key that is locked is changed with it only.
+        ``fence``: the token of a lock on the key or the map; a key that is locked is changed with it only. Raises:
+        InvalidRequest for a second fence of one map: several keys need the lock of the whole map.
         """
-        for (other_store, other, _), changes in self._changed.items():
-            if (other_store, other) == (store, name):
-                changes.pop(key, None)
-        self._changed.setdefault((store, name, fence), {})[key] = OneChange(key, value, if_revision)
+        known = self._fences.setdefault((store, name), fence)
+        if known and fence not in (0, known):
+            raise InvalidRequest(
+                "a transaction has one fence for a map", hint="lock the whole map", store=store, map=name
+            )
+        self._fences[store, name] = fence or known
+        self._changed.setdefault((store, name), {})[key] = OneChange(key, value, if_revision)
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
         """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""

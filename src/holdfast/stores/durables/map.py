@@ -5,14 +5,14 @@ would add; if the store agrees, ``change`` gives every changed key its revision,
 a number too, so that watchers have one order.
 
 A lock is a lease. Its *fence* rises with every new owner of any lock of the map. A change that carries a fence is
-refused unless exactly that lock is still held, and one without a fence where anybody has a lock. The empty key locks
-the whole map.
+refused unless exactly that lock is still held, on one of its keys or on the whole map (the empty key). A key on which
+somebody has another lock is not changed, with or without a fence.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
@@ -111,17 +111,18 @@ class Locks:
             raise _not_holder(key, fence, lock)
         self._forget(key)
 
-    def require(self, fence: int, keys: Iterable[str], now_ms: int) -> None:
-        """Check that a lock with ``fence`` is held now, on each key or on the whole map. Raises as ``release``."""
-        whole = self.held(WHOLE_MAP, now_ms)
-        if whole is not None and whole.fence == fence:
-            return
-        for key in keys:
-            lock = self.held(key, now_ms)
-            if lock is None or lock.fence != fence:
-                raise _not_holder(key, fence, lock or whole)
+    def require(self, fence: int, keys: Sequence[str], now_ms: int) -> None:
+        """Check that a lock with ``fence`` is held now, on one of the keys or on the whole map, and that no other owner
+        has a lock on any of them. Raises as ``release``."""
+        locks = [lock for key in (WHOLE_MAP, *keys) if (lock := self.held(key, now_ms)) is not None]
+        owner = next((lock.owner for lock in locks if lock.fence == fence), None)
+        for lock in locks:
+            if lock.owner != owner:
+                raise _not_holder(lock.key, fence, lock)
+        if owner is None:
+            raise _not_holder(next(iter(keys), WHOLE_MAP), fence, None)
 
-    def require_none(self, keys: Iterable[str], now_ms: int) -> None:
+    def require_none(self, keys: Sequence[str], now_ms: int) -> None:
         """Check that nobody has a lock on any of the keys, or on the whole map. Raises as ``release``."""
         for key in (WHOLE_MAP, *keys):
             lock = self.held(key, now_ms)
