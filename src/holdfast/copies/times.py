@@ -93,9 +93,14 @@ def _is_behind(part: _Part) -> bool:
 
 
 def _jump_ms(header: Header, later: Header) -> int:
-    """By how much the log's time may have jumped between two objects: what no boot clock has counted."""
-    same_boot = header.scope.boot_id == later.scope.boot_id
-    return max(0, later.time_ms - header.time_ms - (later.lived_ms - header.lived_ms if same_boot else 0))
+    """By how much the log's time has jumped between two objects: what no boot clock has counted.
+
+    A claim counts the lesser of two clocks in ``lived_ms``; in a boot its own clock says more.
+    """
+    passed_ms = 0
+    if header.scope.boot_id == later.scope.boot_id:
+        passed_ms = max(later.lived_ms - header.lived_ms, later.boot_ms - header.boot_ms)
+    return max(0, later.time_ms - header.time_ms - passed_ms)
 
 
 def wall_ms(header: Header) -> int:

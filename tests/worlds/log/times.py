@@ -1,7 +1,9 @@
 """Worlds of one question: which object stood at a time, in a log and in its copies, whose wall clocks step.
 
-The judge knows the true time of each object. A restore at a time ends with the object that stood then, or is refused
-with that object among the versions to choose from. A mirror gives the same answer as its source.
+The judge knows the true time of each object. It asks about no time for which the log cannot know that it was wrong: a
+wrong clock was accepted, and the machine was down until the true time had passed the log's. A restore at a time ends
+with the object that stood then, or is refused with that object among the versions to choose from. A mirror gives the
+same answer as its source.
 """
 # pyright: reportPrivateUsage=false
 
@@ -17,7 +19,7 @@ from tests.worlds.harness import Mutants, PromiseBroken, SeededWorld, WorldRepor
 from tests.worlds.log.shape import silent
 
 from holdfast.commit.format.batch import AddressScope, Header, object_name
-from holdfast.commit.format.log_clock import LogClock
+from holdfast.commit.format.log_clock import STEP_MS_MAX, LogClock
 from holdfast.copies import times
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.restoring import Point, restore
@@ -48,6 +50,8 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.written: list[tuple[int, Header]] = []
+        self.hidden_until_ms = 0
+        """Until then the log may have been ahead, and nothing in it says so: a machine was down for as long."""
         self._claims(replace(genesis()), None)
 
     def now(self) -> Instant:
@@ -78,10 +82,13 @@ class Writer:
 
     def restart(self, *, other_boot: bool = False) -> None:
         self.true_ms += HOUR_MS
+        was_ahead = self.head.time_ms > self.written[-1][0] + STEP_MS_MAX
         if other_boot:
             self.boot += 1
             self.booted_ms = self.true_ms
         self._claims(takeover(self.head, chr(97 + len(self.written) % 20)), self.head)
+        if other_boot and was_ahead and self.head.time_ms <= self.true_ms + STEP_MS_MAX:
+            self.hidden_until_ms = self.true_ms
 
     def place(self, true_ms: int) -> Place:
         return asyncio.run(place_of(MemoryStore(self.objects), (self.head, self.claim), true_ms))
@@ -140,6 +147,8 @@ class TimesWorld(SeededWorld):
             if late_ms - early_ms < 3 * CLEAR_MS:
                 continue
             true_ms = draw.randrange(early_ms + CLEAR_MS, late_ms - CLEAR_MS)
+            if true_ms < writer.hidden_until_ms:
+                continue
             answers = [await self._answer(store, writer, true_ms) for store in (source, copy)]
             self.digest.update(repr((true_ms, answers[0])).encode())
             self.states += 1
