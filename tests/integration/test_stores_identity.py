@@ -342,6 +342,11 @@ def test_a_client_never_goes_on_with_another_store_of_the_name(tmp_path: Path) -
         async with stores_serving(tmp_path) as stores, StoreClient(stores.url) as client:
             await fill(stores)
             options = SubscriberOptions(explicit_ack=True)
+            prices, cursor = client.map("orders", "prices"), client.browser("orders", "work")
+            assert await prices.get("coffee") is not None
+            lock = await prices.lock("tea", owner="me too", ttl_ms=60_000)
+            await anext(cursor)
+            cursor.reset(after=1)
             async with (
                 client.subscriber("orders", "work", subscriber="w", options=options) as messages,
                 client.map("orders", "prices").watch() as watch,
@@ -358,6 +363,20 @@ def test_a_client_never_goes_on_with_another_store_of_the_name(tmp_path: Path) -
                     with pytest.raises(Closed) as refused:
                         await ended
                     assert refused.value.code is Code.STORE_REPLACED
+            with pytest.raises(Closed) as refused:
+                await anext(cursor)
+            assert refused.value.code is Code.STORE_REPLACED
+            for step in (
+                prices.set("coffee", b"", if_revision=6),
+                prices.set("coffee", b"", fence=lock.fence),
+                prices.set_many({"coffee": b""}, fence=lock.fence),
+                prices.unlock(lock),
+            ):
+                with pytest.raises(Closed) as refused:
+                    await step
+                assert refused.value.code is Code.STORE_REPLACED
+            await prices.set("tea", b"5")
+            assert await client.map("orders", "prices").get("tea") is not None, "what depends on no number goes on"
             work = (await stores.ask("GET", WORK)).json
             assert (work["counts"]["messages"], work["subscribers"]) == (5, [])
 

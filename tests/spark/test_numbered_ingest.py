@@ -23,7 +23,7 @@ from holdfast.client.stores import Message, define_spark_stores
 from holdfast.commit.format.transaction import Delete, Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.commit_stream import commit_stream
@@ -260,10 +260,14 @@ def test_a_store_that_was_made_again_is_no_reason_to_leave_requests_out(spark: S
             desk.client.delete_store("requests")
             define_spark_stores(desk.client)
             desk.send(5, 5 + count)
+            with pytest.raises(Closed) as replaced:
+                desk.requests.kept(1, 10)
+            assert replaced.value.code == Code.STORE_REPLACED, "a source that is open is of the store that it met"
+            desk.requests.close()
             again = an_ingest(tmp_path, desk)
             with pytest.raises(InvalidRequest, match="deleted and made again") as refused:
                 again.micro_batch(offered(spark, desk.requests), 0)
-            assert refused.value.code == Code.LOG_MISMATCH
+            assert refused.value.code == Code.STORE_REPLACED
             again.close()
         other = an_ingest(tmp_path, desk, name="another")
         other.micro_batch(offered(spark, desk.requests), 0)

@@ -15,7 +15,7 @@ from tests.matrix import matrix
 from tests.spark.service_process import NO_VIEW, ServiceProcess
 
 from holdfast import StoreClient
-from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.served_store import (
@@ -231,8 +231,9 @@ def test_what_has_gone_since_the_checkpoint_is_an_error_or_skipped(
     client.delete_durable("orders", "lake")
     publish(client, b"missed")
     for _ in range(2):
-        with pytest.raises(NotFound, match="made again, or purged"):
+        with pytest.raises(Closed, match="made again") as refused:
             next_offset(streaming(service), place)
+        assert refused.value.code is Code.STORE_REPLACED
     publish(client, b"seen")
     lenient = streaming(service, failOnDataLoss="false")
     seen, later = drained(lenient, place)
@@ -242,12 +243,43 @@ def test_what_has_gone_since_the_checkpoint_is_an_error_or_skipped(
     with pytest.raises(NotFound, match="no such store"):
         next_offset(streaming(service), later)
     client.define_store("orders")
-    with pytest.raises(NotFound, match="store was deleted and made again"):
+    with pytest.raises(Closed, match="made again"):
         next_offset(streaming(service), later)
     publish(client, *[b"again"] * 9)
-    with pytest.raises(NotFound, match="store was deleted and made again"):
+    with pytest.raises(Closed, match="made again"):
         next_offset(streaming(service, failOnDataLoss="false"), later)
     assert counts(client)["acknowledged"] == 0
+
+
+@pytest.mark.parametrize("what", ["store", "durable"])
+def test_a_stream_ends_when_its_store_is_made_again_under_it(
+    service: ServiceProcess, client: StoreClient, what: str
+) -> None:
+    """As many messages again, so no number is missing: 120 of the new store, of which 100 would be acknowledged."""
+    reader = streaming(service)
+    start = reader.initialOffset()
+    publish(client, *[b"old"] * 100)
+    end = next_offset(reader, start)
+    pieces = reader.partitions(start, end)
+    if what == "store":
+        client.delete_store("orders")
+        client.define_store("orders")
+    else:
+        client.delete_durable("orders", "lake")
+    streaming(service).initialOffset()  # makes the durable
+    publish(client, *[b"new"] * 120)
+    for step in (
+        lambda: next_offset(reader, end),
+        lambda: reader.partitions(start, end),
+        lambda: list(reader.read(pieces[0])),
+        lambda: reader.commit(end),
+        lambda: streaming(service).partitions(start, end),
+        lambda: next_offset(streaming(service), end),
+    ):
+        with pytest.raises(Closed) as refused:
+            step()
+        assert refused.value.code is Code.STORE_REPLACED
+    assert (counts(client)["messages"], counts(client)["acknowledged"]) == (120, 0)
 
 
 def test_a_durable_that_something_else_consumes_is_refused(service: ServiceProcess, client: StoreClient) -> None:

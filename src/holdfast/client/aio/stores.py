@@ -313,7 +313,11 @@ class StoreClient:
 
 
 class Map:
-    """Keys and values of one map. Made by ``StoreClient.map``. Each change has a revision, which rises."""
+    """Keys and values of one map. Made by ``StoreClient.map``. Each change has a revision, which rises.
+
+    Revisions and fences are those of the map that was met first. If it is deleted and made again, each call with one
+    raises Closed (``store_replaced``), and a new ``Map`` begins again; calls without are for whatever map has the name.
+    """
 
     def __init__(
         self,
@@ -389,7 +393,10 @@ class Map:
 
 
 class Browser:
-    """An iterator over the messages of a durable, which consumes none. Made by ``StoreClient.browser``."""
+    """An iterator over the messages of a durable, which consumes none. Made by ``StoreClient.browser``.
+
+    Raises while iterating: Closed (``store_replaced``) where the durable was deleted and made again after a page.
+    """
 
     def __init__(
         self,
@@ -410,6 +417,8 @@ class Browser:
         """The next page begins above this number; None at the end."""
         self._within_ms = within_ms
         self._page: list[Delivery] = []
+        self._token = ""
+        """Of the durable of the last page: numbers of another one mean other messages."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
@@ -418,18 +427,23 @@ class Browser:
         while not self._page:
             if self._after is None:
                 raise StopAsyncIteration
-            target = administration.browse_target(self._path, self._after, PAGE_MESSAGES, self._match, self._parked)
+            target = administration.browse_target(
+                self._path, self._after, PAGE_MESSAGES, self._match, self._parked, self._token
+            )
             page = decode(await self._ask("GET", target), Page)
+            self._token = page.token
             self._page, self._after = page.messages[::-1], page.next_after
         return self._page.pop()
 
     def reset(self, after: int = 0) -> None:
-        """Begin again above this number."""
+        """Begin again above this number; at 0 with whatever durable has the name."""
         self._page, self._after = [], after
+        if not after:
+            self._token = ""
 
     async def delete(self, message: Delivery) -> None:
         """Take this message out of the durable."""
-        await self._ask("DELETE", f"{self._path}/messages/{message.seq}")
+        await self._ask("DELETE", f"{self._path}/messages/{message.seq}{query_of(token=self._token or None)}")
 
     async def _ask(self, method: str, target: str) -> Response:
         procedure = administration.ask(self._client.session, request_of(method, target), now_ms(), self._within_ms)

@@ -133,7 +133,8 @@ def _descends(url: str, log_id: str) -> bool:
 
 
 class DurableSource:
-    """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable."""
+    """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable with their
+    names, and after a ``#`` their ids."""
 
     def __init__(
         self, url: str, store: str, durable: str, retry_ms: int | None = None, *, is_moved: bool = False
@@ -151,13 +152,22 @@ class DurableSource:
     def identity(self) -> str:
         """As ``NumberedSource`` has it."""
         if self._identity is None:
-            self._identity = f"store:{log_id_of(self._url) or self._url}/{self._names}"
+            name = f"store:{log_id_of(self._url) or self._url}/{self._names}"
+            try:
+                token = str(self._durable().describe().get("token", ""))
+            except (NotFound, PermissionDenied):
+                return name
+            self._identity = f"{name}#{token.partition('.')[2]}"
         return self._identity
 
     def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
         """As ``NumberedSource`` has it: a store that was deleted and made again begins at 1."""
-        if identity is not None and not (same_source(identity, self.identity) or self._was(identity)):
-            return Relation.OTHER
+        if identity is not None:
+            (named, _, ids), (own, _, own_ids) = identity.partition("#"), self.identity.partition("#")
+            if not (same_source(named, own) or self._was(named, own)):
+                return Relation.OTHER
+            if ids and own_ids and ids != own_ids:
+                return Relation.MADE_AGAIN
         durable = self._durable()
         newest, oldest = durable.last_seq(), durable.first_after(0)
         is_decided = oldest is not None and (not time_ms or oldest.published_ms <= time_ms)
@@ -165,9 +175,9 @@ class DurableSource:
             return Relation.SAME
         return Relation.PUT_BACK if is_decided else Relation.MADE_AGAIN
 
-    def _was(self, identity: str) -> bool:
-        """Whether this durable had that identity: a log that is promoted, restored or repaired gets another id."""
-        (service, *names), (own, *own_names) = identity.rsplit("/", 2), self.identity.rsplit("/", 2)
+    def _was(self, named: str, own_name: str) -> bool:
+        """Whether this durable had that name: a log that is promoted, restored or repaired gets another id."""
+        (service, *names), (own, *own_names) = named.rsplit("/", 2), own_name.rsplit("/", 2)
         if names != own_names or not service.startswith("store:") or _has_address(service) or _has_address(own):
             return False
         return _descends(self._url, service.removeprefix("store:"))
@@ -196,6 +206,7 @@ class DurableSource:
         """As ``NumberedSource`` has it."""
         client, self._client = self._client, None
         self._acknowledged_through, self._acknowledged_total = 0, None
+        self._identity = None  # the next durable of the name may be another one
         if client is not None:
             client.close()
 

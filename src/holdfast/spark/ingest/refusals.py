@@ -76,7 +76,7 @@ def other_messages(source: NumberedSource, name: str, through: int, time_ms: int
         )
     return InvalidRequest(
         message,
-        code=Code.LOG_MISMATCH,
+        code=Code.STORE_REPLACED if relation is Relation.MADE_AGAIN else Code.LOG_MISMATCH,
         hint=hint,
         name=name,
         source=source.identity,

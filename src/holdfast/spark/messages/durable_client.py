@@ -20,6 +20,7 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, LimitExceeded, NotFound
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient
+from holdfast.stores.values.identity import is_continued, replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
 from holdfast.wire.stores import DeliveredResponse, Page
@@ -35,10 +36,13 @@ GIVE_UP_MS: Final = SERVED_STORE_RETRY_MS
 class DurableClient:
     """A client of one durable. Not shared by threads.
 
-    Raises: what the service refuses with; Unavailable when it has not answered for ``retry_ms``.
+    It is of the durable that ``token`` names, or that it meets first. Raises: what the service refuses with, Closed
+    (``store_replaced``) where the name has another durable now; Unavailable when it has not answered for ``retry_ms``.
     """
 
-    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
+    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None, token: str = "") -> None:
+        self.token = token
+        """What every request names; empty before the first answer that has it."""
         self._retry_ms = GIVE_UP_MS if retry_ms is None else retry_ms
         self._client = ServiceClient(url, ClientOptions(give_up_after_ms=self._retry_ms))
         self._store = store
@@ -61,7 +65,12 @@ class DurableClient:
 
     def describe(self) -> Definition:
         """The durable's parameters, counts and subscribers. Raises: NotFound for the store and for the durable."""
-        return self._get(self._path)
+        found = self._get(self._path)
+        self._met(str(found.get("token", "")))
+        return found
+
+    def _met(self, token: str) -> None:
+        self.token = self.token or token
 
     def create(self, template: str, matcher: Mapping[str, object] | None) -> None:
         """Make a dynamic durable. It keeps what is published from now on, until that is acknowledged."""
@@ -164,11 +173,25 @@ class DurableClient:
             self.create(template, matcher)  # raises NotFound where there is no such store
             self.require_own()
 
-    def require_continued(self, seq: int, time_ms: int | None, *, fail_on_data_loss: bool) -> bool:
+    def require_same(self, token: str, *, fail_on_data_loss: bool) -> None:
+        """Return if numbers of the durable that ``token`` names are of this one, in whatever history.
+
+        Raises: NotFound; Closed (``store_replaced``), of a durable that was made again in its store only with
+        ``fail_on_data_loss``: the numbers are the store's.
+        """
+        current = str(self.describe().get("token", ""))
+        if not token or is_continued(token, current):
+            return
+        if fail_on_data_loss or not is_continued(token.rpartition(".")[0], current):
+            raise replaced(token, store=self._store, durable=self._durable)
+
+    def require_continued(self, seq: int, time_ms: int | None, token: str = "", *, fail_on_data_loss: bool) -> bool:
         """Look whether the durable still has what comes after ``seq``; whether it also has something up to it.
 
-        ``time_ms``: nothing up to ``seq`` was published later. Raises: NotFound.
+        ``time_ms``: nothing up to ``seq`` was published later. ``token``: of the durable that the number is of. In
+        another history, after a restore, numbers are judged by what is there. Raises: NotFound; as ``require_same``.
         """
+        self.require_same(token, fail_on_data_loss=fail_on_data_loss)
         newest, oldest = self.last_seq(), self.first_after(0)
         is_left = oldest is not None and oldest.seq <= seq
         if newest < seq or (is_left and oldest is not None and time_ms is not None and oldest.published_ms > time_ms):
@@ -225,14 +248,18 @@ class DurableClient:
         )
 
     def _page(self, after: int, count: int) -> Page:
-        return decode(self._ask("GET", browse_target(self._path, after, count, None, False)), Page)
+        page = decode(self._ask("GET", browse_target(self._path, after, count, None, False)), Page)
+        self._met(page.token)
+        return page
 
     def _poll(self, count: int) -> list[Delivery]:
         target = f"{self._path}/messages?subscriber={SUBSCRIBER}&max={count}&wait_ms=0"
         try:
-            return decode(self._ask("GET", target), DeliveredResponse).messages
+            delivered = decode(self._ask("GET", target), DeliveredResponse)
         except AlreadyOpen as error:
             raise self.collision(subscriber=error.fields.get("holder")) from error
+        self._met(delivered.token)
+        return delivered.messages
 
     def _acknowledge(self, seqs: Iterable[int]) -> int:
         ranges: list[list[int]] = []
@@ -243,7 +270,8 @@ class DurableClient:
                 ranges.append([seq, seq])
         count = 0
         for first in range(0, len(ranges), POLL_MESSAGES):
-            body = {"subscriber": SUBSCRIBER, "ranges": ranges[first : first + POLL_MESSAGES], "started": []}
+            acked = ranges[first : first + POLL_MESSAGES]
+            body = {"subscriber": SUBSCRIBER, "ranges": acked, "started": [], "token": self.token}
             count += decode(self._ask("POST", f"{self._path}/acks", body), AckedResponse).acknowledged
         return count
 
@@ -251,5 +279,7 @@ class DurableClient:
         return decode(self._ask("GET", target), Definition)
 
     def _ask(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Response:
+        if self.token and body is None:
+            target = f"{target}{'&' if '?' in target else '?'}token={self.token}"
         request = request_of(method, target, body)
         return self._client.run(ask(self._client.session, request, now_ms(), self._retry_ms))

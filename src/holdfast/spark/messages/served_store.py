@@ -3,8 +3,9 @@
 No disk is shared: every task reads over HTTP. The durable keeps the messages until a stream acknowledges them, which it
 does when Spark has committed their micro-batch. So a micro-batch that was planned can be read again after any crash.
 
-An offset is ``{"seq": 41, "time_ms": T}``: every message up to 41 has been returned, and none of them was published
-after T; without ``time_ms`` that is not known. So a store that was deleted and made again is noticed. Messages whose
+An offset is ``{"seq": 41, "time_ms": T, "token": "..."}``: every message up to 41 has been returned, and none of them
+was published after T; without ``time_ms`` that is not known. ``token`` names the durable (``values.identity``), so one
+that was deleted and made again, or its store, is noticed, also between planning and reading. Messages whose
 delivery is delayed are returned at once. Cost: a request for each poll; reading takes one for each 1,000 messages or
 about 8 MiB; each message is transferred a second time to be acknowledged.
 """
@@ -29,18 +30,19 @@ from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.values.messages import Delivery
 
-Offset = dict[str, int]
+Offset = dict[str, int | str]
 PAGE_BYTES: Final = 8 * 2**20
 PIECES_MAX: Final = 10_000
 
 
 @dataclass
 class ServedPartition(InputPartition):
-    """The messages above ``after`` and up to ``through``, in pages of ``page`` messages."""
+    """The messages above ``after`` and up to ``through`` of the durable that ``token`` names, in pages of ``page``."""
 
     after: int
     through: int
     page: int
+    token: str = ""
 
 
 _VALUES: Final[Mapping[str, Callable[[Delivery], object]]] = {
@@ -61,7 +63,8 @@ def pieces_of(options: ServedStoreOptions, client: DurableClient, after: int, th
     mean = mean_bytes(client)
     step = max(1, options.target_partition_bytes // mean, -(-(through - after) // PIECES_MAX))
     page = max(1, min(PAGE_MESSAGES_MAX, PAGE_BYTES // mean, step))
-    return [ServedPartition(first, min(first + step, through), page) for first in range(after, through, step)]
+    token = client.token
+    return [ServedPartition(first, min(first + step, through), page, token) for first in range(after, through, step)]
 
 
 def mean_bytes(client: DurableClient) -> int:
@@ -73,7 +76,7 @@ def mean_bytes(client: DurableClient) -> int:
 
 def served_rows(options: ServedStoreOptions, piece: ServedPartition) -> Iterator[pa.RecordBatch]:
     """The messages of one piece in order, with the options' columns. Raises: as ``DurableClient``."""
-    with _opened(options) as client:
+    with _opened(options, piece.token) as client:
         for messages in client.messages(piece.after, piece.through, piece.page):
             yield _rows(messages, options.columns)
 
@@ -83,8 +86,8 @@ def _rows(messages: Sequence[Delivery], columns: Sequence[str]) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-def _opened(options: ServedStoreOptions) -> DurableClient:
-    return DurableClient(options.url, options.store, options.durable, options.retry_ms)
+def _opened(options: ServedStoreOptions, token: str = "") -> DurableClient:
+    return DurableClient(options.url, options.store, options.durable, options.retry_ms, token)
 
 
 @states_errors
@@ -133,8 +136,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Before everything that the durable keeps. Makes the durable. Raises: Conflict, NotFound, Unavailable."""
-        self._opened()
-        return {"seq": 0}
+        return {"seq": 0, "token": self._opened().token}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
@@ -144,18 +146,19 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         """The durable as it is now is all that this query reads."""
         self._target = self._opened().last_seq()
 
-    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet.
 
         Raises: Conflict (the durable's type; another subscriber), NotFound (data loss; no such store), Unavailable.
         """
         begin, time_ms = _numbers(start)
+        token = str(start.get("token", ""))
         now_ms = time.monotonic() * 1000
         if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
             return dict(start)
         client = self._opened()
         if not self._is_continued:
-            self._continue(client, begin, time_ms)
+            self._continue(client, begin, time_ms, token)
         first = client.first_after(begin)
         end = begin
         if first is not None:
@@ -167,30 +170,34 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
             self._asked_ms = now_ms
             return dict(start)
         published_ms = client.published_ms(end)
-        return {"seq": end} if published_ms is None else {"seq": end, "time_ms": published_ms}
+        offset: Offset = {"seq": end, "token": client.token}
+        return offset if published_ms is None else {**offset, "time_ms": published_ms}
 
-    def _continue(self, client: DurableClient, begin: int, time_ms: int | None) -> None:
+    def _continue(self, client: DurableClient, begin: int, time_ms: int | None, token: str) -> None:
         """Look, once in a process, whether the durable still has what comes after ``begin``, and acknowledge up to it.
 
         Spark has committed ``begin`` if this process has not planned a micro-batch yet.
         """
-        is_left = client.require_continued(begin, time_ms, fail_on_data_loss=self._options.fail_on_data_loss)
+        is_left = client.require_continued(begin, time_ms, token, fail_on_data_loss=self._options.fail_on_data_loss)
         if is_left and not self._is_planned and self._options.acknowledge:
             client.acknowledge_left(begin)
             self._acknowledge(client, begin)
         self._is_continued = True
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[ServedPartition]:
+    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[ServedPartition]:
         """The pieces between two offsets. Raises: NotFound, Unavailable."""
         self._is_planned = True
-        return pieces_of(self._options, self._opened(), _numbers(start)[0], _numbers(end)[0])
+        client = self._opened()
+        if not self._is_continued:  # of a micro-batch that was planned before a restart
+            client.require_same(str(end.get("token", "")), fail_on_data_loss=self._options.fail_on_data_loss)
+        return pieces_of(self._options, client, _numbers(start)[0], _numbers(end)[0])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one piece."""
         if isinstance(partition, ServedPartition):
             yield from served_rows(self._options, partition)
 
-    def commit(self, end: Mapping[str, int]) -> None:
+    def commit(self, end: Mapping[str, int | str]) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
         if self._options.acknowledge:
             self._acknowledge(self._opened(), _numbers(end)[0])
@@ -218,7 +225,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         return self._client
 
 
-def _numbers(offset: Mapping[str, int]) -> tuple[int, int | None]:
+def _numbers(offset: Mapping[str, int | str]) -> tuple[int, int | None]:
     try:
         time_ms = offset.get("time_ms")
         return int(offset["seq"]), None if time_ms is None else int(time_ms)

@@ -32,9 +32,12 @@ from holdfast.spark.tables.changes import write_days
 from holdfast.spark.tables.placement import Placement, bucket_count
 from holdfast.spark.tables.typed import TypedStep
 from holdfast.spark.typed.rows import Choice
+from holdfast.stores.values.identity import numbers_of_token, token_of_numbers
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 TIME_MARK: Final = "time_ms"
+TOKEN_MARKS: Final = ("token_history", "token_store", "token_durable")
+"""The token of the durable, a part each: a mark is a number."""
 """The mark that has the time of the newest message in the table, 0 where it is not known."""
 MESSAGE_ROWS: Final = pa.schema([pa.field(name, kind) for name, kind in SERVED_STORE_COLUMNS.items()])
 LATEST_MESSAGE_ROWS: Final = pa.schema([
@@ -66,6 +69,8 @@ class StoreJob(DeltaJob):
         self._acknowledged_through = 0
         self._acknowledged_total: int | None = None
         self._is_continued = False
+        self._token = ""
+        """Of the durable whose messages the table has."""
 
     def log_id(self) -> str:
         """The name of the source in the table: a table has the messages of one durable."""
@@ -98,9 +103,11 @@ class StoreJob(DeltaJob):
         if not self._is_continued:
             state = self._output.state(self._log_id)
             time_ms = None if state is None else state.mark(TIME_MARK) or None
-            if client.require_continued(through, time_ms, fail_on_data_loss=True):
+            numbers = [0] * len(TOKEN_MARKS) if state is None else [state.mark(name) for name in TOKEN_MARKS]
+            token = token_of_numbers(numbers) if all(numbers) else ""
+            if client.require_continued(through, time_ms, token, fail_on_data_loss=True):
                 client.acknowledge_left(through)
-            self._is_continued = True
+            self._is_continued, self._token = True, client.token
         if through > self._acknowledged_through:
             self._acknowledged_total = client.acknowledge_own(
                 through, self._acknowledged_through, self._acknowledged_total
@@ -108,7 +115,7 @@ class StoreJob(DeltaJob):
             self._acknowledged_through = through
 
     def _client(self) -> DurableClient:
-        return DurableClient(self._options.url, self._options.store, self._options.durable)
+        return DurableClient(self._options.url, self._options.store, self._options.durable, token=self._token)
 
     def _mapped(self, increment: Increment, work: Work, schema: str) -> DataFrame:
         """What ``work`` makes of the messages of the increment, in the tasks that read them."""
@@ -122,7 +129,8 @@ class StoreJob(DeltaJob):
 
     def _marks(self, increment: Increment) -> dict[str, int]:
         with self._client() as client:
-            return {TIME_MARK: client.published_ms(increment.through) or 0}
+            marks = dict(zip(TOKEN_MARKS, numbers_of_token(self._token), strict=False))
+            return {TIME_MARK: client.published_ms(increment.through) or 0, **marks}
 
 
 def _read_pieces(

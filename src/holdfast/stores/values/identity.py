@@ -13,6 +13,7 @@ Two tokens are the same if they are equal in the parts that both have.
 from __future__ import annotations
 
 from base64 import b32hexencode
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -45,7 +46,25 @@ def token_of(history: str, store: int, durable: int | None = None) -> str:
     parts = [blake2b(history.encode(), digest_size=PART_BYTES).digest(), store.to_bytes(PART_BYTES, "big")]
     if durable is not None:
         parts.append(durable.to_bytes(PART_BYTES, "big"))
-    return ".".join(b32hexencode(part).decode().lower() for part in parts)
+    return ".".join(_part(part) for part in parts)
+
+
+def numbers_of_token(token: str) -> list[int]:
+    """The parts of a token as numbers, none of an empty one.
+
+    >>> token_of_numbers(numbers_of_token("efkpot1u.00000001.00000002"))
+    'efkpot1u.00000001.00000002'
+    """
+    return [int(part, 32) for part in token.split(".")] if token else []
+
+
+def token_of_numbers(numbers: Iterable[int]) -> str:
+    """The reverse of ``numbers_of_token``."""
+    return ".".join(_part(number.to_bytes(PART_BYTES, "big")) for number in numbers)
+
+
+def _part(data: bytes) -> str:
+    return b32hexencode(data).decode().lower()
 
 
 def is_same(given: str, current: str) -> bool:

@@ -51,6 +51,8 @@ class Lock(msgspec.Struct, frozen=True):
     owner: str
     fence: int
     until_ms: int
+    token: str = ""
+    """Of the map that it is in."""
 
 
 def ask(
@@ -140,10 +142,14 @@ def redeliver(
     return Redelivered(total, dict(left))
 
 
-def browse_target(path: str, after: int, count: int, match: Mapping[str, object] | None, parked: bool) -> str:
-    """The next ``count`` messages above number ``after`` that match, at most, of the durable at ``path``."""
+def browse_target(
+    path: str, after: int, count: int, match: Mapping[str, object] | None, parked: bool, token: str = ""
+) -> str:
+    """The next ``count`` messages above number ``after`` that match, at most, of the durable at ``path``. ``token``: of
+    the durable that the number is of."""
     text = None if match is None else msgspec.json.encode(match).decode()
-    return f"{path}/browse{query_of(after=after, max=count, match=text, parked='true' if parked else None)}"
+    query = query_of(after=after, max=count, match=text, parked="true" if parked else None, token=token or None)
+    return f"{path}/browse{query}"
 
 
 class MapOperations:
@@ -151,9 +157,13 @@ class MapOperations:
 
     ``if_revision``: the revision that the key must have, 0 for no such key. ``fence``: the token of a lock that must be
     held still.
+
+    What depends on a revision, a fence or a key of an earlier page is for the map that was met first: in another one of
+    the name it is refused (``store_replaced``). What depends on nothing is for whatever map has the name.
     """
 
     def __init__(self, session: Session, store: str, name: str, within_ms: float) -> None:
+        self._token = ""
         self._session = session
         self._path = map_path(store, name)
         self._key_path = functools.partial(map_path, store, name)
@@ -170,18 +180,27 @@ class MapOperations:
             if error.code is not Code.NO_SUCH_KEY:
                 raise
             return None
-        return decode(response, Entry)
+        entry = decode(response, Entry)
+        self._met(entry.token)
+        return entry
+
+    def _met(self, token: str) -> None:
+        self._token = self._token or token
 
     def entries(self, after: str, count: int, now_ms: float) -> Procedure[EntriesResponse]:
         """Keys above ``after``, in their order."""
-        target = f"{self._path}{query_of(after=after or None, max=count)}"
-        return decode((yield from self._ask(request_of("GET", target), now_ms)), EntriesResponse)
+        token = self._token if after else ""
+        target = f"{self._path}{query_of(after=after or None, max=count, token=token or None)}"
+        page = decode((yield from self._ask(request_of("GET", target), now_ms)), EntriesResponse)
+        self._met(page.token)
+        return page
 
     def change(
         self, key: str, value: bytes | None, if_revision: int | None, fence: int, now_ms: float
     ) -> Procedure[ChangedResponse]:
         """Set a key, or remove it where ``value`` is None."""
-        target = f"{self._key_path(key)}{query_of(fence=fence or None)}"
+        token = self._token if fence or if_revision else ""
+        target = f"{self._key_path(key)}{query_of(fence=fence or None, token=token or None)}"
         headers: tuple[tuple[str, str], ...] = ()
         if if_revision is not None:
             headers = (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)
@@ -193,7 +212,8 @@ class MapOperations:
     def change_many(self, values: Mapping[str, bytes | None], fence: int, now_ms: float) -> Procedure[ChangedResponse]:
         """Set keys, and remove those with None: all or nothing."""
         changes = [{"key": key, "value": value, "if_revision": None} for key, value in values.items()]
-        request = request_of("POST", self._path, {"changes": changes, "fence": fence})
+        token = self._token if fence else ""
+        request = request_of("POST", self._path, {"changes": changes, "fence": fence, "token": token})
         return decode((yield from self._ask(request, now_ms)), ChangedResponse)
 
     def lock(self, key: str, owner: str, ttl_ms: int, now_ms: float, *, steal: bool) -> Procedure[Lock]:
@@ -201,9 +221,10 @@ class MapOperations:
         body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
         response = yield from self._ask(request_of("POST", f"{self._path}/lock", body), now_ms)
         held = decode(response, LockedResponse)
-        return Lock(key, owner, held.fence, held.until_ms)
+        self._met(held.token)
+        return Lock(key, owner, held.fence, held.until_ms, held.token)
 
     def unlock(self, held: Lock, now_ms: float) -> Procedure[None]:
         """Give a lock back. Raises: Conflict (``not_holder``) where another owner has it."""
-        body = {"key": held.key, "owner": held.owner, "fence": held.fence}
+        body = {"key": held.key, "owner": held.owner, "fence": held.fence, "token": held.token}
         yield from self._ask(request_of("POST", f"{self._path}/unlock", body), now_ms)
