@@ -1,8 +1,8 @@
 """How long a log is without a leader: after a kill and a restart, with a standby of any age, and across a cut.
 
-    python -m benchmarks.take_over deploy --kills 20      # what deploy/ ships, alone and as a pair, file: and s3:
-    python -m benchmarks.take_over standby --kills 50     # a kill with a standby of any age
-    python -m benchmarks.take_over apart --minutes 10     # two services that cannot reach each other (root, ip netns)
+    python benchmarks/take_over.py deploy --kills 20      # what deploy/ ships, alone and as a pair, file: and s3:
+    python benchmarks/take_over.py standby --kills 50     # a kill with a standby of any age
+    python benchmarks/take_over.py apart --minutes 10     # two services that cannot reach each other (root, ip netns)
 
 ``deploy`` starts ``holdfast serve --init --standby`` as the files in deploy/ do, and a supervisor that starts a killed
 process again after ``--restart`` seconds (0.1 by default; the unit's RestartSec is 2). Each figure is the time from the

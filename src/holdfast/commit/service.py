@@ -226,7 +226,7 @@ class CommitService:
         """None when a commit is admitted now, or the error for its response. Cost: O(1)."""
         if self.ended.done() or self._draining:
             return Unavailable(
-                "this process does not lead", code=Code.NOT_LEADER, retry_after_ms=1_000, leader_id=self.leader_id
+                "this process does not lead", code=Code.NOT_LEADER, retry_after_ms=250, leader_id=self.leader_id
             )
         if self._queued >= self.options.queue_entries_max:
             return Backpressure("too many commits wait for the store", retry_after_ms=500, waiting=self._queued)

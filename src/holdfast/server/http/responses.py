@@ -204,7 +204,11 @@ class CommitResponses:
 STANDS_BY: Final = "it was asked to stand by, as a bulk job does, and leads again when the job has ended"
 
 
-def not_leading(leader: LeaderHint, *, retry_after_ms: int = 1000, was_asked: bool = False) -> Fenced:
+NOT_LEADING_RETRY_MS: Final = 250
+"""A take-over costs a client at most this much more than the service."""
+
+
+def not_leading(leader: LeaderHint, *, retry_after_ms: int = NOT_LEADING_RETRY_MS, was_asked: bool = False) -> Fenced:
     """The answer of a process that does not lead (yet, or any more). ``was_asked``: it was asked to stand by."""
     led_by_a_job = was_asked and not leader.address  # a service has one
     return Fenced(
