@@ -108,11 +108,15 @@ class Backlog:
         return 0 if consumption is None else consumption.definition.ack_wait_ms
 
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
-        """The messages, those marked that are delivered because the durable was rewound."""
+        """The messages. Those that are delivered because the durable was rewound are marked, also as redelivered: an
+        application may have received them."""
         consumption = self._consumption(store, durable)
         if consumption is None or not consumption.replayed:
             return messages
-        return [replace(one, replayed=True) if one.seq in consumption.replayed else one for one in messages]
+        return [
+            replace(one, replayed=True, redelivered=True) if one.seq in consumption.replayed else one
+            for one in messages
+        ]
 
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""

@@ -1,0 +1,122 @@
+"""A held message under everything that takes it from its subscriber: one row each.
+
+What the durable does with it, what the holder is told, and what its acknowledgement is answered with. Source:
+docs/reference/stores.md, "What takes a held message away".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from tests.stores.state_harness import Machine
+
+from holdfast.errors import NotFound
+from holdfast.stores.values import commands
+from holdfast.stores.values.effects import Advise, Displaced, Withdrawn
+
+TERMS: dict[str, object] = {"type": "shared", "ack_wait": "1s", "retention_time": 600}
+
+
+def lapse(machine: Machine) -> int:
+    machine.later(1_000)
+    return 0
+
+
+def discard(machine: Machine) -> int:
+    machine.define(a={**TERMS, "message_limit": 1, "discard": "old"})
+    return machine.publish("b").discarded
+
+
+def purge(machine: Machine) -> int:
+    machine.do(commands.Purge(machine.now_ms, "s", "a"))
+    return 0
+
+
+def delete(machine: Machine) -> int:
+    machine.do(commands.Drop(machine.now_ms, "s", "a", 1))
+    return 0
+
+
+def expiry(machine: Machine) -> int:
+    machine.define(a={"type": "shared", "ack_wait": "1h", "message_ttl": "1s"})
+    machine.settle("a", "one", extend=[(1, 1)])
+    machine.later(2_000)
+    return 0
+
+
+def collision(machine: Machine) -> int:
+    machine.attach("a", "one")
+    return 0
+
+
+def rewind(machine: Machine) -> int:
+    machine.do(commands.Rewind(machine.now_ms, "s", "a", 0))
+    return 0
+
+
+def commit(machine: Machine) -> int:
+    part = commands.Acknowledge(machine.now_ms, "s", "a", "one", ack=[(1, 1)])
+    machine.do(commands.CommitParts(machine.now_ms, [part]))
+    return 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """``again``: whether it is delivered again, with which count. ``told``: the cause of the withdrawal. ``stale``: the
+    cause of the stale acknowledgement, None where it is not stale. ``discarded``: what the publisher is told."""
+
+    how: Callable[[Machine], int]
+    again: int | None
+    told: str
+    stale: str | None
+    discarded: int = 0
+
+
+ROWS = {
+    "its ack_wait ends": Row(lapse, 2, "lapsed", ""),
+    "a limit discards it": Row(discard, None, "limit_old", "limit_old", 1),
+    "the durable is purged": Row(purge, None, "purged", "purged"),
+    "it is deleted": Row(delete, None, "deleted", "deleted"),
+    "its time-to-live ends": Row(expiry, None, "", None),
+    "a newer session": Row(collision, 2, "", ""),
+    "the durable is rewound": Row(rewind, 1, "rewound", ""),
+    "a commit acknowledges it": Row(commit, None, "acknowledged", ""),
+}
+
+
+def held() -> Machine:
+    machine = Machine(a=TERMS)
+    machine.publish("a")
+    machine.attach("a", "one")
+    assert machine.deliver("a", "one") == [(1, 1)]
+    return machine
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_held_message_is_taken_away(name: str) -> None:
+    row, machine = ROWS[name], held()
+    assert row.how(machine) == row.discarded
+    told = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
+    assert told == ([([(1, 1)], row.told)] if row.told else [])
+    displaced = [effect for effect in machine.effects if isinstance(effect, Displaced)]
+    assert bool(displaced) == (name == "a newer session"), "its connection ends"
+    answer = machine.ack("a", "one", 1)
+    if row.stale is None:
+        assert (answer.acknowledged, answer.stale) == (1, []), "what is held does not expire"
+    else:
+        assert (answer.acknowledged, answer.stale) == (0, [(1, 1)])
+        assert answer.causes == ([(1, 1, row.stale)] if row.stale else [])
+    machine.attach("a", "two")
+    given = dict(machine.deliver("a", "two"))
+    assert given.get(1) == row.again
+
+
+def test_a_subscriber_whose_durable_is_deleted_is_told_and_not_found() -> None:
+    machine = held()
+    machine.define()
+    told = [effect for effect in machine.effects if isinstance(effect, Advise)]
+    assert [(effect.kind, effect.durable) for effect in told] == [("durable_deleted", "a")]
+    with pytest.raises(NotFound):
+        machine.ack("a", "one", 1)
