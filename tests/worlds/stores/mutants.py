@@ -370,7 +370,7 @@ def key_of_a_removed_message_is_free(self: KeyOrdered, subscriber: str, first: i
     return Consumption.remove_held(self, subscriber, first, last, cause)
 
 
-@MUTANTS.breaks("order per publisher", "_behind", Standard, focus=CALM)
+@MUTANTS.breaks("order per publisher", "_behind", Standard, focus=CALM, first_seed=498)
 def later_ones_stay(self: Standard, holder: Holder, lapsed: object) -> list[tuple[int, int]]:
     """A message comes again after later ones that waited in the same buffer."""
     del self, holder, lapsed
