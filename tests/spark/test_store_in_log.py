@@ -22,7 +22,7 @@ from tests.s3_lane import gateway, s3_bucket
 from tests.spark.log_builder import LogBuilder
 from tests.spark.log_with_stores import STORES, Leader, Site, Write, published_plainly
 
-from holdfast.errors import CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
 from holdfast.spark.messages.store_in_log import EXTENT_BYTES, Page, StoreInLog, _in_pages
@@ -318,8 +318,13 @@ def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_p
         await leader.checkpoint()
         await leader.publish([b"new"] * 5)
         assert [row["body"] for row in read(site)] == [b"new"] * 35
-        with pytest.raises(NotFound, match="made again"):
+        with pytest.raises(Closed, match="made again"):
             follow_again(site, place)
+        await leader.publish([b"new"] * 30)  # so that no number is missing
+        await leader.checkpoint()
+        with pytest.raises(Closed, match="made again") as replaced:
+            follow_again(site, place)
+        assert replaced.value.code is Code.STORE_REPLACED
         await leader.publish([b"new"] * 30)
         with pytest.raises(NotFound, match="the store was deleted store="):
             follow(reader, place)
@@ -434,6 +439,8 @@ def test_an_offset_belongs_to_one_log(tmp_path: Path) -> None:
         reader.stop()
         text = json.dumps({**offset, "seq": 1})
         assert [row["seq"] for row in read(site, startingOffsets=text)] == [2]
+        with pytest.raises(Closed, match="made again"):
+            read(site, startingOffsets=json.dumps({**offset, "store_id": 7}))
         other = {**offset, "log_id": "ab" * 16}
         with pytest.raises(InvalidRequest, match="another log"):
             read(site, startingOffsets=json.dumps(other))

@@ -16,7 +16,7 @@ from tests.matrix import matrix
 from tests.spark.service_process import NO_VIEW, ServiceProcess
 
 from holdfast import StoreClient
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
 from holdfast.spark.options import Mode, parse_read_options, parse_store_options
@@ -274,8 +274,14 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
             await service.submit(Define(0, definition, service.state.revision + 1))
         with pytest.raises(NotFound, match="deleted"):
             drained(restarted, place)
-        with pytest.raises(NotFound, match="made again"):
+        with pytest.raises(Closed, match="made again"):
             drained(HoldfastStoreStreamReader(options), place)
+        await publish(service, [b"new"] * 800)  # so that no number is missing
+        for _ in range(2):
+            with pytest.raises(Closed, match="made again") as replaced:
+                drained(HoldfastStoreStreamReader(options), place)
+            assert replaced.value.code is Code.STORE_REPLACED
+            await service._checkpoints.now()
         for each in (reader, restarted):
             each.stop()
 

@@ -290,7 +290,7 @@ class StoreOptions:
     Shape: either ``directory``, the service's ``stores.directory``, or ``url``, the log that the store lives in; the
     other is empty. At most one of ``after_seq`` (the last message not wanted), ``since`` (an aware time) and
     ``from_latest`` says where to start; ``starting_at`` is the state of the log that ``after_seq`` belongs to, None for
-    any. ``rows_max`` bounds a micro-batch.
+    any, ``store_id`` the store's id, 0 for any. ``rows_max`` bounds a micro-batch.
     """
 
     url: str
@@ -305,6 +305,7 @@ class StoreOptions:
     rows_max: int | None
     poll_ms: int
     starting_at: Position | None = None
+    store_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,7 +629,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     _require_path(options, "stores", "; stores that live in a log are read with url=file:///path")
     options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
-    after, at = options.value("startingOffsets", _after_seq_or_latest, (0, None))
+    after, at, store_id = options.value("startingOffsets", _after_seq_or_latest, (0, None, 0))
     if at is not None and not in_log:
         raise _invalid("startingOffsets", "names a log, and option stores a directory")
     url = options.value("url", _url, "")
@@ -649,6 +650,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
             STORE_POLL_MS_REMOTE if in_log and not url.lower().startswith("file:") else STORE_POLL_MS,
         ),
         at,
+        store_id,
     )
 
 
@@ -985,23 +987,28 @@ def _queue_position(name: str, text: str) -> QueuePosition | str:
     return QueuePosition(seq, cast("str | None", queue_id), cast("int | None", time_ns))
 
 
-def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None]:
-    """The same, None for the newest message, and the state of the log that it belongs to, if it names one.
+def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None, int]:
+    """The same, None for the newest message, the state of the log that it belongs to, if it names one, and the id of
+    the store, 0 without one.
 
     A stream's progress also has a ``backlog``, which other reads ignore.
     """
     if text.strip().lower() == LATEST:
-        return None, None
+        return None, None, 0
     fields = _json(text)
     version, log_id = fields.get("version"), fields.get("log_id")
     at = None
     if _is_count(version, VERSION_MAX) and isinstance(version, int) and isinstance(log_id, str) and is_log_id(log_id):
         at = Position(None, version, log_id)
         del fields["version"], fields["log_id"]
-    if "backlog" in fields or at is not None:
+    store_id = fields.get("store_id")
+    is_of_store = _is_count(store_id, 2**40 - 1, lowest=1) and isinstance(store_id, int)
+    if is_of_store:
+        del fields["store_id"]
+    if "backlog" in fields or at is not None or is_of_store:
         fields.pop("backlog", None)
         text = json.dumps(fields)
-    return _after_seq(name, text), at
+    return _after_seq(name, text), at, store_id if isinstance(store_id, int) and is_of_store else 0
 
 
 def _filters(name: str, text: str) -> tuple[TableFilter, ...]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
 from holdfast.spark.options import Position, StoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
@@ -93,6 +93,7 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
 def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
     """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
     placed = reader.place(options.after_seq)
+    _require_same(options, placed, {"store_id": options.store_id})
     after = options.after_seq
     if options.from_latest:
         after = placed.newest_seq
@@ -252,6 +253,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
         begin, backlog = _numbers(start)
         placed = self._place(start, begin)
+        _require_same(self._options, placed, start)
         newest = placed.newest_seq
         if newest < begin:
             raise NotFound(
@@ -291,6 +293,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             # A micro-batch from before a restart; or the remembered extents begin after it.
             placed = self._placed = self._opened(end).place(begin)
             extents = self._extents = list(placed.extents)
+        _require_same(self._options, placed, end)
         return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -320,10 +323,24 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
 def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
     offset: Offset = {"seq": seq, "backlog": backlog}
+    if placed.store_id:
+        offset["store_id"] = placed.store_id
     if not isinstance(placed, Placed):
         assert placed.at.log_id is not None, "the log was read"
         offset |= {"version": placed.at.version, "log_id": placed.at.log_id}
     return offset
+
+
+def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Mapping[str, int | str]) -> None:
+    """Return if an offset is of the store that has the name. Raises: Closed (``store_replaced``)."""
+    known = offset.get("store_id")
+    if known and placed.store_id and known != placed.store_id:
+        raise Closed(
+            "data loss: the store was deleted and made again since this stream's checkpoint",
+            code=Code.STORE_REPLACED,
+            hint="begin a new stream, with a new checkpoint",
+            store=options.store,
+        )
 
 
 def _numbers(offset: Mapping[str, int | str]) -> tuple[int, int]:

@@ -99,6 +99,7 @@ class PlacedInLog:
     newest_seq: int
     until_ms: int
     at: Position
+    store_id: int = 0
 
 
 class _Begun(NamedTuple):
@@ -193,7 +194,7 @@ class StoreInLog:
         slot = entries.next_slot
         assert slot is not None and self._at is not None, "it has read to the end"
         if now_s - self._proved_s < PROVE_END_EVERY_S and await read_header(store, slot) is None:
-            return PlacedInLog((), self._placed_seq, self._so_far.at_ms, self._at)
+            return PlacedInLog((), self._placed_seq, self._so_far.at_ms, self._at, self._so_far.id)
         self.since = self._at
         head, claim, _ = await self._frontier(store)
         extents: list[InPages | InObjects] = []
@@ -204,7 +205,7 @@ class StoreInLog:
         self._proved_s = time.monotonic()
         self._placed_seq = self._so_far.newest_seq
         self._at = Position(None, head.last_version, head.log_id.hex())
-        return PlacedInLog(tuple(extents), self._so_far.newest_seq, self._so_far.at_ms, self._at)
+        return PlacedInLog(tuple(extents), self._so_far.newest_seq, self._so_far.at_ms, self._at, self._so_far.id)
 
     async def _frontier(self, store: ObjectStore) -> tuple[Header, Header, Lineage]:
         """The newest object, the newest claim, and the logs that the log goes back to."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
 
@@ -39,6 +39,7 @@ from holdfast.stores.values.commands import (
     Record,
     Redefine,
 )
+from holdfast.stores.values.identity import id_of
 from holdfast.stores.values.messages import Message
 
 ATTEMPTS_MAX: Final = 20
@@ -58,18 +59,31 @@ class Placed:
     """Where the messages of one store are.
 
     Shape: ``extents`` ascend and do not overlap; ``newest_seq`` is the store's newest number, 0 for none; ``frame`` is
-    the last frame that counts, ``until_ms`` its time.
+    the last frame that counts, ``until_ms`` its time; ``store_id`` the store's id (``values.identity``).
     """
 
     extents: tuple[Extent, ...]
     newest_seq: int
     until_ms: int
     frame: int
+    store_id: int = 0
 
 
 class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of a store in a snapshot, of which only three are decoded."""
+
     name: str
     next_seq: int
+    live: msgspec.Raw = msgspec.Raw()
+    live_bytes: msgspec.Raw = msgspec.Raw()
+    due_blocks: msgspec.Raw = msgspec.Raw()
+    unmatched: msgspec.Raw = msgspec.Raw()
+    publishers: msgspec.Raw = msgspec.Raw()
+    forgotten: msgspec.Raw = msgspec.Raw()
+    durables: msgspec.Raw = msgspec.Raw()
+    residues: msgspec.Raw = msgspec.Raw()
+    keyed_residues: msgspec.Raw = msgspec.Raw()
+    id: int = 0
 
 
 class _Beginning(msgspec.Struct, frozen=True, array_like=True):
@@ -96,12 +110,19 @@ class Brought(NamedTuple):
 class StoreSoFar:
     """What the records of a log have said about the store ``store``, one after the other.
 
-    ``at_ms`` is the service's time, ``definition`` the one in force if known, ``newest_seq`` the store's newest number.
+    ``at_ms`` is the service's time, ``definition`` the one in force if known, ``newest_seq`` the store's newest number,
+    ``id`` its id.
     """
 
     def __init__(
-        self, store: str, at_ms: int = 0, definition: ClusterDefinition | None = None, newest_seq: int = 0
+        self,
+        store: str,
+        at_ms: int = 0,
+        definition: ClusterDefinition | None = None,
+        newest_seq: int = 0,
+        identity: int = 0,
     ) -> None:
+        self.id = identity
         self.store = store
         self.at_ms = at_ms
         self.definition = definition
@@ -116,6 +137,7 @@ class StoreSoFar:
         """Whether the record deleted the store, with all that came before, and the numbers that it brought."""
         self.at_ms = max(self.at_ms, said.command.at_ms)
         deleted = False
+        was_there = self.definition is None or self.store in self.definition.stores
         if isinstance(said.command, Define):
             self.definition = parse_definition(said.command.definitions)
             deleted = not self._is_in(self.definition)
@@ -123,6 +145,13 @@ class StoreSoFar:
             if self.definition is not None:
                 self.definition = with_parts(self.definition, said.command.parts)
             deleted = Part(("stores", self.store)) in said.command.parts
+        if (
+            isinstance(said.command, Define | Redefine)
+            and not was_there
+            and self.definition is not None
+            and self.store in self.definition.stores
+        ):
+            self.id = id_of(said.command.drawn, self.store)
         if deleted:
             self.newest_seq = 0
         brought = [
@@ -203,8 +232,9 @@ class StoreReader:
         """
         last = self._log.durable
         if last <= placed.frame:
-            return Placed((), placed.newest_seq, placed.until_ms, placed.frame)
-        known = _Known(placed.frame, StoreSoFar(self._store, placed.until_ms, None, placed.newest_seq), [])
+            return replace(placed, extents=())
+        so_far = StoreSoFar(self._store, placed.until_ms, None, placed.newest_seq, placed.store_id)
+        known = _Known(placed.frame, so_far, [])
         try:
             return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
@@ -255,7 +285,7 @@ class StoreReader:
     def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
         extents = self._extents_after(known, last, after_seq, deletion_matters=deletion_matters)
         known.so_far.require_store()
-        return Placed(tuple(extents), known.so_far.newest_seq, known.so_far.at_ms, last)
+        return Placed(tuple(extents), known.so_far.newest_seq, known.so_far.at_ms, last, known.so_far.id)
 
     def _extents_after(
         self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False
@@ -304,8 +334,10 @@ class StoreReader:
             raise CorruptData(
                 "the index holds no snapshot of the stores", path=path, cause=statement_of(error)
             ) from error
-        newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
-        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest)
+        newest, identity = next(
+            ((store.next_seq - 1, store.id) for store in beginning.stores if store.name == self._store), (0, 0)
+        )
+        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest, identity)
         return _Known(loaded.frame, so_far, extents)
 
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
