@@ -180,9 +180,9 @@ def test_messages_that_an_acknowledgement_held_too_far_are_kept_and_cost_no_deli
     with DurableClient(service.url, "orders", "lake") as durable:
         assert durable.acknowledge_through(3) == 1
         assert counts(client)["unacknowledged"] == 3
-        for lapsed in (3, 6, 9):
+        for _ in range(3):
             deadline = time.monotonic() + 30
-            while counts(client)["ack_wait_lapsed"] < lapsed:
+            while counts(client)["unacknowledged"]:  # what lapses takes the later ones with it
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert durable.acknowledge_through(3, 0) == 0
