@@ -31,8 +31,6 @@ JOB_SECONDS = 0.15
 ACK_WAIT_SECONDS = 20.0
 KNOWN_SECONDS = 1.0
 """How long after an acknowledgement was confirmed a hand-over may still come: the withdrawal is on its way."""
-FROZEN_SECONDS = 8.0
-"""Longer than a standby waits for a sign."""
 SEED = 20_261_129
 WORKER = """
 import os, sys, time
@@ -106,7 +104,7 @@ class Scene:
     def freeze_leader(self) -> None:
         with self.change() as index:
             self.services[index].pause()
-            time.sleep(FROZEN_SECONDS)
+            self.services[1 - index].wait_until_leading()
             self.services[index].resume()
 
     def kill_worker(self) -> None:

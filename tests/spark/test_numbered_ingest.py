@@ -166,6 +166,8 @@ def test_a_killed_ingest_goes_on_without_its_checkpoint_and_each_request_counts_
                 monkeypatch.setattr("holdfast.spark.ingest.stages.Stages.persist", _one_group_and_no_more())
         with pytest.raises(Killed):
             first.micro_batch(offered(spark, desk.requests), 1)
+        if first._stages is not None:  # its process dies: it answers nobody any more
+            first._abandon(first._stages)
         monkeypatch.undo()
         monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
         second = an_ingest(tmp_path, desk)
