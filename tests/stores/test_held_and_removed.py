@@ -15,6 +15,7 @@ from tests.stores.state_harness import Machine
 from holdfast.errors import NotFound
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, Displaced, Withdrawn
+from holdfast.stores.values.messages import Message
 
 TERMS: dict[str, object] = {"type": "shared", "ack_wait": "1s", "retention_time": 600}
 
@@ -120,3 +121,18 @@ def test_a_subscriber_whose_durable_is_deleted_is_told_and_not_found() -> None:
     assert [(effect.kind, effect.durable) for effect in told] == [("durable_deleted", "a")]
     with pytest.raises(NotFound):
         machine.ack("a", "one", 1)
+
+
+def test_what_waits_behind_a_message_that_lapses_and_expires_is_taken_back_too() -> None:
+    """The client dropped it with the late one of its key, and waits for the withdrawal."""
+    machine = Machine(a={"type": "shared", "key_ordered": True, "ack_wait": "30s", "message_ttl": "5s"})
+    machine.publish(Message(key="k"))
+    machine.attach("a", "one")
+    machine.settle("a", "one", started=[])
+    assert machine.numbers("a", "one") == [1]
+    machine.later(20_000)
+    machine.publish(Message(key="k"))
+    assert machine.numbers("a", "one") == [2]
+    machine.later(10_000)
+    told = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
+    assert told == [([(1, 1)], "lapsed"), ([(2, 2)], "order")]

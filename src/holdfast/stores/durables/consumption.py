@@ -523,22 +523,28 @@ class Consumption(PendingMessages):
         lapsed: dict[str, list[Lease]] = {}
         late: dict[str, None] = {}
         fresh = {name: holder.fresh() for name, holder in self.leases.of.items() if holder.unsent}
-        for name, run, counting in self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
+        found = self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH)
+        for name, run, _ in found:
+            lapsed.setdefault(name, []).append(run)
+        # Before they come back: one that expires then takes its key with it.
+        behind = {
+            name: self._behind(holder, runs)
+            for name, runs in lapsed.items()
+            if (holder := self.leases.of[name]).started is not None
+        }
+        for name, run, counting in found:
             self.tally.lapsed += run[1] - run[0] + 1
             budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
             self._come_back(run, counting, fresh.get(name, _NONE), now_ms, effects)
-            lapsed.setdefault(name, []).append(run)
             if self.leases.of[name].started is None or counting.count(run[0], run[1]):
                 late[name] = None
         for name, runs in lapsed.items():
             self.withdraw(name, runs, "lapsed")
             holder = self.leases.of[name]
-            if holder.started is not None:
-                behind = self._behind(holder, runs)
-                taken = [run for first, last in behind for run in self.leases.take(holder, first, last)]
-                for run in taken:
-                    self._come_back(run, _NONE, _NONE, now_ms, effects)
-                self.withdraw(name, taken, "order")
+            taken = [run for first, last in behind.get(name, ()) for run in self.leases.take(holder, first, last)]
+            for run in taken:
+                self._come_back(run, _NONE, _NONE, now_ms, effects)
+            self.withdraw(name, taken, "order")
         return list(late)
 
     def _lose_holder(self, name: str, now_ms: int, effects: list[Effect]) -> None:
