@@ -240,7 +240,7 @@ class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
 
 
 def receipt_of(result: Published) -> Receipt:
-    """What the publisher is told."""
+    """The answer that the publisher gets."""
     return Receipt(result.first_seq, result.last_seq, result.duplicates, result.unmatched, result.discarded)
 
 
@@ -389,7 +389,7 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     started_reports: bool = False
     """Whether the service takes reports of the messages that the application was handed."""
     buffer_wait_ms: int = 0
-    """How long a message may wait for the application; 0 is for ever."""
+    """How long a message may wait for the application; 0 is without a limit."""
     order: str = ""
     """What is handed over in order: ``durable`` for all of it, ``key`` for the messages of one key."""
     token: str = ""

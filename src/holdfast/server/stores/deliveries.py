@@ -429,7 +429,7 @@ class Deliveries:
 
     def before_lapse(self, now_ms: int) -> None:
         """Messages that subscribers hold are about to come back because their time is over. For what the application
-        was handed it begins with that, so the state machine is told first."""
+        was handed it begins with that, so it is reported to the state machine first."""
         for subscriber in list(self._reporting):
             lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone or (subscriber.started is None and not subscriber.awaits_messages):

@@ -95,7 +95,7 @@ class StatisticsFeed:
         self._service.submit_nowait(command, self._published)
 
     def _published(self, result: Result | HoldfastError) -> None:
-        """A refusal is told once for each cause: the next message has newer numbers."""
+        """A refusal is reported once for each cause: the next message has newer numbers."""
         code = result.code if isinstance(result, HoldfastError) else None
         if isinstance(result, HoldfastError) and code is not self._refused:
             _log.warning("statistics_not_published", error=result.statement(), code=str(code))

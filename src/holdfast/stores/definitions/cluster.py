@@ -154,7 +154,7 @@ class DurableDefinition:
 
     @property
     def buffered_ms(self) -> int:
-        """How long a delivered message may wait for the application; 0, for ever, where nothing is acknowledged."""
+        """How long a delivered message may wait for the application; 0 (no limit) where nothing is acknowledged."""
         return (self.buffer_wait_ms or self.ack_wait_ms) if self.type in _CONSUMED else 0
 
     @property

@@ -15,7 +15,7 @@ until the message leaves the last one:
 | dying | done | its dead letter is stored; at once if it was rejected and there is no dead-letter store |
 | dying | redelivery | an operator puts it back |
 | any but held, dying | done | it expired |
-| any but dying | done | the durable's limit discards it, an administrator deletes it; a holder is told |
+| any but dying | done | the durable's limit discards it, an administrator deletes it; a holder gets a withdrawal |
 
 Done messages leave the durable; if the durable retains messages, acknowledged ones leave only after ``retention_time``.
 Dying messages of a durable without a dead-letter store are *parked*: they wait for an operator. Parked messages can

@@ -49,7 +49,7 @@ class Holder:
         """First, last and time of the newest hand-outs, oldest first. Not in a snapshot: absent after a restart."""
 
     def handed_out(self, first: int, last: int, now_ms: int, deliveries: int = 0) -> None:
-        """Note when a run was handed out that had so many deliveries before. Cost: O(1), amortized O(log runs)."""
+        """Note when a run was handed out that had this many deliveries before. Cost: O(1), amortized O(log runs)."""
         if deliveries == HANDED_OUT:
             self.again.add(first, last)
         noted = self._handed_out

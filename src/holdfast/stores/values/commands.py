@@ -153,7 +153,7 @@ class Expire(_Command, frozen=True):
     """Of the stores in memory only, or of all others: only the latter are in the log."""
     looks: int = EXPIRE_LOOKS
     contended: list[tuple[str, str]] = []
-    """Standard durables (store and durable) that another subscriber waits for: whoever has one of them and lets an
+    """Standard durables (store and durable) that another subscriber waits for: a holder of one of them and lets an
     ``ack_wait`` lapse loses it."""
 
 

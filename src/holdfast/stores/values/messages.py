@@ -47,7 +47,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
     rewound, so a subscriber may have acknowledged it. ``ack_wait_ms``: how long the application has from the moment at
-    which it gets the message. ``buffer_wait_ms``: how long the message may wait for that moment. 0 is for ever.
+    which it gets the message. ``buffer_wait_ms``: how long the message may wait for that moment. 0 is without a limit.
     """
 
     seq: int

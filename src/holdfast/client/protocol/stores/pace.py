@@ -43,7 +43,7 @@ class Pace:
         self._since_ms = None
 
     def limit(self, most: int, wait_ms: int) -> int:
-        """The window now, at most ``most``, where a message may wait for ``wait_ms`` (0 for ever)."""
+        """The window now, at most ``most``, where a message may wait for ``wait_ms`` (0: no limit)."""
         fits = math.inf if not wait_ms or not self._each_ms else wait_ms / PART / self._each_ms
         self.window = max(1, int(min(self.window, most, fits)))
         return self.window
