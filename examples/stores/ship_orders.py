@@ -56,7 +56,7 @@ def ship(client: Client, worker: str, order: Delivery) -> bool:
         stock = int(txn.get(key_of(product)) or b"0")
         txn.write(key_of(product), str(stock - int(pieces)).encode())
         txn.publish("invoices", order.body, fields={"order": order.seq})
-        txn.acknowledge("orders", "work", worker, order.seq)
+        txn.acknowledge("orders", "work", worker, order)
 
     try:
         client.transact(step)

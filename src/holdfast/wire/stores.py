@@ -25,6 +25,8 @@ CHANGES_MAX: Final = 10_000
 LOCK_MS_MAX: Final = 86_400_000
 DAYS_MAX_MS: Final = 100 * 366 * 86_400_000
 CREDIT_MAX: Final = 1_000_000
+KEEP_RANGES_MAX: Final = 128
+"""Ranges of what an application works on, in the request line of a handshake."""
 SUBPROTOCOLS: Final[Mapping[str, WireFormat]] = {
     "holdfast.stores.v1+msgpack": "msgpack",
     "holdfast.stores.v1+json": "json",
@@ -394,6 +396,9 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     """What is handed over in order: ``durable`` for all of it, ``key`` for the messages of one key."""
     token: str = ""
     """Of the durable that the connection is attached to."""
+    kept: list[tuple[int, int]] = []
+    """Ranges of what was asked for with ``keep`` and is held still. They are not delivered again unless they come
+    back, and their ``ack_wait`` begins now."""
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):

@@ -13,7 +13,7 @@ from tests.worlds.stores.promises import promise
 
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition, DurableType
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Delivered, Redeliver, Redelivered
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Delivered, Redeliver, Redelivered
 from holdfast.stores.values.messages import Message
 
 __all__ = ["ConsumedModel", "Item"]
@@ -69,6 +69,8 @@ class ConsumedModel:
         """What the durable keeps: pending, or acknowledged and retained."""
         self.gone: dict[int, Item] = {}
         self.subscribers: list[str] = []
+        self.sessions: dict[str, str] = {}
+        """By subscriber, as it attached."""
         self.reporting: set[str] = set()
         """Subscribers that report what they start."""
         self._died = 0
@@ -207,14 +209,32 @@ class ConsumedModel:
             item.carried = True
         self.detach(name, now_ms)
 
-    def attach(self, subscriber: str, now_ms: int) -> str:
-        """Follow an attachment; returns whom it displaces."""
-        displaced = ""
+    def attach(self, command: Attach) -> str:
+        """Follow an attachment; returns whom it displaces. The same session keeps what it works on."""
+        subscriber, now_ms, displaced = command.subscriber, command.at_ms, ""
+        is_same = command.session and self.sessions.get(subscriber) == command.session
+        kept = [
+            item
+            for item in self.held(subscriber)
+            if is_same and any(first <= item.seq <= last for first, last in command.keep)
+        ]
+        for item in kept:
+            item.place = "kept"
+        if is_same and subscriber in self.subscribers and subscriber not in self.reporting:
+            self.reporting.add(subscriber)
+            for item in self.held(subscriber):
+                item.started = False
         for name in list(self.subscribers):
             if name == subscriber or self.definition.type is DurableType.STANDARD:
                 self.detach(name, now_ms)
                 displaced = name
         self.subscribers.append(subscriber)
+        self.sessions[subscriber] = command.session
+        for item in kept:
+            item.place, item.lapses_ms = "held", now_ms + self.definition.ack_wait_ms
+            item.started, item.carried, item.unsent, item.again = True, False, False, True
+        if kept:
+            self.reporting.add(subscriber)
         return displaced
 
     def detach(self, subscriber: str, now_ms: int) -> None:

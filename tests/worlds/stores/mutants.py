@@ -34,7 +34,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
     from holdfast.stores.durables.leases import Lease
-    from holdfast.stores.values.commands import Command, MapChange, Rewind
+    from holdfast.stores.values.commands import Attach, Command, MapChange, Rewind
     from holdfast.stores.values.deadlines import Budget
     from holdfast.stores.values.effects import Applied, Effect
     from holdfast.stores.values.messages import Batch, Message
@@ -541,3 +541,26 @@ def unsent_counts(*_: object) -> None:
 def seen_before_is_fresh(self: Holder) -> SequenceSet:
     """A message that a subscriber had before is delivered as a first one."""
     return self.unsent
+
+
+@MUTANTS.breaks("nothing early, nothing late", "_kept", Consumption, focus=CALM)
+def work_is_given_back(*_: object) -> list[Lease]:
+    """A session that comes back loses what its application works on."""
+    return []
+
+
+@MUTANTS.breaks("what is taken back is told", "_kept", Consumption, focus=CALM)
+def any_session_keeps(self: Consumption, command: Attach) -> list[Lease]:
+    """A subscriber takes what another process of its name works on."""
+    if command.subscriber not in self.leases.of:
+        return []
+    holder = self.leases.of[command.subscriber]
+    return [run for first, last in command.keep for run in self.leases.take(holder, first, last)]
+
+
+@MUTANTS.breaks("replay is the same", "restore", PendingMessages, focus=FORGETFUL)
+def restored_without_session(self: Consumption, state: ConsumptionState) -> None:
+    """A restart forgets which process a subscriber is."""
+    _restore(
+        self, msgspec.structs.replace(state, marks=[msgspec.structs.replace(one, session="") for one in state.marks])
+    )

@@ -491,7 +491,7 @@ class ClusterModel:
         result = _answered(command, answer, commands.Attached)
         displaced = ""
         if isinstance(durable, ConsumedModel):
-            displaced = durable.attach(command.subscriber, command.at_ms)
+            displaced = durable.attach(command)
         elif isinstance(durable, LastValueModel):
             displaced = command.subscriber if command.subscriber in durable.seen else ""
             durable.attach(command.subscriber, command.key or "")

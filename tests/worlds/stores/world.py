@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
 from tests.worlds.harness import WorldReport
 from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.keyed_model import LastValueModel, MapModel
@@ -25,6 +26,7 @@ __all__ = ["World", "run_world"]
 
 PUBLISHERS: Final = ("p1", "p2", "")
 SUBSCRIBERS: Final = ("ann", "bob", "cid")
+SESSIONS: Final = ("", "one", "two")
 AUDITOR: Final = "auditor"
 OWNERS: Final = ("ann", "bob")
 RETENTION_STEP_MS: Final = 1_001
@@ -190,9 +192,19 @@ class World(Stage):
             key = random.choice((*FOLLOWED_KEYS, "a")) if is_keyed else None
             polls = random.random() < 0.3
             takes_over = self.apart.random() < 0.7
-            self.submit(
-                commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key, polls, take_over=takes_over)
-            )
+            attach = commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key, polls, take_over=takes_over)
+            session = self.apart.choice(SESSIONS)
+            self.submit(replace(attach, session=session, keep=self._works_on(found, subscriber, session)))
+
+    def _works_on(self, name: str, subscriber: str, session: str) -> list[tuple[int, int]]:
+        """Some of what a subscriber holds, and a number that it does not."""
+        durable = self.model.stores[STORE].durables[name]
+        held: list[int] = []
+        if isinstance(durable, ConsumedModel):
+            held = [item.seq for item in durable.held(subscriber)]
+            self.seen["a session comes back"] += bool(held) and durable.sessions.get(subscriber) == session != ""
+        chosen = sorted({*(seq for seq in held if self.apart.random() < 0.5), self.apart.randint(1, 40)})
+        return [(seq, seq) for seq in chosen]
 
     def _pick_subscriber(self, kind: type[LastValueModel | MapModel] = LastValueModel) -> tuple[str, str] | None:
         """A durable and one of its subscribers, mostly; sometimes one that is not attached."""

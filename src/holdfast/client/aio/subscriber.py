@@ -16,6 +16,7 @@ from holdfast.client.protocol.stores.subscriber import (
     OnError,
     SubscriberMachine,
     handler_count,
+    is_too_late,
 )
 from holdfast.client.transport.aio_stores import Event, SubscriberDriver, run_each
 from holdfast.client.transport.clock import now_ms
@@ -116,7 +117,8 @@ class Subscriber:
         ``handlers`` tasks call it at the same time. An exception costs its message one delivery: it is put back, and
         delivered again after ``redelivery_delay`` seconds at the earliest. The exception is logged and given to
         ``on_error``, and its task continues after ``retry_delay`` seconds, twice as many after each further exception
-        up to a minute. ``stop_on_error`` raises the exception instead.
+        up to a minute. ``stop_on_error`` raises the exception instead. ``Closed`` (``lease_lost``) from a commit counts
+        as none of this: the message is another subscriber's, and the next one is taken.
         When the call ends by an exception, the other tasks are cancelled. Their messages come again.
         """
         with self._lock:
@@ -145,6 +147,8 @@ class Subscriber:
             try:
                 await function(message)
             except Exception as error:  # noqa: BLE001 - the application's: logged, and raised where that is asked for
+                if is_too_late(error):
+                    continue
                 with contextlib.suppress(Closed):  # closed meanwhile: it comes again
                     await self.put_back(message, delay=redelivery_delay)
                 delay = failures.met(message, error)

@@ -135,6 +135,7 @@ class StoreClient:
             key=key,
             prefetch=options.prefetch,
             wait_ms=busy_wait_ms(options),
+            session=secrets.token_hex(8),
         )
         machine = SubscriberMachine(self._client.session, target, options, takes_over=take_over)
         return self._subscriber(machine, options)

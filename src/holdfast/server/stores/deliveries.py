@@ -265,6 +265,8 @@ class Deliveries:
                 self._detach(subscriber, "closed")
                 return
             self._join(subscriber)
+            for first, last, *_ in self.backlog.leases(*subscriber.place):
+                subscriber.sent.add(first, last)  # on the connection before this one
             done(result)
 
         self._service.submit_nowait(attach, attached)
@@ -287,17 +289,20 @@ class Deliveries:
     def leave(self, subscriber: Subscriber, cause: str) -> None:
         """A connected subscriber is gone: what it holds goes back. Harmless when it has left already.
 
-        The holder of a standard durable that did not ask to leave has its timeout to return.
+        While the service stops nothing goes back: the next one gives the subscriber its timeout to return, with what
+        its application works on. The holder of a standard durable that did not ask to leave has that here.
         """
         subscriber.gone = True
         self.newcomers.forget(subscriber)
         if self.find(*subscriber.place) is not subscriber:
             return
         self._remove(subscriber)
+        if cause == STOPPING:
+            return
         timeout_ms = self.backlog.holder_timeout_ms(subscriber.store, subscriber.durable)
-        if timeout_ms is None or cause not in (DISCONNECTED, STOPPING):
+        if timeout_ms is None or cause != DISCONNECTED:
             self._detach(subscriber, cause)
-        elif cause == DISCONNECTED and subscriber.place not in self._attaching:
+        elif subscriber.place not in self._attaching:
             self._report(subscriber)
             self.expect(*subscriber.place, timeout_ms / 1000, polls=False)
 

@@ -185,7 +185,8 @@ class SubscribeSocket(asyncio.Protocol):
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
             self._token = opened.service.token(asked.store, asked.durable)
-            self._send(_attached_frame(now, asked.prefetch, self._token, created=result.created))
+            kept = [(first, last) for first, last, *_ in opened.deliveries.backlog.leases(*subscriber.place)]
+            self._send(_attached_frame(now, asked.prefetch, self._token, kept, created=result.created))
             self._watch()
             if watched is not None:
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
@@ -469,8 +470,11 @@ class _SocketSubscriber(Subscriber):
         self._socket.fail(error)
 
 
-def _attached_frame(terms: DurableDefinition, prefetch: int, token: str, *, created: bool) -> wire.AttachedFrame:
-    """What a connection begins with. ``prefetch``: the subscriber's own window, 0 for the durable's."""
+def _attached_frame(
+    terms: DurableDefinition, prefetch: int, token: str, kept: list[tuple[int, int]], *, created: bool
+) -> wire.AttachedFrame:
+    """What a connection begins with. ``prefetch``: the subscriber's own window, 0 for the durable's; ``kept``: what it
+    holds still."""
     return wire.AttachedFrame(
         created,
         min(prefetch or terms.window, terms.window),
@@ -481,6 +485,7 @@ def _attached_frame(terms: DurableDefinition, prefetch: int, token: str, *, crea
         buffer_wait_ms=terms.buffered_ms,
         order=terms.order,
         token=token,
+        kept=kept,
     )
 
 
@@ -500,16 +505,20 @@ _CLIENT_FRAME: Final = cast("type[wire.ClientFrame]", wire.ClientFrame)
 
 
 PARAMETERS: Final = frozenset(
-    {"subscriber", "template", "matcher", "key", "prefix", "prefetch", "token", "wait_ms", "take_over"}
+    {
+        *("subscriber", "template", "matcher", "key", "prefix", "prefetch", "token", "wait_ms", "take_over"),
+        *("session", "keep"),
+    }
 )
+SESSION_LENGTH_MAX: Final = 64
 
 
 class SubscribeRequest:
     """What the request line asks for."""
 
     __slots__ = (
-        "durable", "key", "matcher", "prefetch", "prefix", "store", "subscriber", "take_over", "template", "token",
-        "wait_ms",
+        "durable", "keep", "key", "matcher", "prefetch", "prefix", "session", "store", "subscriber", "take_over",
+        "template", "token", "wait_ms",
     )  # fmt: skip
 
     def __init__(self, target: str) -> None:
@@ -545,12 +554,27 @@ class SubscribeRequest:
         if take_over not in ("true", "false"):
             raise InvalidRequest("take_over is true or false")
         self.take_over = take_over == "true"
+        self.session = given.get("session", "")
+        if len(self.session) > SESSION_LENGTH_MAX:
+            raise InvalidRequest(f"session has at most {SESSION_LENGTH_MAX} characters")
+        self.keep = _kept(given.get("keep", ""))
+        if self.keep and not (self.session and self.token):
+            raise InvalidRequest("keep needs session and token: numbers mean nothing to another one")
 
     def command(self, *, is_watch: bool) -> Attach:
         """What asks the state machine for it. The key of a watch is the watch's own."""
         key = None if is_watch else self.key
         return Attach(
-            0, self.store, self.durable, self.subscriber, self.template, self.matcher, key, take_over=self.take_over
+            0,
+            self.store,
+            self.durable,
+            self.subscriber,
+            self.template,
+            self.matcher,
+            key,
+            take_over=self.take_over,
+            session=self.session,
+            keep=self.keep,
         )
 
 
@@ -559,6 +583,27 @@ def _number(given: Mapping[str, str], name: str, high: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= high):
         raise InvalidRequest(f"{name} is a whole number from 0 to {high}")
     return int(text)
+
+
+def _kept(text: str) -> list[tuple[int, int]]:
+    """Numbers and ranges, such as ``3,7-9``, as ranges."""
+    ranges: list[tuple[int, int]] = []
+    before = 0
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        low, high = _sequence(first), _sequence(last or first)
+        if not before < low <= high:
+            raise InvalidRequest("keep has ascending numbers and ranges, such as 3,7-9")
+        ranges.append((low, high))
+        before = high
+    if len(ranges) > wire.KEEP_RANGES_MAX:
+        raise InvalidRequest(f"keep has at most {wire.KEEP_RANGES_MAX} ranges")
+    return ranges
+
+
+def _sequence(text: str) -> int:
+    """A sequence number, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(wire.NUMBER_MAX)) else 0
 
 
 def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:

@@ -278,15 +278,31 @@ class Consumption(PendingMessages):
                 holder=other,
                 since_ms=self.leases.of[other].since_ms,
             )
+        kept = self._kept(command)
         for name in list(self.leases.of):
             if name == subscriber or self.exclusive:
                 self.detach(name, command.at_ms, effects)
                 cause = "replaced" if name == subscriber else "taken_over"
                 effects.append(Displaced(self.shelf.store, self.name, name, cause))
                 displaced = name
-        self.leases.of[subscriber] = Holder(command.key, polls=command.polls, since_ms=command.at_ms)
+        holder = Holder(command.key, polls=command.polls, since_ms=command.at_ms, session=command.session)
+        self.leases.of[subscriber] = holder
+        for first, last, deliveries, _ in kept:
+            self.leases.hold(holder, (first, last, deliveries, command.at_ms + self.definition.ack_wait_ms))
+            holder.again.add(first, last)
+        if kept:
+            holder.start([(first, last) for first, last, *_ in kept])
         self._note_ready(effects)
         return displaced
+
+    def _kept(self, command: Attach) -> list[Lease]:
+        """Take from the earlier connection of this session what its application works on. Nothing else counts."""
+        before = self.leases.of.get(command.subscriber)
+        if before is None or not command.session or before.session != command.session:
+            return []
+        if before.started is None:
+            before.start(command.keep)
+        return [run for first, last in command.keep for run in self.leases.take(before, first, last)]
 
     def holder_against(self, subscriber: str) -> str | None:
         """The other subscriber that has the durable, which then is busy for this one; None if none has it."""

@@ -29,14 +29,27 @@ oldest."""
 class Holder:
     """What one subscriber holds."""
 
-    __slots__ = ("_handed_out", "again", "carried", "held", "key", "polls", "runs", "since_ms", "started", "unsent")
+    __slots__ = (
+        "_handed_out",
+        "again",
+        "carried",
+        "held",
+        "key",
+        "polls",
+        "runs",
+        "session",
+        "since_ms",
+        "started",
+        "unsent",
+    )
 
-    def __init__(self, key: str | None = None, *, polls: bool = False, since_ms: int = 0) -> None:
+    def __init__(self, key: str | None = None, *, polls: bool = False, since_ms: int = 0, session: str = "") -> None:
         self.runs: list[Lease] = []
         self.held = 0
         self.key = key
         self.polls = polls  # whether it asks for each portion; otherwise it has a connection
         self.since_ms = since_ms  # when it was attached
+        self.session = session  # see ``Attach``
         self.started: SequenceSet | None = None
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()

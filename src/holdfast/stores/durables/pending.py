@@ -41,6 +41,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, gc=False):
     since_ms: int = 0
     unsent: list[tuple[int, int]] = []
     again: list[tuple[int, int]] = []
+    session: str = ""
 
 
 class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -333,6 +334,7 @@ class PendingMessages:
                     of.since_ms,
                     of.unsent.runs(),
                     of.again.runs(),
+                    of.session,
                 )
                 for name, of in self.leases.of.items()
             ],
@@ -364,7 +366,7 @@ class PendingMessages:
                 self.leases.hold(holder, run)
         for marks in state.marks:
             holder = self.leases.of[marks.name]
-            holder.polls, holder.since_ms = marks.polls, marks.since_ms
+            holder.polls, holder.since_ms, holder.session = marks.polls, marks.since_ms, marks.session
             holder.started = None if marks.started is None else SequenceSet(marks.started)
             holder.carried, holder.unsent = SequenceSet(marks.carried), SequenceSet(marks.unsent)
             holder.again = SequenceSet(marks.again)

@@ -89,6 +89,11 @@ class Attach(_OfDurable, frozen=True):
     """As that of ``Define``, for a durable that is made; 0 where there is no ``template``."""
     take_over: bool = False
     """Whether it takes a standard durable from the subscriber that has it."""
+    session: str = ""
+    """The same for every connection of one subscriber of one process; empty for none."""
+    keep: list[tuple[int, int]] = []
+    """Ranges that the application works on. What of them this session holds stays with it, and its ``ack_wait`` begins
+    again; everything else that the name held comes back."""
 
 
 class Detach(_OfDurable, frozen=True):

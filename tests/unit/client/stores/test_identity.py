@@ -36,7 +36,7 @@ def test_frames_and_reconnects_carry_the_token_of_what_was_attached() -> None:
     assert {frame["token"] for frame in service.hears() if frame["type"] in ("ack", "nack")} == {OLD}
     service.loses()
     service.waits()
-    assert service.connects().target.endswith(f"&token={OLD}")
+    assert f"&token={OLD}" in service.connects().target
 
 
 def test_a_subscriber_whose_durable_was_made_again_ends_with_every_acknowledgement() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from holdfast.client.protocol.stores.messages import ack_frame, started_frame
 from holdfast.client.protocol.stores.pace import Pace
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import AttachedFrame, ReplyFrame
+from holdfast.wire.stores import KEEP_RANGES_MAX, AttachedFrame, ReplyFrame
 
 RANGES_MAX: Final = 10_000
 """Ranges of one frame; the service takes no more."""
@@ -51,6 +51,18 @@ class _Asked:
     numbers: int
     on_reply: list[OnReply]
 
+    def settled(self) -> list[tuple[int, int]]:
+        """What the application does not work on any more once this has its reply."""
+        match self.kind:
+            case "ack":
+                return cast("list[tuple[int, int]]", self.what)
+            case "nack":
+                return [(seq, seq) for seq, _ in cast("list[tuple[int, int]]", self.what)]
+            case "reject":
+                return [(seq, seq) for seq in cast("list[int]", self.what)]
+            case _:
+                return []
+
 
 def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
     """Call ``on_reply`` once: with the stale numbers of all frames, or with the first error."""
@@ -70,10 +82,54 @@ def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
     return on_response
 
 
+WORKED_ON_MAX: Final = 4_096
+"""Numbers in ``InWork``; above it, the lower half is forgotten: those messages are delivered again."""
+
+
+class InWork:
+    """What the application was handed, and the service does not know as done. Another connection keeps it."""
+
+    def __init__(self) -> None:
+        self._numbers: set[int] = set()
+
+    def took(self, messages: Sequence[Delivery]) -> None:
+        """The application is about to get these."""
+        self._numbers.update([message.seq for message in messages])
+        if len(self._numbers) > WORKED_ON_MAX:
+            self._numbers = set(sorted(self._numbers)[-WORKED_ON_MAX // 2 :])
+
+    def done(self, first: int, last: int) -> None:
+        """The service has settled these, or taken them back."""
+        if last - first < len(self._numbers):
+            self._numbers.difference_update(range(first, last + 1))
+        else:
+            self._numbers = {seq for seq in self._numbers if not first <= seq <= last}
+
+    def clear(self) -> None:
+        """The numbers mean other messages now."""
+        self._numbers.clear()
+
+    def kept(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """The service says what of it this subscriber has still."""
+        self._numbers = {seq for seq in self._numbers if any(first <= seq <= last for first, last in ranges)}
+
+    def parameter(self) -> str:
+        """The ``keep`` of a handshake: the last ``KEEP_RANGES_MAX`` ranges.
+
+        >>> work = InWork()
+        >>> work._numbers = {9, 3, 8, 7}
+        >>> work.parameter()
+        '3,7-9'
+        """
+        ranges = ranges_of(sorted(self._numbers))[-KEEP_RANGES_MAX:]
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 class AckBatcher:
     """Acknowledgements of one subscriber that the service has not confirmed."""
 
     def __init__(self) -> None:
+        self.in_work = InWork()
         self._pairs: list[list[int]] = []
         self._answers: list[OnReply] = []
         self._in_flight: dict[int, _Asked] = {}
@@ -131,6 +187,7 @@ class AckBatcher:
         self.fail(error)
         self._pairs, self.pending = [], 0
         self._in_flight.clear()
+        self.in_work.clear()
         return count
 
     def on_response(self, frame: ReplyFrame) -> list[int]:
@@ -138,6 +195,8 @@ class AckBatcher:
         asked = self._in_flight.pop(frame.id, None)
         if asked is None:
             return []
+        for first, last in asked.settled():
+            self.in_work.done(first, last)
         stale: list[int] = []
         for item in frame.stale:
             stale.extend((item,) if isinstance(item, int) else range(item[0], item[1] + 1))
@@ -263,6 +322,13 @@ class Window:
         """A connection begins. ``offered``: the durable's window; ``wait_ms``: how long a message may wait here."""
         self._offered, self._wait_ms, self._given = offered, wait_ms, 0
         self.pace.begin()
+
+    def kept(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """The new connection begins with these held."""
+        if self._held is not None:
+            for first, last in ranges:
+                self._held.update(range(first, last + 1))
+            self._given = len(self._held)
 
     def lost(self) -> None:
         """The connection is lost: the subscriber holds no messages."""

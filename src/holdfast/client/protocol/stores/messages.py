@@ -136,8 +136,10 @@ def subscribe_target(
     prefix: str | None = None,
     prefetch: int | None = None,
     wait_ms: int | None = None,
+    session: str | None = None,
 ) -> str:
-    """``GET /v1/stores/{store}/durables/{durable}/subscribe`` with its query."""
+    """``GET /v1/stores/{store}/durables/{durable}/subscribe`` with its query. ``session``: drawn for this subscriber of
+    this process, so that a later connection keeps what the application works on."""
     text = None if matcher is None else msgspec.json.encode(matcher).decode()
     query = query_of(
         subscriber=subscriber,
@@ -147,6 +149,7 @@ def subscribe_target(
         prefix=prefix,
         prefetch=prefetch,
         wait_ms=wait_ms,
+        session=session,
     )
     return f"{durable_path(store, durable)}/subscribe{query}"
 

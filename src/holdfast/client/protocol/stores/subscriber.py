@@ -13,8 +13,9 @@
     ended         ``failure`` has the reason, None after close  -
 
 A connection that breaks is replaced under the same subscriber name. Messages that were received and not handed out are
-dropped, as the service delivers them again. Acknowledgements without a reply are sent again first, unless the numbers
-are of another history meanwhile: then they fail (``store_replaced``), as does the subscriber if the durable is another.
+dropped, as the service delivers them again. What the application works on stays its own where the service has not given
+it back, as in a change of leader (``InWork``). Acknowledgements without a reply are sent again first, unless the
+numbers are of another history: then they fail (``store_replaced``), as does the subscriber if the durable is another.
 A standard durable that another subscriber has is waited for: in the line of the service, and by asking again.
 
 Messages arrive at least once; ``redelivered`` marks those that may have been seen. Memory is bounded by the credit,
@@ -137,6 +138,11 @@ class HandlerFailures:
     def forget(self) -> None:
         """The handler succeeded."""
         self._next = self._first
+
+
+def is_too_late(error: Exception) -> bool:
+    """Whether a commit of the handler was refused because its message is not the subscriber's any more."""
+    return isinstance(error, Closed) and error.code is Code.LEASE_LOST
 
 
 def _is_delay(value: object) -> bool:
@@ -281,6 +287,7 @@ class SubscriberMachine:
     def _took(self, messages: Sequence[Delivery], now_ms: float) -> None:
         self._window.pace.took(len(messages), now_ms, waiting=len(self._buffer))
         self._window.took(len(messages))
+        self._acks.in_work.took(messages)
         self._give_credit()
         self._started.took(messages, now_ms)
         self.reports_first = self._started.is_exact
@@ -367,6 +374,8 @@ class SubscriberMachine:
                 self._state = _State.OPENING
                 bytes_max = self._session.options.event_bytes_max
                 target = f"{self._target}&token={self.token}" if self.token else self._target
+                if self.token and (keep := self._acks.in_work.parameter()):
+                    target += f"&keep={keep}"
                 if self._takes_over and not self.was_attached:
                     # Once: a lost connection must not take the durable back from one that took it over meanwhile.
                     target += "&take_over=true"
@@ -540,6 +549,8 @@ class SubscriberMachine:
         self._away_since_ms = None
         self._buffer.begin(terms.order)
         self._window.begin(terms.prefetch, terms.buffer_wait_ms)
+        self._window.kept(terms.kept)
+        self._acks.in_work.kept(terms.kept)
         self._started.begin(is_taken=terms.started_reports)
         if terms.started_reports:
             self._outgoing.append(started_frame(()))
@@ -587,6 +598,8 @@ class SubscriberMachine:
         self._state = _State.WAITING
 
     def _withdrawn(self, ranges: Sequence[tuple[int, int]], cause: str) -> None:
+        for first, last in ranges:
+            self._acks.in_work.done(first, last)
         dropped = self._buffer.withdraw(ranges)
         self._window.withdrawn(ranges, sum(last - first + 1 for first, last in ranges) - len(dropped))
         if dropped and cause in _REMOVED and self._terms.order == "key":
