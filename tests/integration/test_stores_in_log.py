@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.rgw import free_port
 
 from holdfast import Client, StoreClient
 from holdfast.client import BlockingTransaction
-from holdfast.client.stores import SubscriberOptions
+from holdfast.client.stores import Delivery, Entry, Lock, SubscriberOptions
 from holdfast.commit.format.transaction import Delete, Transaction
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, Conflict
@@ -430,6 +430,52 @@ def test_a_part_with_the_token_of_another_store_is_refused_and_a_committed_one_i
             assert (answer["refused"]["part"], answer["refused"]["code"]) == (name, "store_replaced")
         counts = machine.ask("GET", "/v1/stores/other/durables/work")[1]["counts"]
         assert (counts["messages"], counts["acknowledged"]) == (1, 0)
+
+
+def test_a_commit_that_rests_on_another_store_of_the_name_commits_nothing(tmp_path: Path) -> None:
+    """A lock, an entry and a delivery know their store; a number alone is that of whatever has the name."""
+    url = begin(tmp_path)
+    with machines(tmp_path, url, 1) as (machine,):
+        machine.serve()
+        service = f"http://127.0.0.1:{machine.port}"
+        durables = {"now": {"type": "map"}, "work": {"type": "shared"}}
+        with Client(service) as client, StoreClient(service) as stores:
+
+            def make() -> tuple[Lock, Entry, Delivery]:
+                stores.define_store("prices", {"durables": durables})
+                prices = stores.map("prices", "now")
+                prices.set("coffee", b"3")
+                entry, lock = prices.get("coffee"), prices.lock("tea", owner="me", ttl_ms=60_000)
+                machine.ask("POST", "/v1/stores/prices/messages", {"messages": [message("a")]})
+                with stores.subscriber("prices", "work", subscriber="me") as messages:
+                    held = messages.receive(timeout=60)
+                    assert entry is not None and held is not None
+                    return lock, entry, held
+
+            lock, entry, held = make()
+            stores.delete_store("prices")
+            new_lock, new_entry, _ = make()
+            assert (lock.fence, entry.revision) == (new_lock.fence, new_entry.revision), "by numbers they are the same"
+
+            def change(key: str, **rests_on: Any) -> Callable[[BlockingTransaction], None]:
+                def step(txn: BlockingTransaction) -> None:
+                    txn.write(b"changed", b"yes")
+                    txn.change_map("prices", "now", key, b"4", **rests_on)
+
+                return step
+
+            def answer(txn: BlockingTransaction) -> None:
+                txn.acknowledge("prices", "work", "me", held)
+                txn.publish("prices", b"answer")
+
+            for step in (change("tea", fence=lock), change("coffee", if_revision=entry), answer):
+                with pytest.raises(Closed) as refused:
+                    client.transact(step)
+                assert refused.value.code == Code.STORE_REPLACED
+            assert stores.describe_store("prices")["counts"]["next_seq"] == new_entry.revision + 2
+            client.transact(change("tea", fence=new_lock))
+            client.transact(change("coffee", if_revision=new_entry))
+    assert len(command("log", "cat", url, "--json").stdout.splitlines()) == 2, "what was refused wrote no key"
 
 
 def test_a_conflict_of_keys_leaves_the_stores_alone(shared: Machine) -> None:

@@ -44,7 +44,7 @@ def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
                 "started_reports": True,
                 "buffer_wait_ms": 30_000,
                 "order": "",
-        "kept": [],
+                "kept": [],
             }
             subscriber.send(type="credit", messages=3)
             assert bodies(await subscriber.messages(3)) == ["0", "1", "2"]

@@ -59,6 +59,15 @@ def test_a_queue_whose_identity_file_is_missing_may_be_any_queue(tmp_path: Path)
     assert other.relation(None, 5, now_ms()) is Relation.SAME
 
 
+def test_a_queue_that_was_deleted_and_made_again_is_another_source(tmp_path: Path) -> None:
+    before = a_queue(tmp_path / "q", 5).identity
+    for each in tmp_path.iterdir():
+        each.unlink()
+    again = a_queue(tmp_path / "q", 9)
+    assert again.relation(before, 5, now_ms()) is Relation.OTHER
+    assert again.relation(again.identity, 5, now_ms()) is Relation.SAME
+
+
 def test_an_identity_without_an_id_does_not_depend_on_the_current_directory(tmp_path: Path) -> None:
     a_queue(tmp_path / "q", 1)
     for each in tmp_path.rglob("*-allMeta"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ from pyspark.sql import SparkSession
 from tests.matrix import matrix
 from tests.spark.service_process import NO_VIEW, ServiceProcess
 
-from holdfast import StoreClient
+from holdfast import Client, StoreClient
+from holdfast.copies.restoring import Point, restore
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.open import open_store
 from holdfast.spark.data_source import HoldfastDataSource
+from holdfast.spark.ingest.numbered_source import DurableSource, Relation
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.served_store import (
     HoldfastServedStoreReader,
@@ -24,6 +28,7 @@ from holdfast.spark.messages.served_store import (
     Offset,
 )
 from holdfast.spark.options import Mode, parse_served_store_options
+from holdfast.stores.repair import backup
 
 Rows = list[tuple[int, bytes]]
 
@@ -280,6 +285,70 @@ def test_a_stream_ends_when_its_store_is_made_again_under_it(
             step()
         assert refused.value.code is Code.STORE_REPLACED
     assert (counts(client)["messages"], counts(client)["acknowledged"]) == (120, 0)
+
+
+@pytest.mark.parametrize("durability", matrix(["log", "disk"]))
+def test_in_another_history_a_stream_and_an_ingest_go_on_from_what_the_copy_has(
+    tmp_path: Path, durability: str
+) -> None:
+    """Judged by history and number. As many messages again, older times and a decided record do not hide a loss."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    lives_in_log = durability == "log"
+
+    def serving(root: Path, stores: str) -> ServiceProcess:
+        directory = f"stores.directory={tmp_path / stores}"
+        return ServiceProcess(root, NO_VIEW, directory, f"stores.durability={durability}")
+
+    with serving(first, "stores") as service, StoreClient(service.url) as client:
+        client.define_store("orders")
+        reader = streaming(service, acknowledge="false")
+        start = reader.initialOffset()
+        publish(client, *[b"kept"] * 5)
+        kept = next_offset(reader, start)
+        source = DurableSource(service.url, "orders", "lake")
+        identity = source.identity
+        source.close()
+        if not lives_in_log:
+            client.cluster_command("backup", {"name": "copy"})
+        with Client(service.url) as log:
+            cut = log.version().version
+        publish(client, *[b"lost"] * 5)
+        lost = next_offset(reader, kept)
+        assert (kept["seq"], lost["seq"]) == (5, 10)
+        reader.stop()
+    if lives_in_log:
+        second.mkdir()
+        asyncio.run(restored(first.as_uri(), second.as_uri(), Point(version=cut)))
+    else:
+        second = first
+        backup.restore(str(tmp_path / "stores-backups" / "copy"), str(tmp_path / "restored"))
+    with serving(second, "restored") as service, StoreClient(service.url) as client:
+        publish(client, *[b"new"] * 10)
+        seen, _ = drained(streaming(service, acknowledge="false"), kept, commits=False)
+        assert seen == [(seq, b"new") for seq in range(6, 16)]
+        for step in (
+            lambda: next_offset(streaming(service), lost),
+            lambda: next_offset(streaming(service, failOnDataLoss="false"), lost),
+            lambda: streaming(service).partitions(kept, lost),
+        ):
+            with pytest.raises(Closed) as refused:
+                step()
+            assert refused.value.code is Code.STORE_REPLACED
+        source = DurableSource(service.url, "orders", "lake")
+        assert source.identity != identity
+        assert source.relation(identity, 5, 0) is Relation.SAME
+        assert source.relation(identity, 10, 0) is Relation.PUT_BACK
+        with pytest.raises(Closed), DurableClient(service.url, "orders", "lake", token=str(kept["token"])) as planned:
+            list(planned.messages(3, 10))
+        source.close()
+
+
+async def restored(source: str, target: str, point: Point) -> None:
+    stores = open_store(source), open_store(target, create_missing=True)
+    await restore(*stores, point)
+    for store in stores:
+        await store.close()
 
 
 def test_a_durable_that_something_else_consumes_is_refused(service: ServiceProcess, client: StoreClient) -> None:

@@ -20,6 +20,7 @@ from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFoun
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
 from holdfast.spark.options import Mode, parse_read_options, parse_store_options
+from holdfast.stores.repair import backup
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -286,6 +287,49 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
             each.stop()
 
     run(tmp_path, check, orders={"durables": WORK})
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_of_restored_files_a_stream_goes_on_from_what_the_copy_has(tmp_path: Path, has_checkpoint: bool) -> None:
+    """What was read after the copy was made has its number no more: as many messages again do not hide that."""
+    places: list[dict[str, int]] = []
+
+    def reader_of(path: Path) -> HoldfastStoreStreamReader:
+        return HoldfastStoreStreamReader(parse_store_options(given(path, pollInterval="1ms"), Mode.STREAM))
+
+    async def before(service: StoreService) -> None:
+        reader = reader_of(tmp_path / "stores")
+        place = reader.initialOffset()
+        for body in (b"kept", b"lost"):
+            await publish(service, [body] * 5)
+            seen, place = drained(reader, place)
+            assert len(seen) == 5
+            places.append(place)
+            if body == b"kept":
+                await service.checkpoint()
+                await service.backup(str(tmp_path / "copy"))
+        reader.stop()
+
+    async def after(service: StoreService) -> None:
+        await publish(service, [b"new"] * 10)
+        if has_checkpoint:
+            await service.checkpoint()
+        kept, lost = places
+        assert drained(reader_of(tmp_path / "restored"), kept)[0] == list(range(6, 16))
+        text = json.dumps({**kept, "seq": 4})
+        assert len(read(tmp_path / "restored", startingOffsets=text)) == 11
+        for step in (
+            lambda: drained(reader_of(tmp_path / "restored"), lost),
+            lambda: reader_of(tmp_path / "restored").partitions(kept, lost),
+            lambda: read(tmp_path / "restored", startingOffsets=json.dumps(lost)),
+        ):
+            with pytest.raises(Closed, match="or restored") as replaced:
+                step()
+            assert replaced.value.code is Code.STORE_REPLACED
+
+    run(tmp_path / "stores", before, orders={"durables": WORK})
+    backup.restore(str(tmp_path / "copy"), str(tmp_path / "restored"))
+    run(tmp_path / "restored", after, orders={"durables": WORK})
 
 
 @pytest.mark.parametrize(

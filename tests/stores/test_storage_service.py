@@ -315,7 +315,7 @@ def test_damage_found_while_a_command_is_carried_out_is_no_refusal(tmp_path: Pat
 
 
 def test_time_never_goes_back(tmp_path: Path) -> None:
-    times = iter([5_000, 3_000, 6_000])
+    times = iter([5_000, 4_000, 3_000, 6_000])  # the definition is preceded by the history of its numbers
     last = 6_000
 
     async def main() -> None:

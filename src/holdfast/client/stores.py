@@ -9,7 +9,7 @@ from holdfast.extras import needs
 
 with needs("client"):
     from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
-    from holdfast.client.protocol.stores.administration import Lock, Redelivered
+    from holdfast.client.protocol.stores.administration import Redelivered
     from holdfast.client.protocol.stores.messages import Advisory
     from holdfast.client.protocol.stores.publisher import Failure, Sent
     from holdfast.client.sync.committer import SparkCommitter, define_spark_stores
@@ -19,7 +19,7 @@ with needs("client"):
     from holdfast.client.sync.watch import Watch
     from holdfast.stores.values.messages import Delivery, Message
     from holdfast.wire.parts import Receipt
-from holdfast.wire.stores import Entry, KeyChange
+from holdfast.wire.stores import Entry, KeyChange, Lock
 
 __all__ = [
     "Advisory", "Browser", "Delivery", "Entry", "Failure", "KeyChange", "Lock", "Map", "Message", "Publisher",

@@ -290,7 +290,8 @@ class StoreOptions:
     Shape: either ``directory``, the service's ``stores.directory``, or ``url``, the log that the store lives in; the
     other is empty. At most one of ``after_seq`` (the last message not wanted), ``since`` (an aware time) and
     ``from_latest`` says where to start; ``starting_at`` is the state of the log that ``after_seq`` belongs to, None for
-    any, ``store_id`` the store's id, 0 for any. ``rows_max`` bounds a micro-batch.
+    any, ``store_id`` the store's id, 0 for any, ``store_history`` the history of its numbers, empty for any.
+    ``rows_max`` bounds a micro-batch.
     """
 
     url: str
@@ -306,6 +307,7 @@ class StoreOptions:
     poll_ms: int
     starting_at: Position | None = None
     store_id: int = 0
+    store_history: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,7 +631,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     _require_path(options, "stores", "; stores that live in a log are read with url=file:///path")
     options.require_effect("read", mode)
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
-    after, at, store_id = options.value("startingOffsets", _after_seq_or_latest, (0, None, 0))
+    after, at, store_id, history = options.value("startingOffsets", _after_seq_or_latest, (0, None, 0, ""))
     if at is not None and not in_log:
         raise _invalid("startingOffsets", "names a log, and option stores a directory")
     url = options.value("url", _url, "")
@@ -651,6 +653,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
         ),
         at,
         store_id,
+        history,
     )
 
 
@@ -987,14 +990,14 @@ def _queue_position(name: str, text: str) -> QueuePosition | str:
     return QueuePosition(seq, cast("str | None", queue_id), cast("int | None", time_ns))
 
 
-def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None, int]:
-    """The same, None for the newest message, the state of the log that it belongs to, if it names one, and the id of
-    the store, 0 without one.
+def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | None, int, str]:
+    """The same, None for the newest message, the state of the log that it belongs to, if it names one, the id of the
+    store, 0 without one, and the history of its numbers, empty without one.
 
     A stream's progress also has a ``backlog``, which other reads ignore.
     """
     if text.strip().lower() == LATEST:
-        return None, None, 0
+        return None, None, 0, ""
     fields = _json(text)
     version, log_id = fields.get("version"), fields.get("log_id")
     at = None
@@ -1005,10 +1008,12 @@ def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | N
     is_of_store = _is_count(store_id, 2**40 - 1, lowest=1) and isinstance(store_id, int)
     if is_of_store:
         del fields["store_id"]
+    history = fields.pop("history") if is_of_store and isinstance(fields.get("history"), str) else ""
     if "backlog" in fields or at is not None or is_of_store:
         fields.pop("backlog", None)
         text = json.dumps(fields)
-    return _after_seq(name, text), at, store_id if isinstance(store_id, int) and is_of_store else 0
+    named = store_id if isinstance(store_id, int) and is_of_store else 0
+    return _after_seq(name, text), at, named, history if isinstance(history, str) else ""
 
 
 def _filters(name: str, text: str) -> tuple[TableFilter, ...]:

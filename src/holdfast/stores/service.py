@@ -22,6 +22,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec.structs import force_setattr, replace
@@ -44,14 +45,17 @@ from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record, Result
 from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
-from holdfast.stores.values.identity import PART_BYTES, is_same, replaced, token_of
+from holdfast.stores.values.identity import PART_BYTES, history_part, is_same, replaced, token_of
 from holdfast.stores.values.identity import is_continued as is_continued_by
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
 
 WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
 _MAKING: Final = commands.Define, commands.Redefine, commands.Attach
-_OF_ANY_STORE: Final = commands.Expire, commands.Define, commands.Redefine, commands.Restarted, commands.CommitParts
+_OF_ANY_STORE: Final = (
+    *(commands.Expire, commands.Define, commands.Redefine, commands.Restarted, commands.CommitParts),
+    commands.Inherit,
+)
 
 
 def _draw() -> int:
@@ -205,6 +209,8 @@ class StoreService:
         service._keeper = keeper
         if keeper is not None:
             keeper.keep()
+        if service.state.stores.keys() - service.state.volatile_names:
+            service._inherit()
         if service.state.is_held():
             service.submit_nowait(commands.Restarted(0), _ignore)
         for effect in storage.effects:
@@ -251,10 +257,10 @@ class StoreService:
             self._last_ms = now_ms
         if type(command) is commands.Publish and self.clock_behind_ms:
             self._convert_times(command)
-        # The command is this call's: nobody has seen it, and copying it would copy its batch.
-        force_setattr(command, "at_ms", self._last_ms)
         if isinstance(command, _MAKING):
             self._draw_for(command)
+        # The command is this call's: nobody has seen it, and copying it would copy its batch.
+        force_setattr(command, "at_ms", self._last_ms)
         volatile = self.state.is_volatile(command)
         try:
             if not volatile and isinstance(command, _GROWING):
@@ -287,7 +293,15 @@ class StoreService:
             store = self.state.stores.get(command.store)
             if store is None or command.durable in store.durables:
                 return  # nothing is made; without a template the store's default one makes it
+        else:
+            self._inherit()
         force_setattr(command, "drawn", self._draw())
+
+    def _inherit(self) -> None:
+        """Let the stores know in which history their numbers are given out, before the first one is."""
+        history = history_part(self._history)
+        if self.state.lineage.history != history:
+            self.submit_nowait(commands.Inherit(0, history), _ignore)
 
     def draw_id(self) -> int:
         """The id of a store that no command makes."""
@@ -306,8 +320,13 @@ class StoreService:
         known = self.state.stores.get(store)
         return self.token(store, durable) if known is not None and durable in known.ids else ""
 
-    def require(self, token: str, store: str, durable: str | None = None) -> None:
+    def require(
+        self, token: str, store: str, durable: str | None = None, *, through: Callable[[], int | None] = lambda: None
+    ) -> None:
         """Return if the token, where there is one, is that of the store or durable: for what a client remembers.
+
+        ``through``: the highest number of the store that it remembers; None for anything else. With a token of an
+        earlier history of the same store it counts if that number is of before the histories parted.
 
         *Raises*: ``Closed`` (store_replaced), also where there is no such durable any more; ``InvalidRequest``;
         ``NotFound`` for the store.
@@ -315,15 +334,32 @@ class StoreService:
         if not token:
             return
         named = self.state.store(store)
-        is_there = durable is None or durable in named.ids
-        if not is_there or not is_same(token, self.token(store, durable)):
-            raise replaced(token, store=store, durable=durable or "")
+        if durable is None or durable in named.ids:
+            current = self.token(store, durable)
+            if is_same(token, current):
+                return
+            number = through()
+            if number is not None and store not in self._volatile and is_continued_by(token, current):
+                if self.state.lineage.has(token.partition(".")[0], named.id, number):
+                    return
+        raise replaced(token, store=store, durable=durable or "")
 
-    def require_continued(self, token: str, store: str, durable: str) -> None:
+    def require_publisher(self, token: str, store: str, publisher: str, first: int) -> None:
+        """As ``require``, for a batch. A publisher remembers its numbers: of an earlier history the store must have all
+        before ``first``. Without a publisher nothing but the store is remembered."""
+
+        def through() -> int | None:
+            has_all = not publisher or self.state.store(store).publishers.last_of(publisher) >= first - 1
+            return 0 if has_all else None
+
+        self.require(token, store, through=through)
+
+    def require_continued(self, token: str, store: str, durable: str) -> bool:
         """Return if a subscriber that was attached to ``token`` may go on here: also after a restore, which keeps what
-        the durable knows up to the cut, and in a store in memory. *Raises*: as ``require``."""
+        the durable knows up to the cut, and in a store in memory. Returns whether its numbers still mean the same.
+        *Raises*: as ``require``."""
         if not token or store == STATISTICS:  # made again for each audience
-            return
+            return True
         named = self.state.store(store)
         if durable not in named.ids:
             is_continued = store in self._volatile
@@ -333,6 +369,7 @@ class StoreService:
             is_continued = is_lost or is_continued_by(token, current)
         if not is_continued:
             raise replaced(token, store=store, durable=durable)
+        return is_same(token, self.token_if_there(store, durable))
 
     def carry_out_parts(
         self, command: commands.CommitParts
@@ -353,7 +390,10 @@ class StoreService:
             force_setattr(each, "at_ms", self._last_ms)
         for position, (token, part) in enumerate(zip(command.tokens, command.parts, strict=False)):
             try:
-                self.require(token, part.store, _durable_of(part))
+                if isinstance(part, commands.Publish):
+                    self.require_publisher(token, part.store, part.publisher, _first_of(part))
+                else:
+                    self.require(token, part.store, _durable_of(part), through=partial(commands.highest_of, part))
             except HoldfastError as error:
                 return position, error
         force_setattr(command, "tokens", [])
@@ -743,10 +783,12 @@ class _Reply:
             self._service.carry_out(self._effects)
 
 
-def _durable_of(part: commands.CommitPart) -> str | None:
-    if isinstance(part, commands.Publish):
-        return None
+def _durable_of(part: commands.Acknowledge | commands.MapChange) -> str:
     return part.map if isinstance(part, commands.MapChange) else part.durable
+
+
+def _first_of(batch: commands.Publish) -> int:
+    return batch.messages[0].publisher_seq if batch.messages else 1
 
 
 def _store_of(command: Command) -> str:

@@ -288,6 +288,17 @@ class UnlockRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: Token = ""
 
 
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that is held. ``fence`` rises with every holder, so a resource can refuse writes of an older one."""
+
+    key: str
+    owner: str
+    fence: int
+    until_ms: int
+    token: str = ""
+    """Of the map that it is in."""
+
+
 class LockedResponse(msgspec.Struct, frozen=True):
     """``fence`` rises with every new holder; the lock ends at ``until_ms``."""
 

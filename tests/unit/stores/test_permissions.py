@@ -55,7 +55,7 @@ ROUTES_OF = {
     "Resend": (Right.ADMINISTER, (f"POST {DURABLE}/redeliver",)),
 }
 """The right that each command of a client needs, and the routes that carry it out."""
-OF_THE_SERVICE_ALONE = {"DeadLetter", "Expire", "Restarted"}
+OF_THE_SERVICE_ALONE = {"DeadLetter", "Expire", "Inherit", "Restarted"}
 OF_A_COMMIT = {"CommitParts"}  # each part needs the right of its own command
 WITHOUT_A_COMMAND = {
     f"POST /v1/cluster/{name}"

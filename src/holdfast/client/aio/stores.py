@@ -27,7 +27,7 @@ from holdfast.client.protocol.options import (
     within_ms,
 )
 from holdfast.client.protocol.stores import administration
-from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Lock, MapOperations, Redelivered
+from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, MapOperations, Redelivered
 from holdfast.client.protocol.stores.messages import (
     decode,
     durable_path,
@@ -43,7 +43,7 @@ from holdfast.client.transport import aio as transport
 from holdfast.client.transport.aio_stores import SubscriberDriver
 from holdfast.client.transport.clock import now_ms
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import Entry, Page, Purged
+from holdfast.wire.stores import Entry, Lock, Page, Purged
 
 PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000

@@ -35,7 +35,7 @@ from holdfast.stores.values.messages import Delivery, FieldValue
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
 from holdfast.wire.parts import StoresReceipt
-from holdfast.wire.stores import AcknowledgePart, MapPart, OneChange, PublishedMessage, PublishPart
+from holdfast.wire.stores import AcknowledgePart, Entry, Lock, MapPart, OneChange, PublishedMessage, PublishPart
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -138,6 +138,8 @@ class TransactionBuilder:
         self._acknowledged: dict[tuple[str, str, str], AcknowledgePart] = {}
         self._changed: dict[tuple[str, str], dict[str, OneChange]] = {}
         self._fences: dict[tuple[str, str], int] = {}
+        self._tokens: dict[tuple[str, str], str] = {}
+        """Of each map, where a change rests on something of it that was remembered."""
         self._published: dict[str, list[PublishedMessage]] = {}
         self._cleared: list[tuple[bytes, bytes | None]] = []
 
@@ -171,9 +173,21 @@ class TransactionBuilder:
         """What the message stores are to do."""
         return log_operations.parts_of(
             list(self._acknowledged.values()),
-            [MapPart(*where, list(changes.values()), self._fences[where]) for where, changes in self._changed.items()],
-            [PublishPart(store, messages) for store, messages in self._published.items()],
+            [
+                MapPart(*where, list(changes.values()), self._fences[where], self._tokens.get(where, ""))
+                for where, changes in self._changed.items()
+            ],
+            [
+                PublishPart(store, messages, token=self._token_of_store(store))
+                for store, messages in self._published.items()
+            ],
         )
+
+    def _token_of_store(self, store: str) -> str:
+        """What the other parts know of the store; empty where they know nothing."""
+        known = [(name, part.token) for (name, _, _), part in self._acknowledged.items()]
+        known += [(name, token) for (name, _), token in self._tokens.items()]
+        return next((token.rpartition(".")[0] for name, token in known if name == store and token), "")
 
     def publish(
         self,
@@ -206,13 +220,30 @@ class TransactionBuilder:
         self._acknowledged[store, durable, subscriber] = AcknowledgePart(store, durable, subscriber, numbers, token)
 
     def change_map(
-        self, store: str, name: str, key: str, value: bytes | None, *, if_revision: int | None = None, fence: int = 0
+        self,
+        store: str,
+        name: str,
+        key: str,
+        value: bytes | None,
+        *,
+        if_revision: int | Entry | None = None,
+        fence: int | Lock = 0,
     ) -> None:
         """Set a key of a map, or remove it (None), when the transaction commits. The last change of a key counts.
 
-        ``fence``: the token of a lock on the key or the map; a key that is locked is changed with it only. Raises:
-        InvalidRequest for a second fence of one map: several keys need the lock of the whole map.
+        ``fence``: a lock on the key or the map; a key that is locked is changed with it only. ``if_revision``: the
+        entry that was read; 0 for no such key. A number alone, of either, is that of whatever has the names now.
+        Raises: InvalidRequest for a second fence of one map: several keys need the lock of the whole map; Closed
+        (``store_replaced``) if they are of two maps of the name.
         """
+        for remembered in (if_revision, fence):
+            if isinstance(remembered, Entry | Lock) and remembered.token:
+                first = self._tokens.setdefault((store, name), remembered.token)
+                if first != remembered.token:
+                    raise replaced(first, store=store, durable=name)
+        if isinstance(if_revision, Entry):
+            if_revision = if_revision.revision
+        fence = fence.fence if isinstance(fence, Lock) else fence
         known = self._fences.setdefault((store, name), fence)
         if known and fence not in (0, known):
             raise InvalidRequest(

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.stores.administration import Lock
 from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
@@ -33,7 +32,7 @@ from holdfast.console.reading.documents import count_of, name_of
 from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.wire.stores import EntriesResponse, Entry
+from holdfast.wire.stores import EntriesResponse, Entry, Lock
 
 ROWS: Final = 100
 VALUE_CHARACTERS: Final = 80

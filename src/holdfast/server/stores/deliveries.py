@@ -187,7 +187,7 @@ class Deliveries:
         attach: Attach,
         done: Joined,
         wait_seconds: float = 0.0,
-        require: Callable[[], None] = lambda: None,
+        require: Callable[[], object] = lambda: None,
     ) -> None:
         """Attach a subscriber. ``done`` is called when that is durable, and its messages begin after that.
 

@@ -31,7 +31,16 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
 from holdfast.stores.matching import Matcher
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Publish, Published, Result
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    Acknowledged,
+    Attach,
+    Attached,
+    Publish,
+    Published,
+    Result,
+    highest_of,
+)
 from holdfast.stores.values.messages import Delivery, fields_hint
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
@@ -106,7 +115,9 @@ class StoreOperations:
         """
         command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
         definition = self._definitions.store(store)
-        self._service.require(request.token, store)
+        if request.token:
+            first = command.messages[0].publisher_seq if command.messages else 1
+            self._service.require_publisher(request.token, store, command.publisher, first)
         token = self._service.token(store)
         if definition.publisher_mode is PublisherMode.NO_CONFIRM:
             self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), token, wire_format), done)
@@ -143,8 +154,8 @@ class StoreOperations:
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
         """Complete held messages; for a detached subscriber all are stale. Raises: NotFound."""
         durable = self._definitions.named(store, durable, request.subscriber)
-        self._service.require(request.token, store, durable)
         command = acknowledge_of(store, durable, request)
+        self._service.require(request.token, store, durable, through=lambda: _highest(command, request))
         # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
         is_there = self._definitions.find(store, durable) is not None
 
@@ -180,7 +191,7 @@ class StoreOperations:
             raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
         require_keys(terms, poll.key)
 
-        self._service.require(poll.token, poll.store, durable)
+        self._service.require_continued(poll.token, poll.store, durable)
         token = self._service.token(poll.store, durable)
 
         def polled(answer: list[Delivery] | HoldfastError) -> None:
@@ -376,6 +387,10 @@ def nacks_of(given: Iterable[tuple[int, int] | DelayedNack]) -> list[tuple[int, 
     [(8, 500), (9, 20)]
     """
     return [(one.seq, one.delay_ms) if isinstance(one, DelayedNack) else one for one in given]
+
+
+def _highest(command: Acknowledge, request: AckRequest) -> int:
+    return max(highest_of(command) or 0, *(last for _, last in pairs_of(request.started or [0])))
 
 
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import collections.abc
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Literal, cast
 from urllib.parse import parse_qsl, unquote
@@ -39,7 +40,7 @@ from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire import stores as wire
 from holdfast.wire.each_once import decode_each_once
@@ -158,7 +159,8 @@ class SubscribeSocket(asyncio.Protocol):
                 opened.access.require(self._authorization, Right.ADMINISTER, asked.store)
             opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
-            opened.service.require_continued(asked.token, asked.store, asked.durable)
+            if not opened.service.require_continued(asked.token, asked.store, asked.durable):
+                asked.keep = []  # the client cannot acknowledge what it was handed in another history
             terms = opened.definitions.terms(asked.store, asked.durable, asked.template)
             watched = self._watched(opened, asked, terms)
         except HoldfastError as error:
@@ -197,7 +199,7 @@ class SubscribeSocket(asyncio.Protocol):
             attach,
             attached,
             asked.wait_ms / 1000,
-            lambda: opened.service.require_continued(asked.token, asked.store, asked.durable),
+            partial(opened.service.require_continued, asked.token, asked.store, asked.durable),
         )
 
     @staticmethod
@@ -286,7 +288,8 @@ class SubscribeSocket(asyncio.Protocol):
                 self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
 
         try:
-            opened.service.require(frame.token or self._token, command.store, command.durable)
+            token, through = frame.token or self._token, partial(highest_of, command)
+            opened.service.require(token, command.store, command.durable, through=through)
         except HoldfastError as error:
             acknowledged(without_traceback(error))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from holdfast.errors import Code, InvalidRequest
@@ -47,12 +48,20 @@ _PATH_PARAMETERS: Final[Mapping[str, tuple[object, str]]] = {
 class StoreCall:
     """One request to a store route, after its rights were checked."""
 
-    __slots__ = ("_has_token", "accept", "call", "host", "opened")
+    __slots__ = ("_has_token", "_through", "accept", "call", "host", "opened")
 
     def __init__(
-        self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False, has_token: bool = False
+        self,
+        call: Call,
+        host: StoreHost,
+        right: Right | None,
+        *,
+        cluster: bool = False,
+        has_token: bool = False,
+        through: Callable[[Call], int | None] = lambda _: None,
     ) -> None:
-        """``right`` None: the handler checks rights itself. ``has_token``: the query may have one.
+        """``right`` None: the handler checks rights itself. ``has_token``: the query may have one. ``through``: the
+        number of the store that the request remembers, where it remembers one.
 
         Raises: Fenced (not_leader), PermissionDenied, Closed (``store_replaced``).
         """
@@ -63,6 +72,7 @@ class StoreCall:
         if right is not None:
             self.opened.access.require(call.authorization, right, self.store)
         self._has_token = has_token
+        self._through = through
         self.require_token()
 
     @property
@@ -121,7 +131,8 @@ class StoreCall:
                 parameters = self.call.request.path_params
                 durable = self.durable if "durable" in parameters or "map" in parameters else None
                 # The subscriber's own durable is looked up later, and so is its token.
-                self.opened.service.require(given, self.store, None if durable == DEFAULT_DURABLE else durable)
+                named = None if durable == DEFAULT_DURABLE else durable
+                self.opened.service.require(given, self.store, named, through=partial(self._through, self.call))
 
     @property
     def token(self) -> str:
@@ -152,16 +163,18 @@ def store_route(
     codes: Sequence[Code] = (),
     filters: bool = False,
     cluster: bool = False,
+    through: Callable[[Call], int | None] = lambda _: None,
 ) -> Route:
     """One row: JSON and msgpack. The role is open because rights are asked of ``StoreAccess``.
 
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
+    ``through``: the number of the store that a request remembers; without it none.
     """
 
     has_token = "{store}" in path and not filters
 
     async def handle(call: Call) -> Response:
-        return await handler(StoreCall(call, host, right, cluster=cluster, has_token=has_token))
+        return await handler(StoreCall(call, host, right, cluster=cluster, has_token=has_token, through=through))
 
     media_types = (JSON, MSGPACK)
     return Route(

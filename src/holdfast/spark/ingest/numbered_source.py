@@ -16,12 +16,13 @@ from holdfast.client import Client, ClientOptions
 from holdfast.client.protocol.effects import Request
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
+from holdfast.errors import Closed, Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue import Queue
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.messages.queue import id_of_queue, time_of_message
 from holdfast.spark.runtime.service_client import service_token
+from holdfast.stores.values.identity import is_continued
 
 ANSWER_MS_MAX: Final = 30_000
 """How long a service is tried before Spark is started for nothing."""
@@ -134,7 +135,7 @@ def _descends(url: str, log_id: str) -> bool:
 
 class DurableSource:
     """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable with their
-    names, and after a ``#`` their ids."""
+    names, and after a ``#`` the durable's token."""
 
     def __init__(
         self, url: str, store: str, durable: str, retry_ms: int | None = None, *, is_moved: bool = False
@@ -157,18 +158,24 @@ class DurableSource:
                 token = str(self._durable().describe().get("token", ""))
             except (NotFound, PermissionDenied):
                 return name
-            self._identity = f"{name}#{token.partition('.')[2]}"
+            self._identity = f"{name}#{token}"
         return self._identity
 
     def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
-        """As ``NumberedSource`` has it: a store that was deleted and made again begins at 1."""
+        """As ``NumberedSource`` has it: a store that was deleted and made again begins at 1. In another history, after
+        a restore or a promotion, the service judges."""
+        durable = self._durable()
         if identity is not None:
-            (named, _, ids), (own, _, own_ids) = identity.partition("#"), self.identity.partition("#")
+            (named, _, token), (own, _, own_token) = identity.partition("#"), self.identity.partition("#")
             if not (same_source(named, own) or self._was(named, own)):
                 return Relation.OTHER
-            if ids and own_ids and ids != own_ids:
-                return Relation.MADE_AGAIN
-        durable = self._durable()
+            if token and own_token:
+                if not is_continued(token, own_token):
+                    return Relation.MADE_AGAIN
+                try:
+                    durable.require_same(token, through, fail_on_data_loss=True)
+                except Closed:
+                    return Relation.PUT_BACK
         newest, oldest = durable.last_seq(), durable.first_after(0)
         is_decided = oldest is not None and (not time_ms or oldest.published_ms <= time_ms)
         if newest >= through and (oldest is None or oldest.seq > through or is_decided):

@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.client import ClientOptions
-from holdfast.client.protocol.effects import Response
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, LimitExceeded, NotFound
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.stores.values.identity import is_continued, replaced
+from holdfast.stores.values.identity import is_continued, is_same, replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
 from holdfast.wire.stores import DeliveredResponse, Page
@@ -173,25 +173,29 @@ class DurableClient:
             self.create(template, matcher)  # raises NotFound where there is no such store
             self.require_own()
 
-    def require_same(self, token: str, *, fail_on_data_loss: bool) -> None:
-        """Return if numbers of the durable that ``token`` names are of this one, in whatever history.
+    def require_same(self, token: str, seq: int, *, fail_on_data_loss: bool) -> None:
+        """Return if the numbers up to ``seq`` of the durable that ``token`` names are of the same messages here.
 
-        Raises: NotFound; Closed (``store_replaced``), of a durable that was made again in its store only with
+        In another history, after a restore or a promotion, the service judges: they are if it had them when the two
+        parted. Raises: NotFound; Closed (``store_replaced``), of a durable that was made again in its store only with
         ``fail_on_data_loss``: the numbers are the store's.
         """
         current = str(self.describe().get("token", ""))
-        if not token or is_continued(token, current):
+        if token and not fail_on_data_loss:
+            token = f"{token.rpartition('.')[0]}.{current.rpartition('.')[2]}"
+        if not token or is_same(token, current):
             return
-        if fail_on_data_loss or not is_continued(token.rpartition(".")[0], current):
+        if not is_continued(token, current):
             raise replaced(token, store=self._store, durable=self._durable)
+        self._send(request_of("GET", browse_target(self._path, seq, 1, None, False, token)))
 
     def require_continued(self, seq: int, time_ms: int | None, token: str = "", *, fail_on_data_loss: bool) -> bool:
         """Look whether the durable still has what comes after ``seq``; whether it also has something up to it.
 
-        ``time_ms``: nothing up to ``seq`` was published later. ``token``: of the durable that the number is of. In
-        another history, after a restore, numbers are judged by what is there. Raises: NotFound; as ``require_same``.
+        ``time_ms``: nothing up to ``seq`` was published later. ``token``: of the durable that the number is of. Without
+        one, numbers are judged by what is there. Raises: NotFound; as ``require_same``.
         """
-        self.require_same(token, fail_on_data_loss=fail_on_data_loss)
+        self.require_same(token, seq, fail_on_data_loss=fail_on_data_loss)
         newest, oldest = self.last_seq(), self.first_after(0)
         is_left = oldest is not None and oldest.seq <= seq
         if newest < seq or (is_left and oldest is not None and time_ms is not None and oldest.published_ms > time_ms):
@@ -249,6 +253,9 @@ class DurableClient:
 
     def _page(self, after: int, count: int) -> Page:
         page = decode(self._ask("GET", browse_target(self._path, after, count, None, False)), Page)
+        if self.token and not is_same(self.token, page.token):
+            # In another history a number may be the same message, and those after it others than were planned.
+            raise replaced(self.token, store=self._store, durable=self._durable)
         self._met(page.token)
         return page
 
@@ -281,5 +288,7 @@ class DurableClient:
     def _ask(self, method: str, target: str, body: Mapping[str, object] | None = None) -> Response:
         if self.token and body is None:
             target = f"{target}{'&' if '?' in target else '?'}token={self.token}"
-        request = request_of(method, target, body)
+        return self._send(request_of(method, target, body))
+
+    def _send(self, request: Request) -> Response:
         return self._client.run(ask(self._client.session, request, now_ms(), self._retry_ms))

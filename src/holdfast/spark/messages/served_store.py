@@ -189,7 +189,8 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         self._is_planned = True
         client = self._opened()
         if not self._is_continued:  # of a micro-batch that was planned before a restart
-            client.require_same(str(end.get("token", "")), fail_on_data_loss=self._options.fail_on_data_loss)
+            lenient = not self._options.fail_on_data_loss
+            client.require_same(str(end.get("token", "")), _numbers(end)[0], fail_on_data_loss=not lenient)
         return pieces_of(self._options, client, _numbers(start)[0], _numbers(end)[0])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -93,7 +93,8 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
 def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
     """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
     placed = reader.place(options.after_seq)
-    _require_same(options, placed, {"store_id": options.store_id})
+    given: Offset = {"store_id": options.store_id, "history": options.store_history}
+    _require_same(options, placed, given, options.after_seq)
     after = options.after_seq
     if options.from_latest:
         after = placed.newest_seq
@@ -253,7 +254,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
         begin, backlog = _numbers(start)
         placed = self._place(start, begin)
-        _require_same(self._options, placed, start)
+        _require_same(self._options, placed, start, begin)
         newest = placed.newest_seq
         if newest < begin:
             raise NotFound(
@@ -293,7 +294,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             # A micro-batch from before a restart; or the remembered extents begin after it.
             placed = self._placed = self._opened(end).place(begin)
             extents = self._extents = list(placed.extents)
-        _require_same(self._options, placed, end)
+        _require_same(self._options, placed, end, through)
         return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -325,18 +326,25 @@ def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
     offset: Offset = {"seq": seq, "backlog": backlog}
     if placed.store_id:
         offset["store_id"] = placed.store_id
+    if isinstance(placed, Placed) and placed.lineage.history:
+        offset["history"] = placed.lineage.history
     if not isinstance(placed, Placed):
         assert placed.at.log_id is not None, "the log was read"
         offset |= {"version": placed.at.version, "log_id": placed.at.log_id}
     return offset
 
 
-def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Mapping[str, int | str]) -> None:
-    """Return if an offset is of the store that has the name. Raises: Closed (``store_replaced``)."""
-    known = offset.get("store_id")
-    if known and placed.store_id and known != placed.store_id:
+def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Mapping[str, int | str], seq: int) -> None:
+    """Return if an offset is of the store that has the name, and what it has read, up to ``seq``, is still the same.
+
+    Of a log its position says the second. Raises: Closed (``store_replaced``)."""
+    known, history = offset.get("store_id"), str(offset.get("history", ""))
+    is_same = not known or not placed.store_id or known == placed.store_id
+    if is_same and isinstance(placed, Placed) and history:
+        is_same = placed.lineage.has(history, placed.store_id, seq)
+    if not is_same:
         raise Closed(
-            "data loss: the store was deleted and made again since this stream's checkpoint",
+            "data loss: the store was deleted and made again, or restored, since this stream's checkpoint",
             code=Code.STORE_REPLACED,
             hint="begin a new stream, with a new checkpoint",
             store=options.store,

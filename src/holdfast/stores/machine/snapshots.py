@@ -6,7 +6,8 @@ valid, and its stores are those of that definition that are not in memory only.
 
 | item | holds |
 |---|---|
-| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules |
+| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules;
+  the history of the numbers and those before it |
 | ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left, id |
 | ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type; id |
 """
@@ -28,6 +29,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState, LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.pending import ConsumptionState
+from holdfast.stores.machine.lineage import Ancestor
 from holdfast.stores.machine.redefine import restored_history, whole_history
 from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
 from holdfast.stores.values.commands import FIRST_RULES, RULES
@@ -82,6 +84,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last one is in force."""
     stores: list[_Store]
     rules: int = FIRST_RULES
+    lineage: tuple[str, list[Ancestor]] = ("", [])
 
 
 _decoder = msgspec.msgpack.Decoder(_State)
@@ -96,7 +99,10 @@ def snapshot(cluster: Cluster) -> bytes:
     """
     # A store that lives in memory only is empty after a start.
     stores = [_store(store) for name, store in cluster.stores.items() if name not in cluster.volatile_names]
-    return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules))
+    lineage = cluster.lineage.state()
+    return _encoder.encode(
+        (FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules, lineage)
+    )
 
 
 def _store(store: Store) -> tuple[object, ...]:
@@ -177,6 +183,7 @@ def restore(cluster: Cluster, data: bytes) -> None:
         restored_history(snapshot.history, snapshot.rules),
     )
     cluster.at_ms = snapshot.at_ms
+    cluster.lineage.restore(*snapshot.lineage)
     for name in sorted(definition.volatile_stores):
         # Nothing of an earlier opening is in it, and no token of one is the same: any id will do.
         store = cluster.make_store(definition.stores[name], 0)

@@ -72,6 +72,7 @@ class State(Cluster):
             commands.Redeliver: self._redeliver,
             commands.Resend: self._resend,
             commands.CommitParts: self._commit_parts,
+            commands.Inherit: self._inherit,
         }
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
@@ -244,6 +245,14 @@ class State(Cluster):
                 for holder in durable.leases.of.values() if isinstance(durable, Consumption) else ():
                     changed |= holder.restarted()
         return Done(), changed
+
+    def _inherit(self, command: commands.Inherit, effects: list[Effect]) -> _Outcome:
+        del effects
+        if command.history == self.lineage.history:
+            return Done(), False
+        kept = [store for name, store in self.stores.items() if name not in self.volatile_names]
+        self.lineage.go_on(command.history, [(store.id, store.counts.next_seq - 1) for store in kept])
+        return Done(), True
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)

@@ -26,6 +26,7 @@ from holdfast.stores.durables.backlog import Residue, Shelf
 from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Shared, Standard
 from holdfast.stores.durables.keyed import KeyedResidue, LastValue
 from holdfast.stores.durables.map import Map
+from holdfast.stores.machine.lineage import Lineage
 from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values.commands import (
     RULES,
@@ -33,6 +34,7 @@ from holdfast.stores.values.commands import (
     CommitParts,
     Define,
     Expire,
+    Inherit,
     Part,
     Publish,
     Published,
@@ -119,6 +121,11 @@ class Publishers:
             if first <= publisher_seq <= last:
                 return seq + publisher_seq - first
         return runs[0][2]
+
+    def last_of(self, publisher: str) -> int:
+        """The last number that is stored, 0 of an unknown publisher."""
+        known = self._known.get(publisher)
+        return 0 if known is None else known.runs[-1][1]
 
     def accepted(self, publisher: str, first: int, count: int, first_seq: int, at_ms: int) -> None:
         """``count`` messages from number ``first`` on are stored from ``first_seq`` on."""
@@ -578,6 +585,7 @@ class Cluster:
         self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
         """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
+        self.lineage = Lineage()
         self.withdrawn: list[Withdrawn] = []
         """What the current command has taken from subscribers."""
         self._rules = RULES
@@ -647,7 +655,7 @@ class Cluster:
     def is_volatile(self, command: Command) -> bool:
         """Whether a command is of stores in memory only: then no record has it."""
         names = self.volatile_names
-        if not names or isinstance(command, Define | Redefine | Restarted | CommitParts):
+        if not names or isinstance(command, Define | Redefine | Restarted | CommitParts | Inherit):
             return False
         if isinstance(command, Expire):
             return command.volatile

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
 
@@ -23,15 +23,18 @@ import msgspec
 from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
+from holdfast.stores.machine.lineage import Ancestor, Lineage
 from holdfast.stores.machine.store import Revision
 from holdfast.stores.storage.frames import Relocated, decode_frame, removals_of, runs_of
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.values.commands import (
+    FIRST_RULES,
     STEPWISE_RULES,
     CommitParts,
     Define,
+    Inherit,
     MapChange,
     MapChanged,
     Part,
@@ -59,7 +62,8 @@ class Placed:
     """Where the messages of one store are.
 
     Shape: ``extents`` ascend and do not overlap; ``newest_seq`` is the store's newest number, 0 for none; ``frame`` is
-    the last frame that counts, ``until_ms`` its time; ``store_id`` the store's id (``values.identity``).
+    the last frame that counts, ``until_ms`` its time; ``store_id`` the store's id (``values.identity``), ``lineage``
+    the histories of its numbers.
     """
 
     extents: tuple[Extent, ...]
@@ -67,6 +71,7 @@ class Placed:
     until_ms: int
     frame: int
     store_id: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
 
 
 class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +99,8 @@ class _Beginning(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     history: list[Revision]
     stores: list[_StoreBeginning]
+    rules: int = FIRST_RULES
+    lineage: tuple[str, list[Ancestor]] = ("", [])
 
 
 _beginnings = msgspec.msgpack.Decoder(_Beginning)
@@ -111,7 +118,7 @@ class StoreSoFar:
     """What the records of a log have said about the store ``store``, one after the other.
 
     ``at_ms`` is the service's time, ``definition`` the one in force if known, ``newest_seq`` the store's newest number,
-    ``id`` its id.
+    ``id`` its id, ``lineage`` the histories of its numbers.
     """
 
     def __init__(
@@ -121,8 +128,10 @@ class StoreSoFar:
         definition: ClusterDefinition | None = None,
         newest_seq: int = 0,
         identity: int = 0,
+        lineage: Lineage | None = None,
     ) -> None:
         self.id = identity
+        self.lineage = Lineage() if lineage is None else lineage
         self.store = store
         self.at_ms = at_ms
         self.definition = definition
@@ -136,6 +145,8 @@ class StoreSoFar:
     def note(self, said: Record) -> tuple[bool, list[Brought]]:
         """Whether the record deleted the store, with all that came before, and the numbers that it brought."""
         self.at_ms = max(self.at_ms, said.command.at_ms)
+        if isinstance(said.command, Inherit):
+            self.lineage.go_on(said.command.history, [(self.id, self.newest_seq)])
         deleted = False
         was_there = self.definition is None or self.store in self.definition.stores
         if isinstance(said.command, Define):
@@ -233,7 +244,7 @@ class StoreReader:
         last = self._log.durable
         if last <= placed.frame:
             return replace(placed, extents=())
-        so_far = StoreSoFar(self._store, placed.until_ms, None, placed.newest_seq, placed.store_id)
+        so_far = StoreSoFar(self._store, placed.until_ms, None, placed.newest_seq, placed.store_id, placed.lineage)
         known = _Known(placed.frame, so_far, [])
         try:
             return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
@@ -285,7 +296,8 @@ class StoreReader:
     def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
         extents = self._extents_after(known, last, after_seq, deletion_matters=deletion_matters)
         known.so_far.require_store()
-        return Placed(tuple(extents), known.so_far.newest_seq, known.so_far.at_ms, last, known.so_far.id)
+        so_far = known.so_far
+        return Placed(tuple(extents), so_far.newest_seq, so_far.at_ms, last, so_far.id, so_far.lineage)
 
     def _extents_after(
         self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False
@@ -337,7 +349,9 @@ class StoreReader:
         newest, identity = next(
             ((store.next_seq - 1, store.id) for store in beginning.stores if store.name == self._store), (0, 0)
         )
-        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest, identity)
+        lineage = Lineage()
+        lineage.restore(*beginning.lineage)
+        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest, identity, lineage)
         return _Known(loaded.frame, so_far, extents)
 
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:

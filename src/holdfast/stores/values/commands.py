@@ -242,7 +242,24 @@ class MapUnlock(_OfMap, frozen=True):
     fence: int
 
 
+class Inherit(_Command, frozen=True):
+    """The stores' numbers go on in another history: after a restore, a promotion, a move (``machine.lineage``)."""
+
+    history: str
+    """The part of a token that names it."""
+
+
 CommitPart = Acknowledge | MapChange | Publish
+
+
+def highest_of(command: Acknowledge | MapChange) -> int | None:
+    """The highest number of its store that a command names; None where it rests on something else: a fence, a name."""
+    if isinstance(command, MapChange):
+        revisions = [revision for _, _, revision in command.changes if revision is not None]
+        return max(revisions) if revisions and not command.fence else None
+    ranges = (*command.ack, *command.extend, *command.unsent)
+    started = (last for _, last, _ in command.started or ())
+    return max((0, *(last for _, last in ranges), *(seq for seq, _ in command.nack), *command.reject, *started))
 
 
 class CommitParts(_Command, frozen=True):
@@ -278,6 +295,7 @@ Command = (
     | Resend
     | Redefine
     | CommitParts
+    | Inherit
 )
 
 

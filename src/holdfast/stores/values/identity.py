@@ -43,10 +43,17 @@ def token_of(history: str, store: int, durable: int | None = None) -> str:
     >>> token_of("log", 1, 2)
     'efkpot1u.00000001.00000002'
     """
-    parts = [blake2b(history.encode(), digest_size=PART_BYTES).digest(), store.to_bytes(PART_BYTES, "big")]
-    if durable is not None:
-        parts.append(durable.to_bytes(PART_BYTES, "big"))
-    return ".".join(_part(part) for part in parts)
+    ids = [store] if durable is None else [store, durable]
+    return ".".join((history_part(history), *(_part(each.to_bytes(PART_BYTES, "big")) for each in ids)))
+
+
+def history_part(history: str) -> str:
+    """The part of a token that names a history.
+
+    >>> history_part("log")
+    'efkpot1u'
+    """
+    return _part(blake2b(history.encode(), digest_size=PART_BYTES).digest())
 
 
 def numbers_of_token(token: str) -> list[int]:

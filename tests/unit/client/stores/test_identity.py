@@ -11,7 +11,7 @@ from holdfast.client.protocol.transaction import TransactionBuilder
 from holdfast.errors import Closed, Code, OutcomeUnknown
 from holdfast.stores.values.identity import is_continued, is_same, token_of
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import AcknowledgePart
+from holdfast.wire.stores import AcknowledgePart, Entry, Lock, MapPart, PublishPart
 
 OLD = token_of("log", 1, 2)
 OTHER_HISTORY = token_of("forked", 1, 2)
@@ -122,6 +122,16 @@ def test_a_publisher_sends_the_token_of_its_first_receipt_and_another_store_gets
     assert store.requests[1].publisher_id != store.requests[2].publisher_id
 
 
+def test_a_publisher_whose_store_went_on_in_another_history_sends_the_newest_token() -> None:
+    store = Stamped()
+    for token in ("first", "restored", "restored again"):
+        store.token = token
+        store.add(b"a")
+        store.accepts()
+    assert [body.token for body in store.requests] == ["", "first", "restored"]
+    assert len({body.publisher_id for body in store.requests}) == 1
+
+
 def test_what_another_store_may_have_had_is_not_sent_to_the_next_one() -> None:
     store = Stamped()
     store.add(b"a")
@@ -158,3 +168,37 @@ def test_a_transaction_acknowledges_messages_with_their_token() -> None:
     with pytest.raises(Closed) as refused:
         txn.acknowledge("s", "d", "me", delivery(4, OTHER_HISTORY))
     assert refused.value.code is Code.STORE_REPLACED
+
+
+MAP, OTHER_MAP = token_of("log", 1, 9), token_of("log", 1, 10)
+
+
+def test_a_transaction_changes_a_map_with_the_token_of_what_its_change_rests_on() -> None:
+    txn = TransactionBuilder(None, 1)  # type: ignore[arg-type]  # nothing is read
+    txn.change_map("s", "locked", "k", b"v", fence=Lock("k", "me", 3, 0, MAP))
+    txn.change_map("s", "read", "k", b"v", if_revision=Entry("k", b"u", 7, OTHER_MAP))
+    txn.change_map("s", "known by numbers", "k", b"v", if_revision=7, fence=3)
+    locked, read, by_numbers = msgspec.json.decode(txn.parts.maps, type=list[MapPart])  # type: ignore[arg-type]
+    assert (locked.fence, locked.token, locked.changes[0].if_revision) == (3, MAP, None)
+    assert (read.fence, read.token, read.changes[0].if_revision) == (0, OTHER_MAP, 7)
+    assert (by_numbers.fence, by_numbers.token, by_numbers.changes[0].if_revision) == (3, "", 7)
+    txn.change_map("s", "locked", "l", b"v", fence=Lock("k", "me", 3, 0, MAP))
+    with pytest.raises(Closed) as refused:
+        txn.change_map("s", "locked", "k", b"v", if_revision=Entry("k", b"u", 7, OTHER_MAP))
+    assert refused.value.code is Code.STORE_REPLACED
+
+
+def test_a_transaction_publishes_into_the_store_that_its_other_parts_are_of() -> None:
+    txn = TransactionBuilder(None, 1)  # type: ignore[arg-type]  # nothing is read
+    txn.publish("acknowledged", b"")
+    txn.publish("changed", b"")
+    txn.publish("nothing is known", b"")
+    txn.acknowledge("acknowledged", "d", "me", delivery(1, OLD))
+    txn.change_map("changed", "m", "k", b"v", fence=Lock("k", "me", 3, 0, MAP))
+    parts = msgspec.json.decode(txn.parts.publish, type=list[PublishPart])  # type: ignore[arg-type]
+    of_store = token_of("log", 1)
+    assert [(part.store, part.token) for part in parts] == [
+        ("acknowledged", of_store),
+        ("changed", of_store),
+        ("nothing is known", ""),
+    ]

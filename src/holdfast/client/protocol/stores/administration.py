@@ -29,7 +29,7 @@ from holdfast.client.protocol.stores.messages import (
 )
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
 from holdfast.wire.parts import ChangedResponse
-from holdfast.wire.stores import REDELIVER_MAX, EntriesResponse, Entry, LockedResponse, RedeliveredResponse
+from holdfast.wire.stores import REDELIVER_MAX, EntriesResponse, Entry, Lock, LockedResponse, RedeliveredResponse
 
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with the values in force and its counts."""
@@ -42,17 +42,6 @@ class Redelivered(msgspec.Struct, frozen=True):
 
     messages: int
     left: dict[str, int]
-
-
-class Lock(msgspec.Struct, frozen=True):
-    """A lock that is held. ``fence`` rises with every holder, so a resource can refuse writes of an older one."""
-
-    key: str
-    owner: str
-    fence: int
-    until_ms: int
-    token: str = ""
-    """Of the map that it is in."""
 
 
 def ask(

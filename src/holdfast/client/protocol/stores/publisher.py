@@ -188,7 +188,7 @@ class PublisherMachine:
         self._entropy = entropy
         self._identities = 0
         self._token = ""
-        """Of the store that the numbers are of, from its first receipt."""
+        """Of the store that the numbers are of, from its last receipt."""
         self._numbered_by_application = publisher_id is not None
         self._publisher_id = publisher_id if publisher_id is not None else self._new_id()
         self._next_number = next_seq if next_seq is not None else 1
@@ -356,7 +356,7 @@ class PublisherMachine:
                 head.perhaps_kept = True
                 self._again_or_fail(head, error, reply)
             else:
-                self._token = self._token or receipt.token
+                self._token = receipt.token or self._token  # a restored store that has all before goes on
                 if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
                     self._mistaken(head, receipt)
                 else:

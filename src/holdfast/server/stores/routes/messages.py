@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.server.http.routes import Parameter, Response, Route
+from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
@@ -97,7 +97,11 @@ async def _rewind(call: StoreCall) -> Response:
 
 
 def _number(call: StoreCall) -> int:
-    text = call.call.path_text("seq")
+    return _number_in(call.call)
+
+
+def _number_in(call: Call) -> int:
+    text = call.path_text("seq")
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
         raise InvalidRequest("the number of a message is a whole number")
     return int(text)
@@ -152,7 +156,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", _browse,
-            answer=wire.Page, codes=(Code.TYPE_MISMATCH,),
+            answer=wire.Page, codes=(Code.TYPE_MISMATCH,), through=lambda call: call.number("after") or 0,
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
                 parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
@@ -163,7 +167,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "GET", f"{store}/messages/{{seq}}/explain", Right.BROWSE, "What became of a message in every durable",
-            _explain_message, answer=DOCUMENT,
+            _explain_message, answer=DOCUMENT, through=_number_in,
         ),
         store_route(
             host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", _purge,
@@ -180,7 +184,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", _drop,
-            answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,),
+            answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,), through=_number_in,
         ),
     )  # fmt: skip
 
@@ -331,7 +335,11 @@ async def _change(call: StoreCall, command: commands.MapChange) -> Response:
 
 
 def _condition(call: StoreCall) -> int | None:
-    headers = call.call.request.headers
+    return _revision_in(call.call)
+
+
+def _revision_in(call: Call) -> int | None:
+    headers = call.request.headers
     matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
     if none_matches is not None:
         if none_matches.strip() != "*" or matches is not None:
@@ -343,6 +351,11 @@ def _condition(call: StoreCall) -> int | None:
     if match is None:
         raise InvalidRequest('If-Match is a revision, for example "7"')
     return int(match[1])
+
+
+def _remembered_revision(call: Call) -> int | None:
+    """None with a fence, too: a restored map gives fences out again."""
+    return None if call.number("fence") else _revision_in(call)
 
 
 async def _lock(call: StoreCall) -> Response:
@@ -401,10 +414,11 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "PUT", one, Right.PUBLISH, "Set a key", _put_entry,
             body=wire.SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            through=_remembered_revision,
         ),
         store_route(
             host, "DELETE", one, Right.PUBLISH, "Remove a key", _delete_entry,
-            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
+            answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS, through=_remembered_revision,
         ),
     )  # fmt: skip
 
