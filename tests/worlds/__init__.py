@@ -9,6 +9,7 @@ with what Holdfast promises, and raise ``PromiseBroken`` at the first difference
 | ``log`` | pipeline, takeover, shells of nodes | store, network, clocks | ``log``, ``retention``, ``foundations`` |
 | ``queue`` | the embedded queue | files that lose unsynced bytes | ``queue``, ``followers``, ``persist`` |
 | ``stores`` | the state machine of the stores | its log, checkpoints | ``stores``, ``stores-small-blocks`` |
+| | the stores' clock | machines with wrong clocks | ``stores-clocks`` |
 
 **What to read first.** ``harness`` (what all worlds share), then one package: its ``__init__`` names the modules, its
 ``world`` is the world from start to end, and its ``promises`` (queue: ``ledger``, ``followers``, ``persisting``) says

@@ -50,6 +50,7 @@ KINDS: Final = {
     "persist": "tests.worlds.queue.kinds",
     "stores": "tests.worlds.stores.kinds",
     "stores-small-blocks": "tests.worlds.stores.small_blocks",
+    "stores-clocks": "tests.worlds.stores.clocks",
 }
 """Each kind of world and the module whose ``KINDS`` describes it."""
 

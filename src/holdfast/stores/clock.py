@@ -1,17 +1,22 @@
 """The time of the stores: it never goes back, and a step of the machine's clock does not move it.
 
-| known at a start | the time is |
+| at a start, the stores are | the time goes on from |
 |---|---|
-| nothing: new stores, also with an unreadable anchor | the machine's |
-| an anchor of this boot | the anchor's, plus the time that the kernel has counted since |
-| an anchor of another boot or machine, or an unreadable one | the last known: the time that passed is unknown |
-| no anchor (older code) | the machine's if that is within ``TRUSTED_MS``, else the last of the log |
+| new, or unknown with an unreadable anchor | the machine's |
+| in files, with an anchor of this boot | the anchor's, by what the kernel has counted since |
+| in files, with an anchor of an earlier boot | the machine's, where the age of this boot confirms it to ``REBOOT_MS`` |
+| in files, in every other case | the last known: the time that passed is unknown |
+| in the log, and this process stood by | its own count since it heard a record; the log's, up to ``HEARD_MS`` more |
+| in the log, and it did not | the log's, up to ``TRUSTED_MS`` after the last record; else the last record |
+| without an anchor (older code) or a record in the log (moved) | the machine's, with the same bound |
 | any, and the operator says ``wall`` | the machine's, or the above if that is later |
 
-Then a clock counts that includes suspend and cannot be set. If the machine's clock differs by up to ``TRUSTED_MS``, the
-stores' time approaches it by 1 part in ``2 ** PACE_BITS``; otherwise it is not followed. The anchor is the file
-``clock.json``, replaced whole and synced: ``{"store_ms": t, "boot": name, "counts_ms": [a, b], "aim_ms": d}`` with the
-kernel's boot id, the boot's age by its clock and by its uptime, and the remaining correction.
+No clock takes the time beyond the machine's. Then a clock counts that includes suspend and cannot be set. The time is
+never faster than that clock, so what lasts n ms does not end early. Time that was lost stays lost until a start with
+``wall``. While the machine's clock is behind by up to ``TRUSTED_MS``, the stores' time is slower by 1 part in
+``2 ** PACE_BITS``. The anchor is the file ``clock.json``, replaced whole and synced: ``{"store_ms": t, "boot": name,
+"counts_ms": [a, b], "behind_ms": d}`` with the kernel's boot id, the boot's age by its clock and by its uptime, and the
+machine's clock less the stores' time.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ class Anchor(msgspec.Struct, frozen=True):
     store_ms: int
     boot: str
     counts_ms: tuple[int, int]
-    aim_ms: int = 0
+    behind_ms: int = 0
 
 
 def read_anchor(directory: str) -> Anchor | None:
@@ -59,9 +64,13 @@ def write_anchor(directory: str, anchor: Anchor) -> None:
 
 
 MS_NS = 1_000_000
-TRUSTED_MS: Final = 86_400_000  # a machine's clock that differs by more is not followed
+TRUSTED_MS: Final = 86_400_000  # a clock that differs by more is not followed
+REBOOT_MS: Final = 300_000  # from the last known time to the boot after it: off, and since the last look
+HEARD_MS: Final = 10_000  # from the moment of a record until a standby hears of it
 PACE_BITS: Final = 6
-NOTICED_MS: Final = 1_000  # clocks that differ by less count as equal where somebody gives a time of day
+EQUAL_MS: Final = 1  # clocks that differ by up to this are equal: they are read one after the other
+FAR_MS: Final = 600_000  # stores that are behind by more are reported
+_PHASE_NS: Final = (time.time_ns() - clock_ns()) % MS_NS  # with it both clocks begin a millisecond at the same moment
 
 
 class Boot(NamedTuple):
@@ -76,7 +85,7 @@ def _wall_ms() -> int:
 
 
 def _steady_ms() -> int:
-    return clock_ns() // MS_NS
+    return (clock_ns() + _PHASE_NS) // MS_NS
 
 
 def _this_boot() -> Boot | None:
@@ -121,62 +130,92 @@ class StoreClock:
         """Now."""
         return self._base_ms + _paced(self._steady() - self._base_steady_ms, self._aim_ms)
 
-    def start(self, last_ms: int, anchor: Anchor | None = None) -> None:
-        """Continue with stores whose newest record is of ``last_ms``, 0 for none."""
+    def start(self, last_ms: int, anchor: Anchor | None = None, *, by_log_ms: int | None = None) -> None:
+        """Continue with stores whose newest record is of ``last_ms``, 0 for none. ``by_log_ms``: where they are in the
+        log, the stores' time now if as much has passed since that record as the log's time says."""
         wall_ms = self._wall()
         if not last_ms and (anchor is None or anchor.store_ms <= 0):
             now_ms = wall_ms
-        elif anchor is not None:
-            now_ms = max(last_ms, anchor.store_ms + _paced(self._since(anchor), anchor.aim_ms))
         else:
-            now_ms = max(last_ms, wall_ms) if wall_ms - last_ms <= TRUSTED_MS else last_ms
+            now_ms = self._continued(last_ms, anchor, by_log_ms, wall_ms)
         if self._follows_wall:
             now_ms = max(now_ms, wall_ms)
         self._base_ms, self._base_steady_ms, self._aim_ms = now_ms, self._steady(), 0
         self.look()
 
-    def _since(self, anchor: Anchor) -> int:
-        boot = self._boot()
-        if boot is None or boot.name != anchor.boot:
-            return 0
-        passed = [now_ms - then_ms for now_ms, then_ms in zip(boot.counts_ms, anchor.counts_ms, strict=True)]
-        # The smaller: a deadline may come late, and must not come early. Below 0 they are counts of different things.
-        return max(0, min(passed))
+    def _continued(self, last_ms: int, anchor: Anchor | None, by_log_ms: int | None, wall_ms: int) -> int:
+        known_ms, least_ms, most_ms = last_ms, 0, TRUSTED_MS
+        believed_ms = wall_ms if by_log_ms is None else by_log_ms
+        if anchor is not None:
+            boot = self._boot()
+            known_ms = max(last_ms, anchor.store_ms + _paced(_since(anchor, boot), _aim(anchor.behind_ms)))
+            if by_log_ms is not None:
+                most_ms = HEARD_MS
+            elif boot is None or anchor.boot in ("", boot.name):
+                return known_ms
+            else:
+                # The clock of the day may be wrong. It is believed where a boot that is older than the time that it
+                # says has passed, or much younger, does not contradict it.
+                believed_ms -= anchor.behind_ms
+                least_ms = min(boot.counts_ms)
+                most_ms = least_ms + REBOOT_MS
+        believed_ms = min(believed_ms, wall_ms)
+        return believed_ms if least_ms <= believed_ms - known_ms <= most_ms else known_ms
 
     def look(self) -> int:
-        """Read the machine's clock and approach it. Returns by how much the stores' time is behind it."""
+        """Read the machine's clock, and go slower if it is behind. Returns by how much the stores' time is behind."""
         steady_ms = self._steady()
         self._base_ms += _paced(steady_ms - self._base_steady_ms, self._aim_ms)
         self._base_steady_ms = steady_ms
         behind_ms = self._wall() - self._base_ms
-        self._aim_ms = behind_ms if abs(behind_ms) <= TRUSTED_MS else 0
+        self._aim_ms = _aim(behind_ms)
         return behind_ms
 
     @property
     def behind_ms(self) -> int:
         """The machine's time less the stores'."""
-        return self._wall() - self()
+        now_ms = self()
+        return self._wall() - now_ms
 
     @property
     def noticed_ms(self) -> int:
         """``behind_ms``, or 0 where that is too little to be noticed."""
         behind_ms = self.behind_ms
-        return behind_ms if abs(behind_ms) >= NOTICED_MS else 0
+        return behind_ms if abs(behind_ms) > EQUAL_MS else 0
 
     def anchor(self) -> Anchor:
         """What the next start continues from."""
         boot = self._boot() or Boot("", (0, 0))
-        self.look()
-        return Anchor(self._base_ms, boot.name, boot.counts_ms, self._aim_ms)
+        behind_ms = self.look()
+        return Anchor(self._base_ms, boot.name, boot.counts_ms, behind_ms)
+
+
+def _since(anchor: Anchor, boot: Boot | None) -> int:
+    """The time since the anchor as far as the kernel has counted it; 0 in another boot."""
+    if boot is None or boot.name != anchor.boot:
+        return 0
+    passed = [now_ms - then_ms for now_ms, then_ms in zip(boot.counts_ms, anchor.counts_ms, strict=True)]
+    # The smaller: a deadline may come late, and must not come early. Below 0 they are counts of different things.
+    return max(0, min(passed))
+
+
+def _aim(behind_ms: int) -> int:
+    """By how much the stores' time is ahead of a clock that it waits for, below 0. It never catches up with one."""
+    return behind_ms if -TRUSTED_MS <= behind_ms < 0 else 0
 
 
 def _paced(passed_ms: int, aim_ms: int) -> int:
-    """The stores' time for ``passed_ms`` of real time, while it approaches a clock ``aim_ms`` ahead. Never falls."""
-    step_ms = passed_ms >> PACE_BITS
-    return passed_ms + (min(aim_ms, step_ms) if aim_ms > 0 else max(aim_ms, -step_ms))
+    """The stores' time for ``passed_ms`` of real time, while a clock ``-aim_ms`` behind comes closer. Never falls."""
+    return passed_ms + max(aim_ms, -(passed_ms >> PACE_BITS))
 
 
-LOOK_S: Final = 3_600.0  # between two looks; after a reboot an idle service's time is behind by up to this
+def in_stores_time(at_ms: int, behind_ms: int) -> int:
+    """A time of the machine's clock as one of the stores, which are behind that clock by ``behind_ms``."""
+    return max(1, at_ms - behind_ms)
+
+
+LOOK_S: Final = 60.0  # between two looks: after a crash of the machine the last known time is at most as old
+WARN_LOOKS: Final = 60  # between two warnings
 
 _logger = logging.getLogger(__name__)
 
@@ -184,19 +223,25 @@ _logger = logging.getLogger(__name__)
 class ClockKeeper:
     """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread.
 
-    Without a directory there is no file: the ``anchor`` given, or the newest record, says from where the time goes on.
+    Without a directory there is no file: ``anchor``, ``by_log_ms`` (see ``StoreClock.start``) or the newest record says
+    from where the time goes on.
     """
 
-    def __init__(self, clock: StoreClock, directory: str | None, anchor: Anchor | None = None) -> None:
+    def __init__(
+        self, clock: StoreClock, directory: str | None, anchor: Anchor | None = None, *, by_log_ms: int | None = None
+    ) -> None:
         self._clock = clock
         self._directory = directory
         self._anchor = anchor
+        self._by_log_ms = by_log_ms
+        self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, last_ms: int) -> None:
         """Set the clock, and warn where it is far off."""
-        self._clock.start(last_ms, self._anchor if self._directory is None else read_anchor(self._directory))
+        anchor = self._anchor if self._directory is None else read_anchor(self._directory)
+        self._clock.start(last_ms, anchor, by_log_ms=self._by_log_ms)
         self._write(self._clock.anchor())
         self._warn()
 
@@ -206,7 +251,9 @@ class ClockKeeper:
 
     def _keep(self) -> None:
         anchor = self._clock.anchor()
-        self._warn()
+        self._looks += 1
+        if self._looks % WARN_LOOKS == 0:
+            self._warn()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, anchor))
         self.keep()
@@ -221,7 +268,7 @@ class ClockKeeper:
 
     def _warn(self) -> None:
         behind_ms = self._clock.behind_ms
-        if abs(behind_ms) > TRUSTED_MS:
+        if behind_ms >= FAR_MS or behind_ms < -TRUSTED_MS:
             _logger.warning(
                 "the machine's clock is far from the stores' time: deadlines go on by the stores' time "
                 "clock_ahead_seconds=%d hint=%s",

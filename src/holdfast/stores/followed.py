@@ -68,11 +68,17 @@ class FollowedStores:
         return self.storage.last_ms
 
     def lead(
-        self, journal: Journal, clock: StoreClock, anchor: Anchor | None = None, *, log_id: str = ""
+        self,
+        journal: Journal,
+        clock: StoreClock,
+        anchor: Anchor | None = None,
+        *,
+        by_log_ms: int | None = None,
+        log_id: str = "",
     ) -> StoreService:
-        """Serve the stores: what they do from now on goes into ``journal``. ``anchor``: what was known of their time,
-        None: the last record and the machine's clock say it. ``log_id``: of the log, as hex digits."""
+        """Serve the stores: what they do from now on goes into ``journal``. ``anchor`` and ``by_log_ms``: what is known
+        of their time, see ``StoreClock.start``. ``log_id``: of the log, as hex digits."""
         self.storage.effects = self.storage.state.pending_effects()
-        keeper = ClockKeeper(clock, None, anchor)
+        keeper = ClockKeeper(clock, None, anchor, by_log_ms=by_log_ms)
         keeper.start(self.storage.last_ms)
         return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper, history=log_id)

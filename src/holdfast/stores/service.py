@@ -29,7 +29,7 @@ from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
-from holdfast.stores.clock import ClockKeeper, StoreClock
+from holdfast.stores.clock import ClockKeeper, StoreClock, in_stores_time
 from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.group_commit import GroupCommit, Reply
@@ -433,14 +433,14 @@ class StoreService:
 
     @property
     def clock_behind_ms(self) -> int:
-        """The machine's time less the stores' time; 0 if they differ by less than a second."""
+        """The machine's time less the stores' time; 0 if they differ by a millisecond or less."""
         clock = self._clock
         return clock.noticed_ms if isinstance(clock, StoreClock) else 0
 
     def _convert_times(self, command: commands.Publish) -> None:
         behind_ms = self.clock_behind_ms
         messages = [
-            replace(message, deliver_at_ms=max(1, message.deliver_at_ms - behind_ms))
+            replace(message, deliver_at_ms=in_stores_time(message.deliver_at_ms, behind_ms))
             if message.deliver_at_ms > 0
             else message
             for message in command.messages
@@ -454,7 +454,7 @@ class StoreService:
         """
         if command.time_ms and self.clock_behind_ms > 0:
             # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
-            force_setattr(command, "time_ms", max(1, command.time_ms - self.clock_behind_ms))
+            force_setattr(command, "time_ms", in_stores_time(command.time_ms, self.clock_behind_ms))
         with suppress(InvalidRequest, NotFound):  # as the command will be refused
             for first, last in self.state.rewind_reads(command):
                 self._storage.messages_of(command.store).read(command.store, first, last)

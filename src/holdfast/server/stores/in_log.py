@@ -90,9 +90,13 @@ async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSe
     """
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
     stores = await copy.bring_up_to(leader.claim, leader.claim)
-    copy.give_away()
+    heard = copy.give_away()
     return stores.lead(
-        LogJournal(leader), StoreClock(follows_wall=settings.clock == "wall"), copy.heard, log_id=leader.log_id
+        LogJournal(leader),
+        StoreClock(follows_wall=settings.clock == "wall"),
+        heard,
+        by_log_ms=copy.by_log_ms(stores.last_ms, leader.moment().time_ms),
+        log_id=leader.log_id,
     )
 
 
@@ -114,6 +118,8 @@ class LocalCopy:
         self.heard: Anchor | None = None
         """The stores' time when this process heard of it last, as a standby; None: it has not. So a take-over neither
         moves their time to this machine's clock nor lets it stand still."""
+        self._newest: Header | None = None
+        """Of the newest object in which the stores did something: its time is that of the last record, or later."""
 
     async def keep_up(self, followed: FollowedLog) -> None:
         """Follow the log with ``followed`` until that ends.
@@ -168,6 +174,7 @@ class LocalCopy:
         waiting_bytes = 0
         async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
             async for header, entries in batches:
+                self._newest = header
                 waiting += entries
                 waiting_bytes += header.body_length
                 if waiting_bytes >= APPLIED_BYTES:
@@ -211,9 +218,16 @@ class LocalCopy:
             if applying.exception() is not None:
                 await self.close()
 
-    def give_away(self) -> None:
-        """The stores are served: they are not this object's any more."""
+    def by_log_ms(self, last_ms: int, log_ms: int) -> int | None:
+        """The stores' time when the log's is ``log_ms``, if both have passed alike since the last record, which is of
+        ``last_ms``. None where no object of the log has that record."""
+        return None if self._newest is None else last_ms + log_ms - self._newest.time_ms
+
+    def give_away(self) -> Anchor | None:
+        """The stores are served: they are not this object's any more. Returns ``heard``, which ends with it."""
         self._stores = None
+        heard, self.heard = self.heard, None
+        return heard
 
     async def close(self) -> None:
         """Close the files."""
