@@ -22,9 +22,12 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.promoting import promote
 from holdfast.copies.restoring import Point, restore
+from holdfast.errors import Code
 from holdfast.stores.machine.lineage import HISTORIES_MAX, Lineage
 from holdfast.stores.repair import backup
 from holdfast.stores.storage.index import draw_history
+from holdfast.stores.values import commands
+from holdfast.stores.values.messages import Message
 
 
 @dataclass
@@ -186,6 +189,42 @@ def test_what_was_judged_once_is_judged_alike_after_a_restart_and_a_checkpoint(t
                 assert (await ROWS["cursor_of_browse"].use(stores, parted.kept)).status == 200
                 if has_checkpoint:
                     await stores.opened.service.checkpoint()
+
+    run(scenario)
+
+
+def test_a_part_of_a_commit_is_judged_as_the_request_by_itself(tmp_path: Path) -> None:
+    """What counts is refused for another reason here: it is not held, has another revision, is there already."""
+
+    def parts_of(it: Remembered, above: int) -> list[tuple[str, commands.CommitPart, Code]]:
+        numbered = [Message(b"", publisher_seq=it["publisher_seq"] - 1)]
+        return [
+            (it["work"], commands.Acknowledge(0, "orders", "work", "x", [(above + 5, above + 5)]), Code.LEASE_LOST),
+            (
+                it["prices"],
+                commands.MapChange(0, "orders", "prices", [("none", b"", it["tea"])]),
+                Code.REVISION_MISMATCH,
+            ),
+            (it["store"], commands.Publish(0, "orders", "p", numbered), Code.DUPLICATE),
+        ]
+
+    async def scenario() -> None:
+        parted = await restored_log(tmp_path)
+        assert parted.lost is not None
+        async with serving(parted.folder, "log") as stores:
+
+            def refusal(token: str, part: commands.CommitPart) -> Code:
+                stores.opened.service.flush()
+                refused = stores.opened.service.carry_out_parts(commands.CommitParts(0, [part], [token]))
+                assert len(refused) == 2
+                return refused[1].code
+
+            for token, part, code in parts_of(parted.kept, 0):
+                assert refusal(token, part) is code, part
+            for token, part, _ in parts_of(parted.lost, parted.lost["above"]):
+                assert refusal(token, part) is Code.STORE_REPLACED, part
+            locked = commands.MapChange(0, "orders", "prices", [("coffee", b"", None)], parted.kept["fence"])
+            assert refusal(parted.kept["prices"], locked) is Code.STORE_REPLACED
 
     run(scenario)
 
