@@ -286,8 +286,11 @@ STATED = {
         *("entry", "rewound_number", "redelivered_number", "purge", "described_durable", "described_store"),
         *("deleted_durable", "changed_durable", "deleted_store"),
     ),
+    "the checkpoint of a Spark stream": (),
+    "the offset of a Spark stream": (),
 }
-"""How each line of the table in the reference begins, and its rows."""
+"""How each line of the table in the reference begins, and its rows. Those of Spark are in ``tests/spark``:
+``test_served_store_source``, ``test_store_source``, ``test_store_in_log``."""
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "stores.md"
 
 
@@ -298,4 +301,4 @@ def test_the_reference_states_what_each_row_does() -> None:
         _, what, made_again, later, _ = (cell.strip() for cell in line.split("|"))
         assert what.startswith(begins)
         assert made_again == "refused"
-        assert {ROWS[name].later for name in names} == {"numbers" if later == "judged" else later}, what
+        assert {ROWS[name].later for name in names} <= {"numbers" if later == "judged" else later}, what

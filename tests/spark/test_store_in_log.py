@@ -9,7 +9,8 @@ import random
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +23,12 @@ from tests.s3_lane import gateway, s3_bucket
 from tests.spark.log_builder import LogBuilder
 from tests.spark.log_with_stores import STORES, Leader, Site, Write, published_plainly
 
-from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound
+from holdfast.copies.mirroring import Mirror, MirrorOptions
+from holdfast.copies.promoting import promote
+from holdfast.copies.restoring import Point, restore
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
 from holdfast.spark.messages.store_in_log import EXTENT_BYTES, Page, StoreInLog, _in_pages
@@ -331,6 +337,55 @@ def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_p
         reader.stop()
 
     run(tmp_path, check)
+
+
+def test_a_stream_goes_on_at_a_mirror_and_at_a_promoted_or_restored_log_as_far_as_that_has_what_was_read(
+    tmp_path: Path,
+) -> None:
+    """A mirror has the ids and the positions of its source. A fork of the log has them up to where it was cut."""
+
+    async def check(site: Site) -> None:
+        leader = await site.lead("m0", STORES)
+        reader = stream(site)
+        place = reader.initialOffset()
+        places: list[Offset] = []
+        mirror, fork = (Site(tmp_path, log_url=(tmp_path / name).as_uri()) for name in ("mirror", "fork"))
+        source = leader.leader.store
+        async with opened(mirror.url) as copy, opened(fork.url) as restored:
+            for body in (b"kept", b"lost"):
+                await leader.publish([body] * 5)
+                seen, place = follow(reader, place)
+                assert len(seen) == 5
+                places.append(place)
+                if body == b"kept":
+                    await Mirror(source, copy, MirrorOptions()).run()
+                    cut = leader.leader.local_version()
+            reader.stop()
+            kept, lost = places
+            assert follow_again(mirror, kept) == []
+            assert stream(mirror).initialOffset()["store_id"] == kept["store_id"]
+            await promote(copy)
+            await restore(source, restored, Point(version=cut))
+        for name, place_of in (("mirror", mirror), ("fork", fork)):
+            promoted = await place_of.lead(f"leader of the {name}")
+            await promoted.publish([b"new"] * 10)  # so that no number is missing
+            assert follow_again(place_of, kept) == list(range(6, 16))
+            for step in (lambda: follow_again(place_of, lost), lambda: stream(place_of).partitions(kept, lost)):  # noqa: B023
+                with pytest.raises(HoldfastError) as refused:
+                    step()
+                assert refused.value.code is Code.ROLLED_BACK
+            await place_of.end()
+
+    run(tmp_path, check)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncGenerator[ObjectStore]:
+    store = open_store(url, create_missing=True)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def test_what_was_published_while_a_checkpoint_was_made_is_in_its_pages(
