@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.client.protocol.stores.administration import Lock
 from holdfast.commit.format.transaction import Delete, Write
 from holdfast.console.call import Action, Done, Form, Input, Limit
 from holdfast.console.frame import form_of
@@ -17,8 +16,9 @@ from holdfast.console.html import text_of
 from holdfast.console.pages import stores_limits
 from holdfast.console.pages.keys import DELETE as DELETE_KEY
 from holdfast.console.pages.keys import EDIT
+from holdfast.console.pages.maps import REMOVE, UNLOCK
 from holdfast.console.pages.maps import SET as SET_KEY
-from holdfast.console.pages.maps import UNLOCK
+from holdfast.console.pages.messages import DELETE as DELETE_MESSAGE
 from holdfast.console.pages.stores_acts import (
     DEFINE_DURABLE,
     DEFINE_STORE,
@@ -33,7 +33,7 @@ from holdfast.console.pages.stores_acts import (
 from holdfast.console.reading.service import Document
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.wire.log import Found, VersionAnswer
-from holdfast.wire.stores import Entry
+from holdfast.wire.stores import Entry, Lock
 
 FORM = Form("", "Purge", "/", typed="orders/work", limits=(Limit("message", 1_204), Limit("durable", 3)))
 
@@ -259,12 +259,71 @@ def test_a_key_is_deleted_only_as_the_form_showed_it() -> None:
     assert log.written == [[Delete(b"k")]]
 
 
+def test_a_message_is_deleted_only_of_the_durable_that_the_form_showed() -> None:
+    """A durable that was made again has another message with the number."""
+    tokens, deleted = ["of this one"], list[str]()
+    message = {"seq": 7, "fields": {}, "key": None, "body": "", "published_ms": 1, "delivery_count": 0}
+
+    async def read(target: str) -> Document:
+        return {"messages": [{**message, "redelivered": False}]} if "browse" in target else {"token": tokens[-1]}
+
+    async def change(method: str, target: str) -> Document:
+        deleted.append(f"{method} {target}")
+        return {}
+
+    query = {"store": "a", "durable": "d"}
+
+    def delete(**form: str) -> Any:
+        service = SimpleNamespace(read=read, change=change)
+        call = SimpleNamespace(service=service, form=form, required=query.__getitem__, number=lambda _: 7)
+        return asyncio.run(cast(Any, DELETE_MESSAGE.act(cast(Any, call))))
+
+    shown = delete()
+    tokens.append("of-another")
+    again = delete(seen=shown.seen)
+    assert isinstance(again, Form)
+    assert not deleted
+    assert isinstance(delete(seen=again.seen), Done)
+    assert deleted == ["DELETE /v1/stores/a/durables/d/messages/7?token=of-another"]
+
+
+def test_a_key_of_a_map_is_removed_only_of_the_map_that_the_form_showed() -> None:
+    found, removed = [Entry("k", b"old", 7, "of this one")], list[tuple[str, int]]()
+
+    async def get(_: str) -> Entry:
+        return found[-1]
+
+    async def remove(key: str, if_revision: int) -> bool:
+        removed.append((key, if_revision))
+        return True
+
+    async def read(_: str) -> Document:
+        return {}
+
+    stores = SimpleNamespace(map=lambda *_, **__: SimpleNamespace(get=get, remove=remove))
+    query = {"store": "a", "map": "m", "key": "k"}
+
+    def act(**form: str) -> Any:
+        service = SimpleNamespace(read=read, stores=stores)
+        call = SimpleNamespace(service=service, form=form, required=query.__getitem__, text=query.__getitem__)
+        return asyncio.run(cast(Any, REMOVE.act(cast(Any, call))))
+
+    shown = act()
+    found.append(Entry("k", b"new", 7, "of another"))
+    again = act(seen=shown.seen)
+    assert isinstance(again, Form)
+    assert not removed
+    assert isinstance(act(seen=again.seen), Done)
+    assert removed == [("k", 7)]
+
+
 def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
     lock = {"key": "k", "owner": "desk two", "fence": 4, "until_ms": 32_503_680_000_000}
     released: list[Lock] = []
+    tokens = ["of this map"]
 
     async def read(_: str) -> Document:
-        return {"locks": [lock]}
+        return {"locks": [lock], "token": tokens[-1]}
 
     async def unlock(held: Lock) -> None:
         released.append(held)
@@ -284,11 +343,16 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
     lock["fence"] = 5
     assert isinstance(release(seen=shown.seen), Form), "it was stolen meanwhile"
     assert not released
-    assert isinstance(release(seen="5"), Done)
-    assert released == [Lock("k", "desk two", 5, 0)]
+    stolen = release()
+    tokens.append("of another map")
+    assert isinstance(release(seen=stolen.seen), Form), "the map was made again, and the fence is the same"
+    assert not released
+    another = release()
+    assert isinstance(release(seen=another.seen), Done)
+    assert released == [Lock("k", "desk two", 5, 0, "of another map")]
     lock["until_ms"] = 1
     with pytest.raises(InvalidRequest, match="free"):
-        release(seen="5")
+        release(seen=another.seen)
 
 
 @pytest.mark.parametrize(

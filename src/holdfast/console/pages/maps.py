@@ -308,7 +308,7 @@ async def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> 
         inputs=tuple(
             Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "revision")
         ),
-        seen=mark_of(key.encode(), value, b"%d" % now),
+        seen=mark_of(key.encode(), value, b"%d" % now, b"" if entry is None else entry.token.encode()),
     )
 
 
@@ -331,7 +331,7 @@ async def _remove_form(call: Call) -> Form:
         ],
         button="Remove",
         back=_to_entry(call, key),
-        seen=str(entry.revision),
+        seen=f"{entry.revision} {entry.token}",
         typed=key if units.in_heading(key) == key else "remove this key",
     )
 
@@ -341,15 +341,18 @@ async def _remove(call: Call) -> Done | Form:
     if not confirm.is_seen_in(call.form):
         return confirm
     changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    there = await changed.remove(key, if_revision=whole("the revision", confirm.seen))
+    there = await changed.remove(key, if_revision=whole("the revision", confirm.seen.partition(" ")[0]))
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
 async def _held(call: Call, key: str) -> Document | None:
-    """The lock of a key, or of the whole map without one, as far as the service lists it; None where it is free."""
+    """The lock of a key, or of the whole map without one, as far as the service lists it, with the map's
+    token; None where it is free."""
     durable = await call.service.read(durable_path(call.required("store"), call.required("map")))
     held = next((row for row in documents(durable.get("locks")) if str(row.get("key") or "") == key), None)
-    return held if held is not None and number(held.get("until_ms")) > time.time() * 1000 else None
+    if held is None or number(held.get("until_ms")) <= time.time() * 1000:
+        return None
+    return {**held, "token": durable.get("token", "")}
 
 
 async def _locked(call: Call, key: str) -> bool:
@@ -430,7 +433,7 @@ async def _unlock_form(call: Call) -> Form:
         ],
         button="Release",
         back=_to_entry(call, key) if key else _to_map(call),
-        seen=str(held.get("fence")),
+        seen=f"{held.get('fence')} {held['token']}",
     )
 
 
@@ -439,9 +442,9 @@ async def _unlock(call: Call) -> Done | Form:
     held = await _held(call, key)
     if held is None or not form.is_seen_in(call.form):
         return form
-    owner, fence = str(held.get("owner")), whole("the fence", form.seen)
+    owner, fence = str(held.get("owner")), whole("the fence", form.seen.partition(" ")[0])
     released = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    await released.unlock(Lock(key, owner, fence, 0))
+    await released.unlock(Lock(key, owner, fence, 0, str(held["token"])))
     what = f"the key {key}" if key else "the whole map"
     return Done(f"The lock of {what} is free; {owner} had it with fence {fence}.", _to_map(call))
 

@@ -338,6 +338,7 @@ async def _fates(call: Call, store: str, seq: int) -> Html:
 async def _delete_form(call: Call) -> Form:
     store, durable, seq = call.required("store"), call.required("durable"), call.number("seq")
     message = await _found(call, store, durable, seq)
+    described = await call.service.read(durable_path(store, durable))
     return Form(
         effect=[
             element(
@@ -351,12 +352,16 @@ async def _delete_form(call: Call) -> Form:
         button="Delete this message",
         back=_place(store, durable, seq),
         typed=f"message {seq}",
+        seen=str(described.get("token", "")),
     )
 
 
-async def _delete(call: Call) -> Done:
+async def _delete(call: Call) -> Done | Form:
     store, durable, seq = call.required("store"), call.required("durable"), call.number("seq")
-    await call.service.change("DELETE", f"{durable_path(store, durable)}/messages/{seq}")
+    form = await _delete_form(call)
+    if not form.is_seen_in(call.form):
+        return form
+    await call.service.change("DELETE", f"{durable_path(store, durable)}/messages/{seq}{query_of(token=form.seen)}")
     return Done(f"Message {seq} is deleted.", link("/messages", store=store, durable=durable))
 
 
