@@ -121,7 +121,8 @@ class Client:
     ) -> None:
         self.session = Session(routes_of(url), options if options is not None else ClientOptions())
         """The state that the operations of this client share."""
-        self.pool = transport.Pool(self.session.options, token_of(token), tls)
+        self.watch = transport.Watch(self.session.route, self.session.options, tls)
+        self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
         self._closing = transport.Event()
 
     async def __aenter__(self) -> Self:
@@ -138,6 +139,7 @@ class Client:
         Operations in progress end with ``Closed``; the service may have accepted what they sent.
         """
         self._closing.set()
+        await self.watch.aclose()
         await self.pool.aclose()
 
     async def commit(

@@ -1,7 +1,8 @@
 """Endpoints of a service, and which one is believed to lead.
 
-The address of another leader is a hint: it changes where the next request goes, never what a response means. One
-operation follows such a hint once, so two servers that name each other cause no loop.
+The address of another leader is a hint: it changes where the next request goes, never what a response means. Between
+two waits an operation asks each endpoint once (``retry_budget.Turns``), so two servers that name each other cause no
+loop without a pause.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
 
 class Route:
     """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
-    Threads may share it: each method changes the state in one assignment."""
+    Threads may share it: each method changes what others read in one assignment."""
 
     def __init__(self, configured: tuple[Endpoint, ...]) -> None:
         if not configured:
@@ -82,26 +83,39 @@ class Route:
         self.configured = configured
         self._turn = 0
         self.current = configured[0]
+        self.silent: frozenset[Endpoint] = frozenset()
+        """Endpoints that gave no sign of life when they were asked, as ``lookout.Lookout`` found. No hint to one of
+        them is followed, and they come last in the turn."""
 
     def failed(self, endpoint: Endpoint) -> None:
-        """``endpoint`` gave no usable response: the next operation asks the next configured endpoint."""
-        if endpoint == self.current:
-            self._turn = (self._turn + 1) % len(self.configured)
-            self.current = self.configured[self._turn]
+        """``endpoint`` gave no usable response: the next operation asks another configured endpoint. Where all others
+        are silent it is asked again, unless it is silent too."""
+        if endpoint != self.current:
+            return
+        count = len(self.configured)
+        turns = [(self._turn + step) % count for step in range(1, count + 1)]
+        others = [turn for turn in turns if self.configured[turn] != endpoint]
+        audible = [turn for turn in (*others, *turns) if self.configured[turn] not in self.silent]
+        self._turn = (audible or others or turns)[0]
+        self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Follow the leader's address in a response. False when it is missing, unusable, or ``asked`` itself. An
-        endpoint with TLS cannot redirect to one without, because requests carry the token."""
+        """Follow the leader's address in a response. False when it is missing, unusable, silent, or ``asked`` itself.
+        An endpoint with TLS cannot redirect to one without, because requests carry the token."""
         if not address:
             return False
         try:
             named = parse_endpoint(address, secure=asked.secure)
         except InvalidRequest:
             return False
-        if named == asked or (asked.secure and not named.secure):
+        if named == asked or named in self.silent or (asked.secure and not named.secure):
             return False
         self.current = named
         return True
+
+    def turn_to(self, endpoint: Endpoint) -> None:
+        """The next operation asks this one."""
+        self.current = endpoint
 
 
 class UnusableEndpoints:

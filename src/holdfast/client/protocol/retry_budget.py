@@ -1,8 +1,14 @@
-"""How long one operation retries, and which endpoint it asks next. Every wait is within the operation's bound."""
+"""How long one operation retries, and which endpoint it asks next. Every wait is within the operation's bound.
+
+Between two waits each endpoint is asked at most once: one that cannot be reached or does not lead is left at once for
+the leader that it names, or for the next configured one. In a take-over the wait after that is short and does not
+double.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
@@ -14,6 +20,9 @@ from holdfast.wire.log import ErrorBody
 
 COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
 """After these errors the leader is asked instead."""
+
+TAKE_OVER_WAIT_MS_MAX: Final = 400.0
+"""The longest wait before the endpoints are asked again, while none of several can be reached or leads."""
 
 
 @dataclass(slots=True)
@@ -53,37 +62,134 @@ class Session:
         return error_of(error, status)
 
 
-class RetryBudget:
-    """How long one operation has waited and how long it waits next: full jitter under a doubling ceiling."""
+class Turns:
+    """Where one operation asks next, and after which wait: full jitter under a doubling ceiling, except in a take-over.
 
-    def __init__(self, session: Session, now_ms: float, within_ms: float) -> None:
+    A take-over ends at an unknown moment, so a wait that doubles would be the client's own delay. There the wait is
+    what the service asks for and a quarter more, else at most ``TAKE_OVER_WAIT_MS_MAX``.
+    """
+
+    def __init__(self, session: Session) -> None:
         self._options = session.options
         self._route = session.route
+        self._ceiling_ms = session.options.retry_base_ms
+        self._asked: set[Endpoint] = set()
+        """The endpoints that were asked since the last wait."""
+        self._at_least_ms = 0.0
+        """What one of them asked for."""
+        self.sent_by: Endpoint | None = None
+        """The endpoint that named the leader that is asked now."""
+
+    def progressed(self) -> None:
+        """The operation got on: the next wait is short, and every endpoint may be asked at once."""
         self._ceiling_ms = self._options.retry_base_ms
+        self._at_least_ms = 0.0
+        self._asked.clear()
+
+    def after(
+        self,
+        asked: Endpoint,
+        code: Code | None = None,
+        *,
+        leader_address: object = None,
+        at_least_ms: float = 0.0,
+        is_lost: bool = False,
+        reason: str = "",
+    ) -> Wait:
+        """The wait before the next request, which goes to ``route.current``; 0 for a request at once.
+
+        ``code``: of the error. ``is_lost``: ``asked`` gave no response, or is to be left for another endpoint.
+        ``at_least_ms``: what it asked for.
+        """
+        self._asked.add(asked)
+        self.sent_by = None
+        is_led_elsewhere = code in COORDINATION_CODES
+        if is_led_elsewhere:
+            named = leader_address if isinstance(leader_address, str) and self._options.follow_leader else None
+            if self._route.follow(asked, named):
+                self.sent_by = asked
+            else:
+                self._route.failed(asked)
+        elif is_lost:
+            self._route.failed(asked)
+        self._at_least_ms = max(self._at_least_ms, at_least_ms)
+        is_take_over = is_led_elsewhere or is_lost
+        if is_take_over and self._turned_to_a_new_one():
+            return Wait(0.0, 0.0, reason)
+        at_least_ms, self._at_least_ms = self._at_least_ms, 0.0
+        self._asked.clear()
+        if is_take_over and at_least_ms:
+            spread_ms = at_least_ms / 4
+        else:
+            spread_ms = max(self._ceiling_ms, at_least_ms / 4)
+            self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
+            if is_led_elsewhere or (is_lost and len(self._route.configured) > 1):
+                spread_ms = min(spread_ms, TAKE_OVER_WAIT_MS_MAX)
+        return Wait(at_least_ms, at_least_ms + spread_ms, reason)
+
+    def after_error(self, asked: Endpoint, error: HoldfastError, reply: Response | Failed) -> Wait:
+        """As ``after``, for an error that was made of the reply."""
+        if isinstance(reply, Failed):
+            return self.after(asked, is_lost=reply.asked, reason=reply.reason)
+        return self.after(
+            asked,
+            error.code,
+            leader_address=error.fields.get("leader_address"),
+            at_least_ms=float(error.retry_after_ms or retry_after_ms(None, reply.headers) or 0),
+            reason=str(error.code),
+        )
+
+    def _turned_to_a_new_one(self) -> bool:
+        """Turn to an endpoint that was not asked since the last wait: the one whose turn it is, else any configured
+        one. One that was named counts as configured, so a chain of servers that name each other has an end."""
+        route = self._route
+        if len(self._asked) <= len(route.configured):
+            for endpoint in (route.current, *route.configured):
+                if endpoint not in self._asked and endpoint not in route.silent:
+                    if endpoint != route.current:
+                        self.sent_by = None
+                        route.turn_to(endpoint)
+                    return True
+        return False
+
+
+class RetryBudget:
+    """How long one operation may retry, and what it met until now."""
+
+    def __init__(self, session: Session, now_ms: float, within_ms: float) -> None:
+        self._session = session
         self._end_ms = now_ms + within_ms
         self.now_ms = now_ms
         """When the last reply arrived: the time at which the next operation begins."""
-        self.sent_by: Endpoint | None = None
-        """The endpoint that named the leader that is asked now."""
+        self._turns: Turns | None = None
         self._unusable: UnusableEndpoints | None = None
+
+    @property
+    def turns(self) -> Turns:
+        """Where it asks next; made on first use, as most operations need no retry."""
+        if self._turns is None:
+            self._turns = Turns(self._session)
+        return self._turns
 
     @property
     def unusable(self) -> UnusableEndpoints:
         """The unusable endpoints that it has met; made on first use, as most operations meet none."""
         if self._unusable is None:
-            self._unusable = UnusableEndpoints(self._route)
+            self._unusable = UnusableEndpoints(self._session.route)
         return self._unusable
 
     def exhausted(self, now_ms: float) -> bool:
         """Whether no time is left for a retry."""
         return now_ms >= self._end_ms
 
-    def next_wait(self, now_ms: float, at_least_ms: float = 0.0, reason: str = "") -> Wait:
-        """The next wait: at least ``at_least_ms``, with jitter, and never beyond the operation's own bound."""
-        spread = max(self._ceiling_ms, at_least_ms / 4)
-        self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
+    def within(self, wait: Wait, now_ms: float) -> Wait:
+        """The wait, cut at the end of the operation's own bound."""
         left_ms = self.left_ms(now_ms)
-        return Wait(min(at_least_ms, left_ms), min(at_least_ms + spread, left_ms), reason)
+        return Wait(min(wait.at_least_ms, left_ms), min(wait.at_most_ms, left_ms), wait.reason)
+
+    def next_wait(self, now_ms: float) -> Wait:
+        """The next wait after a response that another endpoint would not change."""
+        return self.within(self.turns.after(self._session.route.current), now_ms)
 
     def left_ms(self, now_ms: float) -> float:
         """Time until this operation gives up, at least one millisecond."""
@@ -92,9 +198,10 @@ class RetryBudget:
     def missed(self, asked: Endpoint, reply: Failed) -> None:
         """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
         Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named."""
+        sent_by = None if self._turns is None else self._turns.sent_by
         if reply.asked:
-            self._route.failed(asked)
-        if reply.problem is not None and self.unusable.met(reply.problem, asked, self.sent_by):
+            self._session.route.failed(asked)
+        if reply.problem is not None and self.unusable.met(reply.problem, asked, sent_by):
             raise reply.problem
 
     def unreachable(self, what: str, asked: Endpoint, reply: Failed, after: int | None = None) -> Unavailable:
@@ -104,22 +211,22 @@ class RetryBudget:
 
 
 def pause(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
-    """Wait as the response asks, or not at all when it names a leader that was not followed yet."""
-    at_least = 0.0
-    reason = reply.reason if isinstance(reply, Failed) else f"HTTP status {reply.status}"
-    if isinstance(reply, Response):
+    """Wait as the response asks, or not at all where another endpoint is to be asked first."""
+    if isinstance(reply, Failed):
+        wait = budget.turns.after(asked, is_lost=reply.asked, reason=reply.reason)
+    else:
         budget.unusable.heard(asked)
         error = service_error(reply)
-        reason = reason if error is None else str(error.code)
-        if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
-            if budget.sent_by is None and session.route.follow(asked, error.leader_address):
-                budget.sent_by = asked
-                return reply.now_ms
-            if budget.sent_by is not None or not error.leader_address:
-                session.route.failed(asked)
-        at_least = float(retry_after_ms(error, reply.headers) or 0)
-    woken = yield budget.next_wait(reply.now_ms, at_least, reason)
+        wait = budget.turns.after(
+            asked,
+            None if error is None else Code(error.code),
+            leader_address=None if error is None else error.leader_address,
+            at_least_ms=float(retry_after_ms(error, reply.headers) or 0),
+            reason=f"HTTP status {reply.status}" if error is None else str(error.code),
+        )
+    if not wait.at_most_ms:
+        return reply.now_ms
+    woken = yield budget.within(wait, reply.now_ms)
     assert isinstance(woken, Woken), "the reply to Wait is Woken"
     budget.now_ms = woken.now_ms
-    budget.sent_by = None
     return woken.now_ms

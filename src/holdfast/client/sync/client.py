@@ -122,7 +122,8 @@ class Client:
     ) -> None:
         self.session = Session(routes_of(url), options if options is not None else ClientOptions())
         """The state that the operations of this client share."""
-        self.pool = transport.Pool(self.session.options, token_of(token), tls)
+        self.watch = transport.Watch(self.session.route, self.session.options, tls)
+        self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
         self._closing = transport.Event()
 
     def __enter__(self) -> Self:
@@ -139,6 +140,7 @@ class Client:
         Waits and streams in progress in other threads end with ``Closed``; a request already sent still completes.
         """
         self._closing.set()
+        self.watch.close()
         self.pool.close()
 
     def commit(

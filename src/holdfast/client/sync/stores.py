@@ -68,7 +68,7 @@ class StoreClient:
         self._client = Client(url, token=token, tls=tls, options=options)
         self._token = token_of(token)
         # A pool of its own: a service that once served a rare request on a connection stays on its slower path there.
-        self._publishing = transport.Pool(self._client.session.options, self._token, tls)
+        self._publishing = transport.Pool(self._client.session.options, self._token, tls, self._client.watch)
         self._tls = tls
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class StoreClient:
         return Map(self._client, operations, watch)
 
     def _subscriber(self, machine: SubscriberMachine, options: SubscriberOptions) -> Subscriber:
-        driver = SubscriberDriver(machine, options, self._token, self._tls)
+        driver = SubscriberDriver(machine, options, self._token, self._tls, self._client.watch)
         return Subscriber(machine, driver, is_implicit=not options.explicit_ack)
 
     def browser(

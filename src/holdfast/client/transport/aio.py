@@ -13,11 +13,11 @@ import ipaddress
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
     KnownHead,
@@ -26,6 +26,15 @@ from holdfast.client.protocol.http1 import (
     ResponseTooLarge,
     problem_with,
     reason_of,
+)
+from holdfast.client.protocol.lookout import (
+    AGAIN_MS,
+    ANOTHER_LEADS,
+    ANSWER_MS,
+    LOOK_AFTER_MS,
+    SIGN_OF_LIFE,
+    Lookout,
+    leads,
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
@@ -159,6 +168,11 @@ class Connection(Incoming):
     def __init__(self, departures: ClosingConnections) -> None:
         super().__init__()
         self._closing_connections = departures
+        self.endpoint: Endpoint | None = None
+        self._is_heard = False
+        """Whether bytes arrived since ``awaited_since_ms`` looked last."""
+        self._awaited: ResponseReader | None = None
+        self._awaited_ms = 0.0
         self.transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -179,6 +193,7 @@ class Connection(Incoming):
 
     def data_received(self, data: bytes) -> None:
         """More of the response."""
+        self._is_heard = True
         reader = self._reader
         if reader is None:  # unexpected bytes on an idle connection
             self.close()
@@ -265,6 +280,24 @@ class Connection(Incoming):
             self._paused = False
             self.transport.resume_reading()
 
+    def awaited_since_ms(self, at_ms: float) -> float | None:
+        """Since when, at the latest, the next bytes of a response have been awaited; None while none are. Nothing is
+        noted for each request: a wait begins when this sees it first."""
+        reader = self._reader
+        if reader is None or reader.complete or self._paused or self._failure is not None:
+            self._awaited = None
+            return None
+        if self._is_heard or reader is not self._awaited:
+            self._is_heard, self._awaited, self._awaited_ms = False, reader, at_ms
+        return self._awaited_ms
+
+    def give_up(self, reason: str) -> None:
+        """End the exchange, as if the connection had broken."""
+        if self._failure is None:
+            self._failure = BadResponse(reason)
+        self.close()
+        self._wake()
+
     def close(self) -> None:
         """Drop the connection, also during an exchange."""
         self.lost = True
@@ -279,21 +312,29 @@ class Connection(Incoming):
 
 
 class Pool:
-    """At most ``connections_max`` connections; the one used last is used first."""
+    """At most ``connections_max`` connections; the one used last is used first. ``watch`` ends the waits at an endpoint
+    that is silent while another one leads."""
 
-    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: Watch | None = None
+    ) -> None:
+        self._watch = watch
+        if watch is not None:
+            watch.add(self)
         self._options = options
         self._requests = RequestEncoder(token)
         self._tls = tls
         self._slots = asyncio.Semaphore(int(options.connections_max))
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._everything: set[Connection] = set()
-        self._making: dict[asyncio.Timeout, None] = {}
+        self._making: dict[asyncio.Timeout, tuple[Endpoint, float]] = {}
         self._closing_connections = ClosingConnections()
         self.closed = False
 
     async def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
+        if self._watch is not None and self._watch.rests:
+            self._watch.begin()
         connection: Connection | None = None
         reader: ResponseReader | None = None
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
@@ -336,6 +377,8 @@ class Pool:
 
     async def open(self, effect: Open) -> Stream | Response | Failed:
         """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
+        if self._watch is not None and self._watch.rests:
+            self._watch.begin()
         connection: Connection | None = None
         stream: Stream | None = None
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
@@ -362,7 +405,7 @@ class Pool:
         bound = asyncio.timeout(None)  # ``close`` sets it
         try:
             async with bound:
-                self._making[bound] = None
+                self._making[bound] = endpoint, now_ms()
                 if endpoint.secure and self._tls is None:
                     self._tls = ssl.create_default_context()  # once: it reads every authority of the system
                 made = functools.partial(Connection, self._closing_connections)
@@ -374,6 +417,7 @@ class Pool:
             self._making.pop(bound, None)
             self._closing_connections.remove(bound)
         self._everything.add(connection)
+        connection.endpoint = endpoint
         connection.perhaps_tls = not endpoint.secure
         try:
             self._require_open()  # ``close`` may have been called since: nothing is sent any more
@@ -381,6 +425,24 @@ class Pool:
             self.drop(connection)
             raise
         return connection
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """See ``Waiting``."""
+        found = list(self._making.values())
+        for connection in self._everything:
+            since_ms = connection.awaited_since_ms(at_ms)
+            if since_ms is not None and connection.endpoint is not None:
+                found.append((connection.endpoint, since_ms))
+        return found
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """See ``Waiting``."""
+        for connection in list(self._everything):
+            if connection.endpoint in endpoints and connection.awaited_since_ms(at_ms) is not None:
+                connection.give_up(ANOTHER_LEADS)
+        for bound, (endpoint, _) in self._making.items():
+            if endpoint in endpoints:
+                bound.reschedule(asyncio.get_running_loop().time())
 
     def _require_open(self) -> None:
         if self.closed:
@@ -418,6 +480,8 @@ class Pool:
     def close(self) -> None:
         """Drop every connection, also those being made."""
         self.closed = True
+        if self._watch is not None:
+            self._watch.remove(self)
         self._idle.clear()
         making, self._making = self._making, {}
         for bound in making:
@@ -434,6 +498,88 @@ class Pool:
         """Drop every connection and wait until their sockets are closed."""
         self.close()
         await self.wait_closed()
+
+
+class Waiting(Protocol):
+    """A part of a client that waits for endpoints."""
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """The endpoints of which it awaits bytes now, and since when."""
+        ...
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """End every wait at these endpoints: another one leads."""
+        ...
+
+
+LOOK_EVERY_MS: Final = LOOK_AFTER_MS
+
+
+class Watch:
+    """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
+    wakes it."""
+
+    def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
+        self._route = route
+        self._lookout = Lookout(route)
+        self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
+        self._parts: dict[Waiting, None] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = len(route.configured) < 2  # nobody else could lead
+        self.rests = not self._is_closed
+        """Whether ``begin`` is to be called when a wait begins."""
+
+    def add(self, part: Waiting) -> None:
+        """Watch this part, too."""
+        self._parts[part] = None
+
+    def remove(self, part: Waiting) -> None:
+        """It waits for nothing any more."""
+        self._parts.pop(part, None)
+
+    def begin(self) -> None:
+        """A wait begins."""
+        if self.rests:
+            self.rests = False
+            self._look_after(LOOK_EVERY_MS)
+
+    def _look_after(self, ms: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(ms / 1000, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        lookout, at_ms = self._lookout, now_ms()
+        awaited = [each for part in self._parts for each in part.awaited(at_ms)]
+        overdue = [endpoint for endpoint, since_ms in awaited if lookout.is_overdue(endpoint, at_ms - since_ms)]
+        for endpoint in lookout.look(overdue, at_ms):
+            task = asyncio.get_running_loop().create_task(self._ask(endpoint))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        if lookout.is_busy:
+            self._look_after(AGAIN_MS)
+        elif awaited:
+            self._look_after(LOOK_EVERY_MS)
+        else:
+            self.rests = True
+
+    async def _ask(self, endpoint: Endpoint) -> None:
+        reply = await self._pool.exchange(Send(endpoint, SIGN_OF_LIFE, ANSWER_MS))
+        at_ms = now_ms()
+        left = self._lookout.answered(endpoint, leads(reply), at_ms)
+        if left and not self._is_closed:
+            for part in list(self._parts):
+                part.leave(left, at_ms)
+
+    async def aclose(self) -> None:
+        """Ask nothing more."""
+        self._is_closed, self.rests = True, False
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        await self._pool.aclose()
 
 
 class Stream:

@@ -12,17 +12,19 @@ import math
 import select
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar, cast
 
 from holdfast.client.protocol.effects import Failed, Response, Send, Wait
+from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.http1 import problem_with, reason_of
+from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, WARN_AFTER_MS, PublisherMachine, Sent
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
-from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, Pool, connected
+from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, Pool, Watch, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.wire.parts import Receipt
@@ -267,12 +269,18 @@ class SubscriberDriver:
     """Carries out the steps of one subscriber's machine in the callbacks of its transport, without a task between."""
 
     def __init__(
-        self, machine: SubscriberMachine, options: SubscriberOptions, token: str | None, tls: ssl.SSLContext | None
+        self,
+        machine: SubscriberMachine,
+        options: SubscriberOptions,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        watch: Watch,
     ) -> None:
         self._machine = machine
         self._options = options
         self._token = token
         self._tls = tls
+        self._watch = watch
         self._closing_connections = ClosingConnections()
         self._line: _Line | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -288,6 +296,7 @@ class SubscriberDriver:
         """Connect, unless that was begun before."""
         if not self._started:
             self._started = True
+            self._watch.add(self)
             self._pump()
 
     def schedule(self) -> None:
@@ -324,7 +333,7 @@ class SubscriberDriver:
                 future.set_exception(error)
 
         send(done)
-        self._started = True
+        self.start()
         self._pump()
         return await future
 
@@ -369,6 +378,20 @@ class SubscriberDriver:
             self._stop()
         await self._closing_connections.over()
 
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """See ``Waiting``."""
+        del at_ms
+        awaited = self._machine.awaited
+        return [] if awaited is None else [awaited]
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """See ``Waiting``."""
+        awaited = self._machine.awaited
+        if awaited is not None and awaited[0] in endpoints:
+            self._hang_up()
+            self._machine.lost(at_ms, ANOTHER_LEADS)
+            self._pump()
+
     def _pump(self) -> None:
         """Carry out what the machine wants now, and set the timer for what it wants later."""
         if not self._started:
@@ -379,8 +402,11 @@ class SubscriberDriver:
             case Talk(outgoing=outgoing, probes=probes, timeout_ms=timeout_ms):
                 self._say(outgoing, probes=probes)
                 self._look_again(now + timeout_ms)
+                if probes:
+                    self._watch.begin()
             case Connect():
                 self._hang_up()
+                self._watch.begin()
                 socket = WebSocket(step.endpoint, step.target, self._token, step.payload_bytes_max)
                 line = self._line = _Line(self._arrived, socket, self._closing_connections)
                 self._connecting = asyncio.get_running_loop().create_task(self._connect(line, step))
@@ -468,6 +494,7 @@ class SubscriberDriver:
             line.drop()
 
     def _stop(self) -> None:
+        self._watch.remove(self)
         self._hang_up()
         if self._timer is not None:
             self._timer.cancel()

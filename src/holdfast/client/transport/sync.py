@@ -11,10 +11,13 @@ import select
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING
+import time
+import weakref
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
-from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
     KnownHead,
@@ -23,6 +26,15 @@ from holdfast.client.protocol.http1 import (
     ResponseTooLarge,
     problem_with,
     reason_of,
+)
+from holdfast.client.protocol.lookout import (
+    AGAIN_MS,
+    ANOTHER_LEADS,
+    ANSWER_MS,
+    LOOK_AFTER_MS,
+    SIGN_OF_LIFE,
+    Lookout,
+    leads,
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
@@ -45,17 +57,69 @@ class Cancelled(BaseException):
     """Never raised: an interrupt of a thread may come in the middle of anything, so the connection is dropped."""
 
 
+class Awaited:
+    """One wait for an endpoint in progress: of a request, of a stream, or for a connection. Another thread may end it
+    with ``leave``."""
+
+    __slots__ = ("endpoint", "is_heard", "is_left", "since_ms", "socket")
+
+    def __init__(self, endpoint: Endpoint, since_ms: float) -> None:
+        self.endpoint = endpoint
+        self.since_ms = since_ms
+        self.socket: socket.socket | None = None
+        self.is_heard = False
+        """Whether bytes arrived since ``awaited_since_ms`` looked last."""
+        self.is_left = False
+        """Whether it was ended, and the end of the input is not that of the response."""
+
+    def awaited_since_ms(self, at_ms: float) -> float:
+        """Since when, at the latest, the next bytes have been awaited."""
+        if self.is_heard:
+            self.is_heard, self.since_ms = False, at_ms
+        return self.since_ms
+
+    def leave(self) -> None:
+        """End the wait, as if the connection had broken."""
+        self.is_left = True
+        if self.socket is not None:
+            cut_off(self.socket)
+
+    def require(self) -> None:
+        """Raises: TimeoutError after ``leave``."""
+        if self.is_left:
+            raise TimeoutError(ANOTHER_LEADS)
+
+    def uses(self, of_connection: socket.socket) -> None:
+        """The socket that it waits on now. Raises: TimeoutError after ``leave``."""
+        self.socket = of_connection
+        self.require()
+
+
+def cut_off(of_connection: socket.socket) -> None:
+    """End the wait of another thread on this socket."""
+    with contextlib.suppress(OSError):
+        # The method of a TLS socket would forget the TLS of unread bytes.
+        socket.socket.shutdown(of_connection, socket.SHUT_RDWR)
+
+
 class Connection:
     """One socket and its response in progress. Making it ends within ``timeout_s``, except for the name look-up."""
 
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        end_ms = now_ms() + timeout_s * 1000
-        plain = _connected(endpoint, end_ms)
+    def __init__(
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float, wait: Awaited | None = None
+    ) -> None:
+        at_ms = now_ms()
+        end_ms = at_ms + timeout_s * 1000
+        wait = self.wait = wait if wait is not None else Awaited(endpoint, at_ms)
+        plain = _connected(endpoint, end_ms, wait)
         if endpoint.secure:
             context = tls if tls is not None else ssl.create_default_context()
             try:
                 plain.settimeout(left_s(end_ms))
-                plain = context.wrap_socket(plain, server_hostname=endpoint.host)
+                secure = context.wrap_socket(plain, server_hostname=endpoint.host, do_handshake_on_connect=False)
+                plain = secure
+                wait.uses(secure)
+                secure.do_handshake()
             except BaseException:
                 plain.close()
                 raise
@@ -95,8 +159,11 @@ class Connection:
             data = self.socket.recv(RECEIVE_BYTES)
         except ssl.SSLError as error:
             raise _broken(error) from error
+        self.wait.is_heard = True
         if data:
             reader.feed(data)
+        elif self.wait.is_left:
+            raise BadResponse(ANOTHER_LEADS)
         else:
             reader.end_of_input()
 
@@ -108,9 +175,7 @@ class Connection:
 
     def cut_off(self) -> None:
         """End the wait of another thread, which then closes the connection."""
-        with contextlib.suppress(OSError):
-            # The method of a TLS socket would forget the TLS of unread bytes.
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+        cut_off(self.socket)
 
     def close(self) -> None:
         """Close the socket."""
@@ -123,17 +188,18 @@ def _broken(error: ssl.SSLError) -> ConnectionError:
     return ConnectionError(f"the connection broke: {error}")
 
 
-def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
+def _connected(endpoint: Endpoint, end_ms: float, wait: Awaited) -> socket.socket:
     """A socket to the first of its addresses that answers. Raises: OSError."""
     if endpoint.unix_path is not None:
-        return _connected_to(endpoint.unix_path, socket.AF_UNIX, left_s(end_ms))
+        return _connected_to(endpoint.unix_path, socket.AF_UNIX, left_s(end_ms), wait)
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for tried, (family, _, _, _, address) in enumerate(addresses):
         try:
             # Each address has its share of the time left, so an address without a response leaves time for the rest.
-            plain = _connected_to(address, family, left_s(end_ms) / (len(addresses) - tried))
+            plain = _connected_to(address, family, left_s(end_ms) / (len(addresses) - tried), wait)
         except OSError as error:
+            wait.require()
             failure = error
         else:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,10 +210,11 @@ def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
         failure = None  # or it and its traceback would keep each other
 
 
-def _connected_to(address: object, family: int, timeout_s: float) -> socket.socket:
+def _connected_to(address: object, family: int, timeout_s: float, wait: Awaited) -> socket.socket:
     plain = socket.socket(family, socket.SOCK_STREAM)
     try:
         plain.settimeout(timeout_s)
+        wait.uses(plain)
         plain.connect(address)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
     except BaseException:
         plain.close()
@@ -156,9 +223,16 @@ def _connected_to(address: object, family: int, timeout_s: float) -> socket.sock
 
 
 class Pool:
-    """At most ``connections_max`` connections; the one used last is used first."""
+    """At most ``connections_max`` connections; the one used last is used first. ``watch`` ends the waits at an endpoint
+    that is silent while another one leads."""
 
-    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: Watch | None = None
+    ) -> None:
+        self._watch = watch
+        if watch is not None:
+            watch.add(self)
+        self._waits: set[Awaited] = set()
         self._options = options
         self._requests = RequestEncoder(token)
         self._tls = tls
@@ -170,14 +244,16 @@ class Pool:
 
     def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
-        end_ms = now_ms() + effect.timeout_ms
+        at_ms = now_ms()
+        end_ms = at_ms + effect.timeout_ms
         if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
             return Failed(now_ms(), False, BUSY, asked=False)
+        wait = self._begin(effect.endpoint, at_ms)
         connection: Connection | None = None
         reader = ResponseReader(self._options.response_bytes_max)
         sent = False
         try:
-            connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
+            connection = self._take(effect.endpoint, wait) or self._connect(effect.endpoint, end_ms, wait)
             data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
             reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
@@ -186,7 +262,7 @@ class Pool:
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
             if whole and reader.reusable:
-                self.give_back(effect.endpoint, connection)
+                self.give_back(effect.endpoint, connection)  # which ends the wait
                 connection = None
             return Response(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadResponse) as error:
@@ -196,18 +272,40 @@ class Pool:
             too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:
+            self._waits.discard(wait)
             if connection is not None:
                 connection.close()
             self._slots.release()
+
+    def _begin(self, endpoint: Endpoint, at_ms: float) -> Awaited:
+        wait = Awaited(endpoint, at_ms)
+        self._waits.add(wait)
+        if self._watch is not None and self._watch.rests:
+            self._watch.begin()
+        return wait
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """See ``Waiting``."""
+        return [(wait.endpoint, wait.awaited_since_ms(at_ms)) for wait in list(self._waits)]
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """See ``Waiting``."""
+        del at_ms
+        with self._lock:  # a connection that is given back meanwhile must not be cut
+            for wait in list(self._waits):
+                if wait.endpoint in endpoints:
+                    wait.leave()
 
     def open(self, effect: Open) -> Stream | Response | Failed:
         """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
         self._require_open()
         connection: Connection | None = None
         stream: Stream | None = None
-        end_ms = now_ms() + effect.timeout_ms
+        at_ms = now_ms()
+        end_ms = at_ms + effect.timeout_ms
+        wait = self._begin(effect.endpoint, at_ms)
         try:
-            connection = self._connect(effect.endpoint, end_ms)
+            connection = self._connect(effect.endpoint, end_ms, wait)
             connection.send(self._requests.encode(effect.request, effect.endpoint), left_s(end_ms))
             reader = ResponseReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
@@ -222,19 +320,22 @@ class Pool:
         except (OSError, UnicodeError, BadResponse) as error:
             return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
         finally:
-            if stream is None and connection is not None:
-                self.drop(connection)
+            if stream is None:
+                self._waits.discard(wait)
+                if connection is not None:
+                    self.drop(connection)
 
     def drop(self, connection: Connection) -> None:
         """Close the connection of a stream."""
         with self._lock:
             self._streams.discard(connection)
+            self._waits.discard(connection.wait)
         connection.close()
 
-    def _connect(self, endpoint: Endpoint, end_ms: float) -> Connection:
+    def _connect(self, endpoint: Endpoint, end_ms: float, wait: Awaited) -> Connection:
         if endpoint.secure and self._tls is None:
             self._tls = ssl.create_default_context()  # once: it reads every authority of the system
-        connection = Connection(endpoint, self._tls, left_s(end_ms))
+        connection = Connection(endpoint, self._tls, left_s(end_ms), wait)
         if self.closed:  # meanwhile: nothing is sent any more
             connection.close()
             self._require_open()
@@ -244,7 +345,7 @@ class Pool:
         if self.closed:
             raise Closed("this client is closed")
 
-    def _take(self, endpoint: Endpoint) -> Connection | None:
+    def _take(self, endpoint: Endpoint, wait: Awaited) -> Connection | None:
         while True:
             with self._lock:
                 self._require_open()
@@ -253,6 +354,8 @@ class Pool:
             if connection is None:
                 return None
             if not self._is_stale(connection) and connection.is_alive():
+                connection.wait = wait
+                wait.socket = connection.socket
                 return connection
             connection.close()
 
@@ -262,7 +365,8 @@ class Pool:
         connection.perhaps_tls = False
         unwanted: list[Connection] = []
         with self._lock:
-            if self.closed:
+            self._waits.discard(connection.wait)
+            if self.closed or connection.wait.is_left:
                 unwanted.append(connection)
             else:
                 self._idle.setdefault(endpoint, []).append(connection)
@@ -278,6 +382,8 @@ class Pool:
 
     def close(self) -> None:
         """Close idle connections, and end every wait for a stream."""
+        if self._watch is not None:
+            self._watch.remove(self)
         with self._lock:
             self.closed = True
             for stream in self._streams:
@@ -289,6 +395,155 @@ class Pool:
 
     def wait_closed(self) -> None:
         """Sockets close at once."""
+
+
+class Waiting(Protocol):
+    """A part of a client that waits for endpoints."""
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """The endpoints of which it awaits bytes now, and since when."""
+        ...
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """End every wait at these endpoints: another one leads."""
+        ...
+
+
+class Watch:
+    """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
+    wakes it. The thread that looks every second at every client starts one for this client while an endpoint is asked
+    for signs of life."""
+
+    def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
+        self._route = route
+        self._lookout = Lookout(route)
+        self._lock = threading.Lock()
+        self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
+        self._parts: dict[Waiting, None] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self.rests = len(route.configured) > 1
+        """Whether ``begin`` is to be called when a wait begins. Of a single endpoint nobody else could lead."""
+
+    def add(self, part: Waiting) -> None:
+        """Watch this part, too."""
+        with self._lock:
+            self._parts[part] = None
+
+    def remove(self, part: Waiting) -> None:
+        """It waits for nothing any more."""
+        with self._lock:
+            self._parts.pop(part, None)
+
+    def begin(self) -> None:
+        """A wait begins."""
+        with self._lock:
+            if self.rests and not self._closing.is_set():
+                self.rests = False
+                every_second.add(self)
+
+    def look(self) -> None:
+        """See ``EverySecond``."""
+        # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
+        # here or calls ``begin``.
+        self.rests = True
+        is_waiting, overdue = self._waits()
+        with self._lock:
+            if overdue and self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._look_closely, name="holdfast-watch", daemon=True)
+                self._thread.start()
+            if is_waiting or self._thread is not None:
+                self.rests = False
+            elif self.rests:
+                every_second.remove(self)
+
+    def _waits(self) -> tuple[bool, list[Endpoint]]:
+        """Whether anything is waited for, and the endpoints where that is overdue."""
+        at_ms = now_ms()
+        with self._lock:
+            parts = list(self._parts)
+        awaited = [each for part in parts for each in part.awaited(at_ms)]
+        is_overdue = self._lookout.is_overdue
+        return bool(awaited), [endpoint for endpoint, since_ms in awaited if is_overdue(endpoint, at_ms - since_ms)]
+
+    def _look_closely(self) -> None:
+        while not self._closing.is_set():
+            _, overdue = self._waits()
+            with self._lock:
+                endpoints = self._lookout.look(overdue, now_ms())
+                if not self._lookout.is_busy:
+                    self._thread = None
+                    return
+            for endpoint in endpoints:
+                threading.Thread(target=self._ask, args=(endpoint,), name="holdfast-sign-of-life", daemon=True).start()
+            self._closing.wait(AGAIN_MS / 1000)
+
+    def _ask(self, endpoint: Endpoint) -> None:
+        try:
+            reply = self._pool.exchange(Send(endpoint, SIGN_OF_LIFE, ANSWER_MS))
+        except Closed:
+            return
+        at_ms = now_ms()
+        with self._lock:
+            left = self._lookout.answered(endpoint, leads(reply), at_ms)
+            parts = list(self._parts) if left else []
+        for part in parts:
+            part.leave(left, at_ms)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._closing.set()
+        every_second.remove(self)
+        self._pool.close()
+
+
+class Looks(Protocol):
+    """What is looked at every second."""
+
+    def look(self) -> None:
+        """A second has passed."""
+        ...
+
+
+LOOK_EVERY_MS: Final = LOOK_AFTER_MS
+
+
+class EverySecond:
+    """One thread of the process that looks every second at what waits, as the threads that wait cannot. It ends when
+    nothing is left to look at."""
+
+    def __init__(self) -> None:
+        self._those: weakref.WeakSet[Looks] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, one: Looks) -> None:
+        """Look at this, too, while it exists."""
+        with self._lock:
+            self._those.add(one)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="holdfast-every-second", daemon=True)
+                self._thread.start()
+
+    def remove(self, one: Looks) -> None:
+        """Do not look at this any more."""
+        with self._lock:
+            self._those.discard(one)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY_MS / 1000)
+            with self._lock:
+                those = list(self._those)
+                if not those:
+                    self._thread = None
+                    return
+            for one in those:
+                one.look()
+            del those
+
+
+every_second: Final = EverySecond()
 
 
 class Stream:

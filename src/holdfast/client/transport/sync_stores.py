@@ -12,21 +12,21 @@ import select
 import socket
 import ssl
 import threading
-import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final, TypeVar
 
 from holdfast.client.protocol.effects import Failed, Response, Send, Wait
+from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.http1 import problem_with, reason_of
+from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
-from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, PublisherMachine, Sent
+from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
-from holdfast.client.transport.sync import RECEIVE_BYTES, Connection, Event, Pool
+from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, Pool, Watch, every_second
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.stores.values.messages import Message
 from holdfast.wire.parts import Receipt
@@ -137,7 +137,7 @@ class PublisherDriver:
                 if isinstance(step, Send):
                     if not self._is_watched:
                         self._is_watched = True
-                        _lookout.add(self)
+                        every_second.add(self)
                     reply = self._pool.exchange(step)
                 else:
                     self._closing.wait(max(0.0, min(draw_wait_ms(step), end_ms - now_ms())) / 1000)
@@ -154,8 +154,8 @@ class PublisherDriver:
                         self._machine.end(closed)
                     self._changed.notify_all()
 
-    def _look(self) -> None:
-        """Warn of a request that has no response for long."""
+    def look(self) -> None:
+        """Warn of a request that has no response for long. See ``EverySecond``."""
         with self._changed:
             self._machine.look(now_ms())
 
@@ -174,49 +174,24 @@ class PublisherDriver:
             self._changed.wait(None if math.isinf(left_ms) else left_ms / 1000)
 
 
-class _Lookout:
-    """One thread of the process that watches every publisher, because its sending thread waits for a response."""
-
-    def __init__(self) -> None:
-        self._publishers: weakref.WeakSet[PublisherDriver] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, publisher: PublisherDriver) -> None:
-        """Watch this publisher, too."""
-        with self._lock:
-            self._publishers.add(publisher)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="holdfast-publishers", daemon=True)
-                self._thread.start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(LOOK_EVERY_MS / 1000)
-            with self._lock:
-                publishers = list(self._publishers)
-                if not publishers:
-                    self._thread = None
-                    return
-            for publisher in publishers:
-                publisher._look()  # pyright: ignore[reportPrivateUsage]
-            del publishers
-
-
-_lookout = _Lookout()
-
-
 class SubscriberDriver:
     """Carries out the steps of one subscriber's machine in its own thread, also while the application is busy. An error
     in the thread ends the subscriber."""
 
     def __init__(
-        self, machine: SubscriberMachine, options: SubscriberOptions, token: str | None, tls: ssl.SSLContext | None
+        self,
+        machine: SubscriberMachine,
+        options: SubscriberOptions,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        watch: Watch,
     ) -> None:
         self._machine = machine
         self._options = options
         self._token = token
         self._tls = tls
+        self._watch = watch
+        self._connecting: Awaited | None = None
         self._changed = threading.Condition(threading.RLock())
         self.lock = self._changed
         self.wait = self._changed.wait
@@ -231,8 +206,26 @@ class SubscriberDriver:
     def start(self) -> None:
         """Connect, unless that was begun before."""
         if self._thread is None:
+            self._watch.add(self)
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """See ``Waiting``."""
+        del at_ms
+        with self._changed:
+            awaited = self._machine.awaited
+        return [] if awaited is None else [awaited]
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """See ``Waiting``."""
+        with self._changed:
+            awaited = self._machine.awaited
+            if awaited is not None and awaited[0] in endpoints:
+                self._machine.lost(at_ms, ANOTHER_LEADS)
+                if self._connecting is not None:
+                    self._connecting.leave()
+                self._wake()
 
     def schedule(self) -> None:
         """See that outgoing frames are sent, now or before the thread wakes by itself."""
@@ -325,6 +318,7 @@ class SubscriberDriver:
                 self._machine.end(broken)
             raise
         finally:
+            self._watch.remove(self)
             self._replace(line, None)
             with self._changed:
                 self._changed.notify_all()
@@ -335,19 +329,25 @@ class SubscriberDriver:
         self._line = None
         if step is None:
             return None
+        self._watch.begin()
+        wait = self._connecting = Awaited(step.endpoint, now_ms())
         try:
-            made = self._line = _Line(step, self._token, self._tls)
+            made = self._line = _Line(step, self._token, self._tls, wait)
             return made
         except (OSError, UnicodeError) as error:
             with self._changed:
                 self._machine.unreached(now_ms(), reason_of(error), problem_with(step.endpoint, error))
             return None
+        finally:
+            self._connecting = None
 
     def _talk(self, line: _Line | None, step: Talk) -> _Line | None:
         if line is None:  # the connection was lost while it was made
             return None
         try:
             line.say(step.outgoing, probes=step.probes)
+            if step.probes:
+                self._watch.begin()
             if step.outgoing:
                 with self._changed:
                     self._saying = False
@@ -405,10 +405,10 @@ class SubscriberDriver:
 class _Line:
     """One connection and its WebSocket."""
 
-    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None, wait: Awaited) -> None:
         """Raises: OSError."""
         self._timeout_s = step.timeout_ms / 1000
-        self.connection = Connection(step.endpoint, tls, self._timeout_s)
+        self.connection = Connection(step.endpoint, tls, self._timeout_s, wait)
         self.socket = WebSocket(step.endpoint, step.target, token, step.payload_bytes_max)
         self._poll = select.poll()
         self._poll.register(self.connection.socket.fileno(), select.POLLIN)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.options import SubscriberOptions
+from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
-from holdfast.client.transport import aio_stores, sync_stores
+from holdfast.client.transport import aio, aio_stores, sync, sync_stores
 from holdfast.stores.values.messages import Delivery
 
 
@@ -69,7 +69,8 @@ class Halves:
 
 
 def shell_of(kind: Any, machine: SubscriberMachine, options: SubscriberOptions) -> Any:
-    return kind(machine, options, None, None)
+    transport = sync if kind is sync_stores.SubscriberDriver else aio
+    return kind(machine, options, None, None, transport.Watch(machine._session.route, ClientOptions(), None))
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])

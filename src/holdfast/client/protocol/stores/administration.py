@@ -15,8 +15,7 @@ import msgspec
 
 from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send, Woken
 from holdfast.client.protocol.log_operations import response_too_large
-from holdfast.client.protocol.messages import retry_after_ms
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session
+from holdfast.client.protocol.retry_budget import RetryBudget, Session
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
     coded_error,
@@ -59,7 +58,6 @@ def ask(
         if isinstance(reply, Response) and reply.status < 300:
             return reply
         error: HoldfastError
-        at_least = 0.0
         if isinstance(reply, Failed):
             error = Unavailable(f"the service cannot be reached: {reply.reason}", endpoint=asked)
             if reply.too_large:
@@ -69,14 +67,12 @@ def ask(
         else:
             error, again, is_open = _meaning(reply)
             budget.unusable.heard(asked)
-            if error.code in COORDINATION_CODES:
-                session.route.failed(asked)
-            at_least = float(retry_after_ms(None, reply.headers) or error.retry_after_ms or 0)
         if is_open and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
         if not again or budget.exhausted(reply.now_ms):
             raise error
-        woken = yield budget.next_wait(reply.now_ms, at_least, error.statement())
+        wait = budget.turns.after_error(asked, error, reply)
+        woken = yield budget.within(wait, reply.now_ms)
         assert isinstance(woken, Woken), "the reply to Wait is Woken"
         now_ms = woken.now_ms
         if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less

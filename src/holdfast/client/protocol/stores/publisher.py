@@ -41,9 +41,8 @@ from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Request, Response, Send, Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
-from holdfast.client.protocol.messages import retry_after_ms
 from holdfast.client.protocol.options import FOR_EVER, PublisherOptions
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session
+from holdfast.client.protocol.retry_budget import Session, Turns
 from holdfast.client.protocol.stores.messages import (
     RETRIED_CODES,
     Advisories,
@@ -197,7 +196,7 @@ class PublisherMachine:
         self._asked: Endpoint | None = None
         self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
-        self._ceiling_ms = session.options.retry_base_ms
+        self._turns = Turns(session)
         self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
         self._flushing = False
         self._ended: HoldfastError | None = None
@@ -341,7 +340,7 @@ class PublisherMachine:
             if reply.asked:
                 self._session.route.failed(self._asked)
             head.perhaps_kept = head.perhaps_kept or reply.perhaps_accepted
-            if reply.problem is not None and self._unusable.met(reply.problem, self._asked):
+            if reply.problem is not None and self._unusable.met(reply.problem, self._asked, self._turns.sent_by):
                 self._unusable.forget()
                 self._give_up(head, reply.problem)
                 return
@@ -377,8 +376,6 @@ class PublisherMachine:
             else:
                 self._give_up(head, unclear)
         elif error.code in RETRIED_CODES:
-            if error.code in COORDINATION_CODES and self._asked is not None:
-                self._session.route.failed(self._asked)
             if error.code in _DIVIDED_WHEN_FULL and head.divisible and len(head.items) > 1:
                 self._divide(head)
             self._again_or_fail(self._queue[0], error, reply)
@@ -413,6 +410,8 @@ class PublisherMachine:
         self._give_up(head, mistaken)
 
     def _again_or_fail(self, head: _Batch, error: HoldfastError, reply: Response | Failed) -> None:
+        assert self._asked is not None, "an answer follows a request"
+        wait = self._turns.after_error(self._asked, error, reply)
         left_ms = self._left_ms(head, reply.now_ms)
         if left_ms is not None and left_ms <= 0:
             if head.tries:  # a half that was not tried is sent immediately
@@ -420,14 +419,8 @@ class PublisherMachine:
             return
         self.blockage.met(kind_of(error), error.statement(), self._sent_ms)
         self.blockage.look(reply.now_ms, self.unconfirmed)
-        at_least = 0.0
-        if isinstance(reply, Response):
-            at_least = float(error.retry_after_ms or retry_after_ms(None, reply.headers) or 0)
-        ceiling_ms = max(self._ceiling_ms, at_least / 4)
-        self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
-        longest = at_least + ceiling_ms if left_ms is None else min(at_least + ceiling_ms, left_ms)
-        reason = reply.reason if isinstance(reply, Failed) else str(error.code)
-        self._pause = Wait(min(at_least, longest), longest, reason)
+        longest = wait.at_most_ms if left_ms is None else min(wait.at_most_ms, left_ms)
+        self._pause = Wait(min(wait.at_least_ms, longest), longest, wait.reason)
 
     def _left_ms(self, head: _Batch, now_ms: float) -> float | None:
         seconds = self._options.retry_duration
@@ -498,7 +491,7 @@ class PublisherMachine:
 
     def _confirm(self, head: _Batch, receipt: Receipt | None) -> None:
         self._queue.popleft()
-        self._ceiling_ms = self._session.options.retry_base_ms
+        self._turns.progressed()
         self._batch_messages = min(self._batch_messages * 2, self._options.batch_messages)
         # Duplicates of several earlier batches may have gaps between them; then only the ends are known.
         in_a_row = receipt is not None and receipt.last_seq - receipt.first_seq + 1 == len(head.items)

@@ -37,7 +37,7 @@ from msgspec.structs import force_setattr
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
-from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session, Turns
 from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
 from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
@@ -195,7 +195,7 @@ class SubscriberMachine:
         """Whether another subscriber has the standard durable, as the service said last."""
         self._unusable = UnusableEndpoints(session.route)
         self._pause: Wait | None = None
-        self._ceiling_ms = session.options.retry_base_ms
+        self._turns = Turns(session)
         self._lost_since_ms: float | None = None
         """Since when no connection has received anything. The clock stops while one is attached."""
         self._attached_ms = 0.0
@@ -235,6 +235,16 @@ class SubscriberMachine:
     def is_attached(self) -> bool:
         """Whether the service delivers to this subscriber now."""
         return self._state is _State.ATTACHED
+
+    @property
+    def awaited(self) -> tuple[Endpoint, float] | None:
+        """The endpoint of which a sign of life is due, and since when; None while none is due."""
+        if self._asked_endpoint is None or self._state not in _CONNECTED:
+            return None
+        if self._state is not _State.ATTACHED:
+            return self._asked_endpoint, self._bytes_ms
+        is_probed = self._probed_ms > max(self._heard_ms, self._bytes_ms)
+        return (self._asked_endpoint, self._probed_ms) if is_probed else None
 
     @property
     def acknowledges_at_once(self) -> bool:
@@ -437,7 +447,7 @@ class SubscriberMachine:
             _logger.warning("waiting for a standard durable holder=%s since_ms=%s", *facts.values())
         if now_ms - self._asked_ms >= busy_wait_ms(self._options) / 2:
             # It waited in the line of the service, which is pause enough.
-            self._ceiling_ms = self._session.options.retry_base_ms
+            self._turns.progressed()
         self._again_or_end(now_ms, error, is_reached=True)
 
     def on_event(self, event: Opened | Refused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
@@ -524,7 +534,7 @@ class SubscriberMachine:
         """No connection was made. ``problem``: none will be until a configuration is changed."""
         if self._state is not _State.OPENING:
             return
-        if problem is not None and self._unusable.met(problem, self._asked_endpoint):
+        if problem is not None and self._unusable.met(problem, self._asked_endpoint, self._turns.sent_by):
             self.end(problem)
         else:
             self.lost(now_ms, reason)
@@ -570,12 +580,10 @@ class SubscriberMachine:
     def _made_progress(self) -> None:
         """The connection brought a message or reply, so the next loss starts a new retry budget. Being attached is not
         enough: a cause that ends each connection would be retried without a bound."""
-        self._ceiling_ms = self._session.options.retry_base_ms
+        self._turns.progressed()
         self._lost_since_ms = None
 
     def _again_or_end(self, now_ms: float, error: HoldfastError, *, is_reached: bool = False) -> None:
-        if self._asked_endpoint is not None and not is_reached:
-            self._session.route.failed(self._asked_endpoint)
         self._buffer.clear()
         self._outgoing.clear()
         self._window.lost()
@@ -588,13 +596,20 @@ class SubscriberMachine:
             self._away_since_ms = now_ms
             if self.was_attached:
                 self.advisories.add("store_unavailable", {"reason": error.statement()})
+        assert self._asked_endpoint is not None, "a connection that is lost was asked for"
+        wait = self._turns.after(
+            self._asked_endpoint,
+            error.code if is_reached or error.code in COORDINATION_CODES else None,
+            leader_address=error.fields.get("leader_address"),
+            at_least_ms=float(error.retry_after_ms or 0),
+            is_lost=not is_reached,
+            reason=error.statement(),
+        )
         seconds = self._options.retry_duration
         if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
             self.end(None if self._closing else error)
             return
-        at_least = float(error.retry_after_ms or 0)
-        self._pause = Wait(at_least, at_least + self._ceiling_ms, error.statement())
-        self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
+        self._pause = wait
         self._state = _State.WAITING
 
     def _withdrawn(self, ranges: Sequence[tuple[int, int]], cause: str) -> None:
