@@ -3,12 +3,17 @@
     python benchmarks/take_over.py deploy --kills 20      # what deploy/ ships, alone and as a pair, file: and s3:
     python benchmarks/take_over.py standby --kills 50     # a kill with a standby of any age
     python benchmarks/take_over.py apart --minutes 10     # two services that cannot reach each other (root, ip netns)
+    python benchmarks/take_over.py clients --kills 10     # what a take-over costs clients of every kind
 
 ``deploy`` starts ``holdfast serve --init --standby`` as the files in deploy/ do, and a supervisor that starts a killed
 process again after ``--restart`` seconds (0.1 by default; the unit's RestartSec is 2). Each figure is the time from the
 kill to the first commit that any of the services acknowledged: the start of Python and the probe are in it. ``apart``
 gives each service a network namespace of its own; they share the store and nothing else. ``--s3`` needs the server of
 the tests.
+
+``clients`` runs a leader and a standby whose stores live in the log, and one client of each kind that knows both.
+``--how freeze`` stops the leader (SIGSTOP), ``--how kill`` kills it. Each figure is the time from the moment at which
+the new leader is ready, as a separate poller sees it, to the first confirmation of that kind.
 """
 
 from __future__ import annotations
@@ -27,11 +32,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from _processes import free_port, machine
+from tests.integration.clients_of_a_pair import KINDS, Clients, How, kept, pair
+from tests.integration.test_stores_in_log import begin
 
 COMMIT: Final = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}).encode()
 PLAIN: Final = {"HOLDFAST_STORES__ENABLED": "false", "HOLDFAST_VIEW__ENABLED": "false"}
@@ -230,17 +238,53 @@ def stores(folder: Path, *, s3: bool) -> Generator[Mapping[str, Callable[[str], 
         yield {**urls, "s3": lambda name: gateway.url("logs", prefix=name)}
 
 
+def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
+    """Freeze or kill the leader under clients of every kind."""
+    took: list[float] = []
+    cost: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with pair(folder, begin(folder)) as services, Clients(services.urls) as running:
+        running.until_each_confirms_after(0.0)
+        for number in range(rounds):
+            time.sleep(idle_s * random.random())
+            at, ready = services.take_over(how)
+            confirmed = running.until_each_confirms_after(at + (ready - at) / 2)
+            took.append(ready - at)
+            for kind, moment in confirmed.items():
+                cost[kind].append(moment - ready)
+            if number < rounds - 1:
+                services.stand_by_again()
+                services.fill()
+        for kind, error in running.books.failures:
+            print(f"{kind} raised {error!r}")
+        confirmed_bodies, there = running.books.published[:], Counter(kept(services.urls))
+    lost = sum(there[body] == 0 for body in confirmed_bodies)
+    twice = sum(there[body] > 1 for body in confirmed_bodies)
+    figures(f"{how}, the service", took)
+    for kind, seconds in cost.items():
+        figures(f"{how}, {kind}, after the service", seconds)
+    everything = [each for seconds in cost.values() for each in seconds]
+    figures(f"{how}, all kinds, after the service", everything)
+    print(f"{how}: {len(confirmed_bodies)} messages confirmed, {lost} lost, {twice} kept twice", flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=["deploy", "standby", "apart"])
+    options.add_argument("what", choices=["deploy", "standby", "apart", "clients"])
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--restart", type=float, default=0.1)
     options.add_argument("--idle", type=float, default=3.0, help="the longest time between two kills, in seconds")
+    options.add_argument("--how", choices=["freeze", "kill"], default="", help="of the clients; both unless given")
     options.add_argument("--s3", action="store_true")
     options.add_argument("--only", default="", help="only what has this word in its name, such as pair or busy")
     given = options.parse_args()
     print(machine())
+    if given.what == "clients":
+        for how in ("freeze", "kill"):
+            if given.how in ("", how):
+                with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+                    clients(Path(name), how, given.kills, given.idle)
+        return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, stores(Path(name), s3=given.s3) as urls:
         folder = Path(name)
         for scheme, url in urls.items():

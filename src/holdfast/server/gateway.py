@@ -23,7 +23,13 @@ from holdfast.commit.subscription import LogReader
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
-from holdfast.server.http.responses import CommitResponses, LeaderHint, not_leading, without_traceback
+from holdfast.server.http.responses import (
+    NOT_LEADING_RETRY_MS,
+    CommitResponses,
+    LeaderHint,
+    not_leading,
+    without_traceback,
+)
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.formats import WireFormat
@@ -190,9 +196,7 @@ class Gateway(HttpState):
         if service is None:
             return self.not_leading()
         if self.draining:
-            return Unavailable(
-                "the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS
-            )
+            return Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=NOT_LEADING_RETRY_MS)
         limits = self.limits
         if self.in_flight_commits >= limits.in_flight_commits_max or self.in_flight_bytes >= limits.in_flight_bytes_max:
             return Backpressure(

@@ -131,7 +131,7 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
                 failure = response_too_large(session.options)
         if not repeat or budget.exhausted(reply.now_ms):
             raise failure
-        now_ms = yield from pause(session, budget, asked, reply)
+        now_ms = yield from pause(budget, asked, reply)
         if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
             raise failure
 
@@ -163,7 +163,7 @@ def _submit(
                 return asked, reply, error
             if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
                 raise session.refused(error, reply.status)
-        yield from pause(session, budget, asked, reply)
+        yield from pause(budget, asked, reply)
 
 
 def response_too_large(options: ClientOptions) -> LimitExceeded:

@@ -29,8 +29,8 @@ from holdfast.client.protocol.effects import Failed, Request, Response
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.wire.formats import UNDECODABLE
 
-LOOK_AFTER_MS: Final = 1_000.0
-ANSWER_MS: Final = 1_000.0
+LOOK_AFTER_MS: Final = 500.0
+ANSWER_MS: Final = 500.0
 AGAIN_MS: Final = 250.0
 LIVES_AGAIN_MS: Final = 2_000.0
 REMEMBERED_MS: Final = 10_000.0

@@ -210,7 +210,7 @@ class RetryBudget:
         return Unavailable(f"{what}: {reply.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
 
 
-def pause(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
+def pause(budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
     """Wait as the response asks, or not at all where another endpoint is to be asked first."""
     if isinstance(reply, Failed):
         wait = budget.turns.after(asked, is_lost=reply.asked, reason=reply.reason)

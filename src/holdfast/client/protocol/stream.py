@@ -387,7 +387,7 @@ def pause_or_give_up(
         budget.missed(asked, reply)
         if budget.exhausted(reply.now_ms):
             raise budget.unreachable("the stream cannot be opened", asked, reply, position)
-    yield from pause(session, budget, asked, reply)
+    yield from pause(budget, asked, reply)
 
 
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:

@@ -402,7 +402,7 @@ class SubscriberDriver:
             case Talk(outgoing=outgoing, probes=probes, timeout_ms=timeout_ms):
                 self._say(outgoing, probes=probes)
                 self._look_again(now + timeout_ms)
-                if probes:
+                if self._watch.rests and (probes or outgoing):
                     self._watch.begin()
             case Connect():
                 self._hang_up()

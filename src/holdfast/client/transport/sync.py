@@ -411,8 +411,7 @@ class Waiting(Protocol):
 
 class Watch:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
-    wakes it. The thread that looks every second at every client starts one for this client while an endpoint is asked
-    for signs of life."""
+    wakes it. The thread of ``Ticks`` starts one for this client while an endpoint is asked for signs of life."""
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._route = route
@@ -440,10 +439,10 @@ class Watch:
         with self._lock:
             if self.rests and not self._closing.is_set():
                 self.rests = False
-                every_second.add(self)
+                ticks.add(self)
 
     def look(self) -> None:
-        """See ``EverySecond``."""
+        """See ``Ticks``."""
         # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
         # here or calls ``begin``.
         self.rests = True
@@ -455,7 +454,7 @@ class Watch:
             if is_waiting or self._thread is not None:
                 self.rests = False
             elif self.rests:
-                every_second.remove(self)
+                ticks.remove(self)
 
     def _waits(self) -> tuple[bool, list[Endpoint]]:
         """Whether anything is waited for, and the endpoints where that is overdue."""
@@ -493,24 +492,24 @@ class Watch:
     def close(self) -> None:
         """Ask nothing more."""
         self._closing.set()
-        every_second.remove(self)
+        ticks.remove(self)
         self._pool.close()
 
 
 class Looks(Protocol):
-    """What is looked at every second."""
+    """What is looked at at each tick."""
 
     def look(self) -> None:
-        """A second has passed."""
+        """A tick."""
         ...
 
 
 LOOK_EVERY_MS: Final = LOOK_AFTER_MS
 
 
-class EverySecond:
-    """One thread of the process that looks every second at what waits, as the threads that wait cannot. It ends when
-    nothing is left to look at."""
+class Ticks:
+    """One thread of the process that looks every ``LOOK_EVERY_MS`` at what waits, as the threads that wait cannot. It
+    ends when nothing is left to look at."""
 
     def __init__(self) -> None:
         self._those: weakref.WeakSet[Looks] = weakref.WeakSet()
@@ -522,7 +521,7 @@ class EverySecond:
         with self._lock:
             self._those.add(one)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="holdfast-every-second", daemon=True)
+                self._thread = threading.Thread(target=self._look, name="holdfast-ticks", daemon=True)
                 self._thread.start()
 
     def remove(self, one: Looks) -> None:
@@ -543,7 +542,7 @@ class EverySecond:
             del those
 
 
-every_second: Final = EverySecond()
+ticks: Final = Ticks()
 
 
 class Stream:

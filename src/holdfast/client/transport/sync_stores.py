@@ -26,7 +26,7 @@ from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, 
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
-from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, Pool, Watch, every_second
+from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, Pool, Watch, ticks
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.stores.values.messages import Message
 from holdfast.wire.parts import Receipt
@@ -137,7 +137,7 @@ class PublisherDriver:
                 if isinstance(step, Send):
                     if not self._is_watched:
                         self._is_watched = True
-                        every_second.add(self)
+                        ticks.add(self)
                     reply = self._pool.exchange(step)
                 else:
                     self._closing.wait(max(0.0, min(draw_wait_ms(step), end_ms - now_ms())) / 1000)
@@ -155,7 +155,7 @@ class PublisherDriver:
                     self._changed.notify_all()
 
     def look(self) -> None:
-        """Warn of a request that has no response for long. See ``EverySecond``."""
+        """Warn of a request that has no response for long. See ``Ticks``."""
         with self._changed:
             self._machine.look(now_ms())
 
@@ -346,7 +346,7 @@ class SubscriberDriver:
             return None
         try:
             line.say(step.outgoing, probes=step.probes)
-            if step.probes:
+            if self._watch.rests and (step.probes or step.outgoing):
                 self._watch.begin()
             if step.outgoing:
                 with self._changed:

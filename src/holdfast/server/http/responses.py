@@ -205,7 +205,8 @@ STANDS_BY: Final = "it was asked to stand by, as a bulk job does, and leads agai
 
 
 NOT_LEADING_RETRY_MS: Final = 250
-"""A take-over costs a client at most this much more than the service."""
+"""Of every refusal that belongs to a take-over, or to an end that one may follow: it costs a client at most a quarter
+more than this after the service is ready."""
 
 
 def not_leading(leader: LeaderHint, *, retry_after_ms: int = NOT_LEADING_RETRY_MS, was_asked: bool = False) -> Fenced:

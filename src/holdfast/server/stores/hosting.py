@@ -26,7 +26,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
-from holdfast.server.http.responses import not_leading
+from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Backlog, Deliveries
 from holdfast.server.stores.figures import Statistics
@@ -108,14 +108,14 @@ class StoreHost:
             raise Unavailable(
                 "the stores are not open yet",
                 code=Code.OVERLOADED,
-                retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
+                retry_after_ms=NOT_LEADING_RETRY_MS,
                 hint="another process may have them open, or their disk may be full: this service opens them as soon "
                 "as it can, and its log has the reason",
             )
         if opened is None:
             raise not_leading(self.gateway.leader, was_asked=self.gateway.stands_by_next)
         if self.gateway.draining:
-            raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
+            raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=NOT_LEADING_RETRY_MS)
         if self.suspended and not cluster:
             raise Unavailable("the cluster is suspended", code=Code.NO_QUORUM, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
         return opened
@@ -203,7 +203,7 @@ class StoreHost:
         if opened is not None:
             for socket in list(self.sockets):
                 socket.shut_down()
-            stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=1_000)
+            stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=NOT_LEADING_RETRY_MS)
             opened.deliveries.close(stopping)
             opened.statistics.close()
             self._closing = self.gateway.loop.create_task(opened.service.close())

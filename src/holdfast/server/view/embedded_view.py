@@ -23,6 +23,7 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
 from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.temporary_files import temporary_directory
@@ -87,7 +88,7 @@ class EmbeddedView:
         return Unavailable(
             "the view has not come this far yet",
             code=Code.VIEW_BEHIND,
-            retry_after_ms=1000,
+            retry_after_ms=NOT_LEADING_RETRY_MS,
             view_version=self.version,
             asked=asked,
         )

@@ -241,7 +241,7 @@ class SubscriberMachine:
         """The endpoint of which a sign of life is due, and since when; None while none is due."""
         if self._asked_endpoint is None or self._state not in _CONNECTED:
             return None
-        if self._state is not _State.ATTACHED:
+        if self._state is not _State.ATTACHED or self._acks.unconfirmed:
             return self._asked_endpoint, self._bytes_ms
         is_probed = self._probed_ms > max(self._heard_ms, self._bytes_ms)
         return (self._asked_endpoint, self._probed_ms) if is_probed else None
