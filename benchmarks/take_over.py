@@ -45,6 +45,8 @@ COMMIT: Final = json.dumps({"operations": [{"type": "write", "key": "a2V5", "val
 PLAIN: Final = {"HOLDFAST_STORES__ENABLED": "false", "HOLDFAST_VIEW__ENABLED": "false"}
 POLL_SECONDS: Final = 0.01
 WAIT_SECONDS_MAX: Final = 180.0
+SIGN_INTERVAL_MS: Final = 2_000
+"""The default. The tests have shorter ones."""
 
 
 class Service:
@@ -242,7 +244,8 @@ def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
     """Freeze or kill the leader under clients of every kind."""
     took: list[float] = []
     cost: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    with pair(folder, begin(folder)) as services, Clients(services.urls) as running:
+    signs = {"HOLDFAST_LEADER__SIGN_INTERVAL_MS": str(SIGN_INTERVAL_MS)}
+    with pair(folder, begin(folder), **signs) as services, Clients(services.urls) as running:
         running.until_each_confirms_after(0.0)
         for number in range(rounds):
             time.sleep(idle_s * random.random())

@@ -32,7 +32,7 @@ PROTOCOLS = {
     "__delitem__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__", "__next__", "__setitem__",
 }  # fmt: skip
 PARAMETER_KINDS = inspect.Parameter
-INNER = {"pool", "run", "session", "sleep"}
+INNER = {"pool", "run", "session", "sleep", "watch"}
 """Members of the clients that are for the package's own other clients."""
 
 

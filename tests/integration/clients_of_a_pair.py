@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -160,6 +160,11 @@ WHAT: Final = ("commit", "transact", "version", "describe", "changes", "publish"
 KINDS: Final = tuple(f"{what} {shell}" for what in WHAT for shell in ("blocking", "asyncio"))
 
 
+def _pause_seconds(kind: str) -> float:
+    """Between two operations. Who reads changes must keep up with all who commit."""
+    return 0.0 if kind.startswith("changes") else PAUSE_SECONDS
+
+
 class Clients:
     """One client of each kind, from ``with`` to its end."""
 
@@ -181,9 +186,12 @@ class Clients:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        for thread in self._threads:
-            thread.join(WITHIN_SECONDS)
-            assert not thread.is_alive(), "a client did not come to an end"
+        end = time.monotonic() + WITHIN_SECONDS
+        with Client(self._urls) as client:
+            while any(thread.is_alive() for thread in self._threads):
+                assert time.monotonic() < end, "a client did not come to an end"
+                client.commit([Write(b"end", b"")])  # for those who wait for a change
+                time.sleep(PAUSE_SECONDS)
 
     def until_each_confirms_after(self, moment: float) -> dict[str, float]:
         """When each kind was confirmed first after this moment. Raises: TimeoutError."""
@@ -201,7 +209,7 @@ class Clients:
         try:
             with ExitStack() as stack:
                 operation = _blocking(kind, self._urls, self.books, stack)
-                while not self._over.wait(PAUSE_SECONDS):
+                while not self._over.wait(_pause_seconds(kind)):
                     operation()
                     self.books.confirmed[kind].append(time.monotonic())
         except (HoldfastError, AssertionError) as error:
@@ -217,7 +225,7 @@ class Clients:
                 while not self._over.is_set():
                     await operation()
                     self.books.confirmed[kind].append(time.monotonic())
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    await asyncio.sleep(_pause_seconds(kind))
         except (HoldfastError, AssertionError) as error:
             self.books.failures.append((kind, error))
 
@@ -225,19 +233,20 @@ class Clients:
 class Pair:
     """A leader and a standby, which change their parts in each round."""
 
-    def __init__(self, directory: Path, log_url: str) -> None:
+    def __init__(self, directory: Path, log_url: str, environment: Mapping[str, str]) -> None:
+        self._environment = environment
         self.leader = Machine(directory, "machine-0", log_url)
         self.standby = Machine(directory, "machine-1", log_url)
         self.urls = [f"http://127.0.0.1:{machine.port}" for machine in (self.leader, self.standby)]
 
     def start(self) -> None:
         """Lead, with a store to consume and one to publish in, and stand by."""
-        self.leader.serve()
+        self.leader.serve(**self._environment)
         with StoreClient(self.urls[0]) as client:
             client.define_store("orders", {"durables": {"work": {"type": "shared"}, "names": {"type": "map"}}})
             client.define_store("published", {"durables": {"all": {"type": "shared"}}})
         self.fill()
-        self.standby.stand_by()
+        self.standby.stand_by(**self._environment)
 
     def fill(self) -> None:
         """Messages for those who consume."""
@@ -261,7 +270,7 @@ class Pair:
     def stand_by_again(self) -> None:
         """Start the old leader again, as the standby."""
         self.standby.end()
-        self.standby.stand_by()
+        self.standby.stand_by(**self._environment)
 
     def end(self) -> None:
         for machine in (self.leader, self.standby):
@@ -280,9 +289,9 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(directory: Path, log_url: str) -> Iterator[Pair]:
+def pair(directory: Path, log_url: str, **environment: str) -> Iterator[Pair]:
     """A pair that runs, and ends with the block."""
-    made = Pair(directory, log_url)
+    made = Pair(directory, log_url, environment)
     try:
         made.start()
         yield made

@@ -32,6 +32,7 @@ SAFE: Final = ("pairs_once", "each_once")
 NOT_INPUT: Final = {
     # What a service answers.
     "cli/doctor.py": "the liveness of a service",
+    "client/protocol/lookout.py": "the liveness of a service",
     "client/protocol/messages.py": "answers of the service",
     "client/protocol/snapshot.py": "answers of the service",
     "client/protocol/stores/committing.py": "answers of the service",

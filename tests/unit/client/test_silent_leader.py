@@ -1,0 +1,139 @@
+"""Both shells at a server that accepts everything and answers nothing, while another server leads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Silence, Stream
+from tests.unit.client.test_subscription import transaction
+
+from holdfast.client import Client
+from holdfast.client.protocol import lookout
+from holdfast.client.transport import aio as transports
+from holdfast.client.transport import sync as sockets
+from holdfast.commit.format.transaction import Write
+
+PATIENT = dataclasses.replace(QUICK, request_timeout_ms=60_000, stream_silence_ms=60_000, give_up_after_ms=60_000)
+"""Only the lookout ends a wait within the time of a test."""
+LEADS = Reply(200, {"leader_id": "ab" * 16, "leading": True, "address": ""})
+STANDS_BY = Reply(200, {"leader_id": "", "leading": False, "address": ""})
+VERSION = Reply(200, {"version": 50, "leader_id": "ab" * 16})
+UNKNOWN = Reply(200, {"status": "not_committed"})
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of the lookout, divided by ten."""
+    for module in (lookout, transports, sockets):
+        for name in ("LOOK_AFTER_MS", "LOOK_EVERY_MS", "ANSWER_MS", "AGAIN_MS", "LIVES_AGAIN_MS"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(module, name) / 10)
+
+
+@contextlib.contextmanager
+def silent(accepts: bool = True) -> Iterator[str]:
+    """A port whose kernel accepts connections, of a process that does nothing; or whose kernel accepts none."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=64 if accepts else 0)
+    waiting: list[socket.socket] = []
+    try:
+        if not accepts:  # the queue of connections is full, so nothing answers, as of a machine without power
+            for _ in range(4):
+                one = socket.socket()
+                one.setblocking(False)
+                one.connect_ex(listening.getsockname())
+                waiting.append(one)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        for one in waiting:
+            one.close()
+        listening.close()
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_read_is_asked_of_the_leader(connect: Callable[..., Any], accepts: bool) -> None:
+    with silent(accepts) as frozen, ScriptedServer(STANDS_BY, LEADS, VERSION) as server:
+        client = connect([frozen, server.url], options=PATIENT)
+        assert client.call("version").version == 50
+        assert [asked.target for asked in server.asked] == ["/livez", "/livez", "/v1/version"]
+
+
+def test_the_outcome_of_a_commit_is_asked_for_before_it_is_tried_again(connect: Callable[..., Any]) -> None:
+    committed = Reply(200, {"status": "committed", "version": 60, "leader_id": "ab" * 16})
+    with silent() as frozen, ScriptedServer(LEADS, UNKNOWN, committed) as server:
+        client = connect([frozen, server.url], options=PATIENT)
+        assert client.call("commit", [Write(b"k", b"v")], read_version=50).version == 60
+        targets = [asked.target.partition("?")[0] for asked in server.asked]
+        request_id = targets[1].removeprefix("/v1/status/")
+        assert targets == ["/livez", f"/v1/status/{request_id}", "/v1/commit"]
+        assert server.asked[2].json()["request_id"] != request_id
+
+
+def test_an_open_stream_is_opened_again_at_the_leader(connect: Callable[..., Any]) -> None:
+    first, second = transaction(5, 0), transaction(6, 5)
+    held = Stream((first,), hold=True)
+    with (
+        ScriptedServer(held, Silence(), Silence(), Silence(), Silence(), Silence()) as frozen,
+        ScriptedServer(LEADS, Stream((second,), hold=True)) as server,
+    ):
+        client = connect([frozen.url, server.url], options=PATIENT)
+        assert [event.version for event in client.take(2)] == [5, 6]
+
+
+def test_a_slow_leader_is_not_left_and_answers(connect: Callable[..., Any]) -> None:
+    with Slow() as slow, ScriptedServer(LEADS) as server:
+        client = connect([slow.url, server.url], options=PATIENT)
+        assert client.call("version").version == 50
+        assert server.asked == []
+        assert slow.signs >= 2
+
+
+class Slow:
+    """A leader that gives signs of life, and answers everything else when two of them were asked for."""
+
+    def __init__(self) -> None:
+        self.signs = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._lively = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError), accepted:
+            while data := accepted.recv(1 << 16):
+                if b"/livez" in data:
+                    self.signs += 1
+                    if self.signs >= 2:
+                        self._lively.set()
+                    accepted.sendall(LEADS.encoded())
+                else:
+                    assert self._lively.wait(30)
+                    accepted.sendall(VERSION.encoded())
+
+
+def test_no_thread_is_left_when_nothing_waits_any_more() -> None:
+    with silent() as frozen, ScriptedServer(LEADS, VERSION) as server:
+        with Client([frozen, server.url], options=PATIENT) as client:
+            assert client.version().version == 50
+        end = time.monotonic() + 10
+        while any(thread.name.startswith("holdfast-") for thread in threading.enumerate()):
+            assert time.monotonic() < end, threading.enumerate()
+            time.sleep(0.01)
