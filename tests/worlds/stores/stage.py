@@ -104,7 +104,7 @@ class Stage(SeededWorld):
         if self.random.random() < self.check_rate:
             self.machine.check()
             self._note_fingerprint(command)
-        self.model.judge(command, answer, effects)
+        self.model.judge(command, answer, effects, is_left=self._counts_what_is_left())
         self._count(effects)
         self._check_deadlines()
         self._check_ready(command, effects)

@@ -127,6 +127,9 @@ class ClusterModel:
         self._lost: set[tuple[str, str, str]] = set()
         """Who did."""
         """What was held, and what was taken back, since ``expire_done``."""
+        self._gave_up: set[tuple[str, str]] = set()
+        """Durables of which a subscriber gave something up itself."""
+        self._is_left = False
         self._announced: dict[tuple[str, str, int], DeadLettering] | None = {}
         """The dead letters announced since ``expire_done``; None where that is not known."""
 
@@ -196,14 +199,18 @@ class ClusterModel:
 
     # ---- judging ----------------------------------------------------------------------------------------------------
 
-    def judge(self, command: Command, answer: Answer, effects: Sequence[Effect] | None) -> None:
+    def judge(
+        self, command: Command, answer: Answer, effects: Sequence[Effect] | None, *, is_left: bool = False
+    ) -> None:
         """Raise ``PromiseBroken`` unless this is what the command must answer; then follow it.
 
         ``effects`` are None for records that are only followed: they were judged when they were carried out.
+        ``is_left``: the machine has left a part of what the command discards to the next ``Expire``, which tells it.
         """
         before = self.dying()
-        if effects is not None and self.expire_done:
+        if effects is not None and self.expire_done and not self._is_left:
             self._begin_to_tell()
+        self._is_left = is_left
         if isinstance(command, commands.Expire):
             self._steps_of_clears(effects)
         match command:
@@ -240,8 +247,10 @@ class ClusterModel:
             for effect in effects
             if isinstance(effect, Displaced) and effect.cause == "lapsed"
         }
-        if self.expire_done:
-            self._check_withdrawn(command)
+        if isinstance(command, commands.Acknowledge | commands.Attach | commands.Detach):
+            self._gave_up.add((command.store, command.durable))
+        if self.expire_done and not is_left:
+            self._check_withdrawn()
         if self._announced is not None:
             self._announced.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, DeadLettering))
         if self.expire_done and self._announced is not None:
@@ -256,7 +265,7 @@ class ClusterModel:
             for subscriber in durable.subscribers
         }
 
-    def _check_withdrawn(self, command: Command) -> None:
+    def _check_withdrawn(self) -> None:
         """A subscriber is told of each message that it holds no more and did not give up, and of no other."""
         if self._held_before is None:
             return
@@ -267,9 +276,8 @@ class ClusterModel:
         promise(
             self._displaced == self._lost, "a standard durable has one consumer", told=self._displaced, lost=self._lost
         )
-        gives_up = isinstance(command, commands.Acknowledge | commands.Attach | commands.Detach)
         for key, held in self._held().items():
-            if not (gives_up and key[:2] == (command.store, command.durable)):
+            if key[:2] not in self._gave_up:
                 lost = self._held_before.get(key, set()) - held
                 promise(told.get(key, set()) == lost, "what is taken back is told", whom=key, told=told, lost=lost)
 
@@ -294,6 +302,7 @@ class ClusterModel:
     def _begin_to_tell(self) -> None:
         """What subscribers are told from here on is of one command, or of all steps of one expiry."""
         self._held_before, self._withdrawn, self._displaced, self._lost = self._held(), [], set(), set()
+        self._gave_up = set()
 
     def _steps_of_clears(self, effects: Effects) -> None:
         """What an ``Expire`` reports to watchers of clears; where that is not known, it may be reported already."""
