@@ -20,6 +20,7 @@ from holdfast.stores.clock import (
     TRUSTED_MS,
     Anchor,
     Boot,
+    ByLog,
     StoreClock,
     read_anchor,
 )
@@ -364,7 +365,7 @@ def test_a_standby_counts_what_passed_before_it_heard_up_to_a_bound(
     machine = Machine("boot", START_MS + wall_ms)
     clock = machine.clock()
     heard = Anchor(START_MS - 7_000, "boot", (machine.steady() - 7_000, machine.uptime_ms - 7_000))
-    clock.start(START_MS - 7_000, heard, by_log_ms=START_MS + by_log_ms)
+    clock.start(START_MS - 7_000, heard, by_log=ByLog(START_MS + by_log_ms, HEARD_MS))
     assert clock() == START_MS + expected_ms
 
 
@@ -372,7 +373,7 @@ def test_a_standby_counts_what_passed_before_it_heard_up_to_a_bound(
 def test_without_having_stood_by_the_time_of_the_log_says_how_much_passed(passed_ms: int, counts: bool) -> None:
     machine = Machine("boot", START_MS + 30 * DAY_MS)
     clock = machine.clock()
-    clock.start(START_MS, by_log_ms=START_MS + passed_ms)
+    clock.start(START_MS, by_log=ByLog(START_MS + passed_ms, TRUSTED_MS))
     assert clock() == START_MS + passed_ms * counts
 
 

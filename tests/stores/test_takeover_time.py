@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from holdfast.commit.following import FollowedLog
-from holdfast.commit.format.batch import StoresMode
+from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.objects.memory import MemoryStore
 from holdfast.server.stores import in_log
-from holdfast.server.stores.in_log import LocalCopy, open_in_log
+from holdfast.server.stores.in_log import Heard, LocalCopy, known_time, open_in_log
 from holdfast.settings import load_configuration
-from holdfast.stores.clock import Anchor, Boot, ClockKeeper, StoreClock
+from holdfast.stores.clock import HEARD_MS, TRUSTED_MS, Anchor, Boot, ByLog, ClockKeeper, StoreClock, read_anchor
 from holdfast.stores.values.commands import Define
 
 MINUTE_MS = 60_000
@@ -30,61 +30,95 @@ def test_a_standby_goes_on_by_its_own_count_whatever_its_clock_says(skew_ms: int
         steady=lambda: 50 + passed_ms,
         boot=lambda: Boot("boot", (50 + passed_ms, 60 + passed_ms)),
     )
-    ClockKeeper(clock, None, Anchor(heard_ms, "boot", (50, 60))).start(heard_ms)
+    clock.start(heard_ms, Anchor(heard_ms, "boot", (50, 60)), by_log=ByLog(heard_ms + passed_ms + skew_ms, HEARD_MS))
     assert clock() == heard_ms + passed_ms
 
 
-def test_without_having_heard_of_the_leader_the_clock_says_how_much_time_has_passed() -> None:
+def test_without_having_heard_of_the_leader_the_log_says_how_much_time_has_passed() -> None:
     clock = StoreClock(wall=lambda: 107 * MINUTE_MS, steady=lambda: 50, boot=lambda: None)
-    ClockKeeper(clock, None).start(100 * MINUTE_MS)
+    clock.start(100 * MINUTE_MS, by_log=ByLog(107 * MINUTE_MS, TRUSTED_MS))
     assert clock() == 107 * MINUTE_MS
 
 
-def test_only_what_a_standby_hears_while_it_happens_says_the_time(
+def test_only_what_a_standby_hears_while_it_happens_is_heard_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([100, 100, 250, 250])
-    heard: list[int | None] = []
+    times = iter([100, 100, 250, 250, 300])
+    heard: list[tuple[int, bool]] = []
     monkeypatch.setattr(in_log, "anchor_now", lambda store_ms: Anchor(store_ms, "boot", (1, 2)))
 
     async def scenario() -> None:
         flags = {"log.url": "memory:", "stores.directory": str(tmp_path)}
         settings = load_configuration(flags=flags, environ={}).settings.stores
         copy = LocalCopy(MemoryStore(), settings, "log", "address")
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         headers = iter([object() for _ in range(10)])
 
         async def bring_up_to(*_: object) -> Any:
             return SimpleNamespace(last_ms=next(times))
 
-        async def wait(_: int) -> None:
-            heard.append(None if copy.heard is None else copy.heard.store_ms)
-            if len(heard) == 4:
-                ended.set_result(None)
+        async def follow(count: int) -> None:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            upto = len(heard) + count
+
+            async def wait(_: int) -> None:
+                assert copy.heard is not None
+                heard.append((copy.heard.anchor.store_ms, copy.heard.at_once))
+                if len(heard) == upto:
+                    ended.set_result(None)
+
+            followed = SimpleNamespace(
+                ended=ended,
+                claim=None,
+                feed=SimpleNamespace(durable=SimpleNamespace(end=0, wait=wait)),
+                durable_header=lambda: next(headers),
+            )
+            await copy.keep_up(cast(FollowedLog, followed))
 
         monkeypatch.setattr(copy, "bring_up_to", bring_up_to)
-        followed = SimpleNamespace(
-            ended=ended,
-            claim=None,
-            feed=SimpleNamespace(durable=SimpleNamespace(end=0, wait=wait)),
-            durable_header=lambda: next(headers),
-        )
-        await copy.keep_up(cast(FollowedLog, followed))
+        await follow(4)
+        await follow(1)  # of the next leader, without a pause
 
     asyncio.run(scenario())
-    assert heard == [None, None, 250, 250]
+    assert heard == [(100, False), (100, False), (250, True), (250, True), (300, True)]
+
+
+def test_a_machine_counts_from_the_last_record_that_it_heard_or_made() -> None:
+    newest = cast(Header, SimpleNamespace(leader_id=b"1", time_ms=5_000))
+    mine, others = Anchor(150, "boot", (1, 1), leader=b"1".hex()), Anchor(150, "boot", (1, 1), leader=b"0".hex())
+    last, earlier = Anchor(100, "boot", (1, 1)), Anchor(99, "boot", (1, 1))
+    for heard, own, used, most_ms in [
+        (Heard(last, at_once=True), others, [last], HEARD_MS),
+        (Heard(last, at_once=False), mine, [last, mine], TRUSTED_MS),
+        (Heard(earlier, at_once=True), None, [], HEARD_MS),
+        (None, mine, [mine], TRUSTED_MS),
+        (None, Anchor(150, "boot", (1, 1)), [], TRUSTED_MS),
+    ]:
+        assert known_time(100, 5_700, newest, heard, own) == (used, ByLog(800, most_ms))
+    assert known_time(100, 5_700, None, Heard(last, at_once=True), mine) == ([], None)
+
+
+def test_the_anchor_in_the_log_names_its_leader_and_comes_with_a_look_and_with_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = StoreClock(wall=lambda: 9_000, steady=lambda: 50, boot=lambda: Boot("boot", (50, 60)))
+        keeper = ClockKeeper(clock, str(tmp_path), "1f")
+        keeper.start_in_log(7_000, [], ByLog(8_000, HEARD_MS))
+        assert read_anchor(str(tmp_path)) is None, "a take-over does not wait for a disk"
+        await asyncio.to_thread(keeper.close)
+        assert read_anchor(str(tmp_path)) == Anchor(8_000, "boot", (50, 60), 1_000, "1f")
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("stood_by", [True, False])
 def test_a_new_leader_counts_by_the_log_from_the_object_of_the_last_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_by: bool
 ) -> None:
-    started: list[tuple[int, Anchor | None, int | None]] = []
+    started: list[tuple[int, tuple[Anchor, ...], ByLog | None]] = []
     start = StoreClock.start
 
-    def noted(self: StoreClock, last_ms: int, anchor: Anchor | None = None, *, by_log_ms: int | None = None) -> None:
-        started.append((last_ms, anchor, by_log_ms))
-        start(self, last_ms, anchor, by_log_ms=by_log_ms)
+    def noted(self: StoreClock, last_ms: int, *anchors: Anchor, by_log: ByLog | None = None) -> None:
+        started.append((last_ms, anchors, by_log))
+        start(self, last_ms, *anchors, by_log=by_log)
 
     monkeypatch.setattr(StoreClock, "start", noted)
 
@@ -104,17 +138,16 @@ def test_a_new_leader_counts_by_the_log_from_the_object_of_the_last_record(
         await leader.step_down()
         await leader.close()
         standby = LocalCopy(store, settings, leader.log_id, "two")
+        heard = Heard(Anchor(last_ms, "", (0, 0)), at_once=True)
         if stood_by:
             await standby.bring_up_to(leader.claim, newest)
-            standby.heard = Anchor(last_ms, "", (0, 0))
+            standby.heard = heard
         leader = await lead(store)
         moment = leader.moment()
         vars(leader)["moment"] = lambda: moment._replace(time_ms=newest.time_ms + 1_234)
         service = await open_in_log(standby, leader, settings)
-        assert started == [
-            (0, None, None),
-            (last_ms, Anchor(last_ms, "", (0, 0)) if stood_by else None, last_ms + 1_234),
-        ]
+        by_log = ByLog(last_ms + 1_234, HEARD_MS if stood_by else TRUSTED_MS)
+        assert started == [(0, (), None), (last_ms, (heard.anchor,) if stood_by else (), by_log)]
         assert standby.heard is None, "what it heard of another leader ends with its own leadership"
         await service.close()
         await leader.close()

@@ -6,8 +6,8 @@
 | in files, with an anchor of this boot | the anchor's, by what the kernel has counted since |
 | in files, with an anchor of an earlier boot | the machine's, where the age of this boot confirms it to ``REBOOT_MS`` |
 | in files, in every other case | the last known: the time that passed is unknown |
-| in the log, and this process stood by | its own count since it heard a record; the log's, up to ``HEARD_MS`` more |
-| in the log, and it did not | the log's, up to ``TRUSTED_MS`` after the last record; else the last record |
+| in the log | the last record; a standby's count since it knew of it; the anchor, if this machine made that record |
+| in the log, as well | the log's, up to ``HEARD_MS`` later where it heard of the record at once, else ``TRUSTED_MS`` |
 | without an anchor (older code) or a record in the log (moved) | the machine's, with the same bound |
 | any, and the operator says ``wall`` | the machine's, or the above if that is later |
 
@@ -15,8 +15,8 @@ No clock takes the time beyond the machine's. Then a clock counts that includes 
 never faster than that clock, so what lasts n ms does not end early. Time that was lost stays lost until a start with
 ``wall``. While the machine's clock is behind by up to ``TRUSTED_MS``, the stores' time is slower by 1 part in
 ``2 ** PACE_BITS``. The anchor is the file ``clock.json``, replaced whole and synced: ``{"store_ms": t, "boot": name,
-"counts_ms": [a, b], "behind_ms": d}`` with the kernel's boot id, the boot's age by its clock and by its uptime, and the
-machine's clock less the stores' time.
+"counts_ms": [a, b], "behind_ms": d, "leader": id}`` with the kernel's boot id, the boot's age by its clock and by its
+uptime, the machine's clock less the stores' time, and which leader of a log wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,6 +45,7 @@ class Anchor(msgspec.Struct, frozen=True):
     boot: str
     counts_ms: tuple[int, int]
     behind_ms: int = 0
+    leader: str = ""
 
 
 def read_anchor(directory: str) -> Anchor | None:
@@ -103,6 +104,14 @@ def anchor_now(store_ms: int) -> Anchor | None:
     return None if boot is None else Anchor(store_ms, boot.name, boot.counts_ms)
 
 
+class ByLog(NamedTuple):
+    """The stores' time at a start if as much has passed since the last record as the log's time says, and how far it
+    may be beyond what is known without the log."""
+
+    now_ms: int
+    most_ms: int
+
+
 class StoreClock:
     """Milliseconds since 1970. ``wall`` is looked at in ``start`` and ``look`` only; ``steady`` never falls.
 
@@ -130,35 +139,35 @@ class StoreClock:
         """Now."""
         return self._base_ms + _paced(self._steady() - self._base_steady_ms, self._aim_ms)
 
-    def start(self, last_ms: int, anchor: Anchor | None = None, *, by_log_ms: int | None = None) -> None:
-        """Continue with stores whose newest record is of ``last_ms``, 0 for none. ``by_log_ms``: where they are in the
-        log, the stores' time now if as much has passed since that record as the log's time says."""
+    def start(self, last_ms: int, *anchors: Anchor, by_log: ByLog | None = None) -> None:
+        """Continue with stores whose newest record is of ``last_ms``, 0 for none; no anchor may be of a time that a
+        later leader's stores had not reached. ``by_log``: what the log says, where they are in one."""
         wall_ms = self._wall()
-        if not last_ms and (anchor is None or anchor.store_ms <= 0):
+        if not last_ms and all(anchor.store_ms <= 0 for anchor in anchors):
             now_ms = wall_ms
         else:
-            now_ms = self._continued(last_ms, anchor, by_log_ms, wall_ms)
+            now_ms = self._continued(last_ms, anchors, by_log, wall_ms)
         if self._follows_wall:
             now_ms = max(now_ms, wall_ms)
         self._base_ms, self._base_steady_ms, self._aim_ms = now_ms, self._steady(), 0
         self.look()
 
-    def _continued(self, last_ms: int, anchor: Anchor | None, by_log_ms: int | None, wall_ms: int) -> int:
-        known_ms, least_ms, most_ms = last_ms, 0, TRUSTED_MS
-        believed_ms = wall_ms if by_log_ms is None else by_log_ms
-        if anchor is not None:
-            boot = self._boot()
-            known_ms = max(last_ms, anchor.store_ms + _paced(_since(anchor, boot), _aim(anchor.behind_ms)))
-            if by_log_ms is not None:
-                most_ms = HEARD_MS
-            elif boot is None or anchor.boot in ("", boot.name):
+    def _continued(self, last_ms: int, anchors: Sequence[Anchor], by_log: ByLog | None, wall_ms: int) -> int:
+        boot = self._boot() if anchors else None
+        counted = [one.store_ms + _paced(_since(one, boot), _aim(one.behind_ms)) for one in anchors]
+        known_ms = max(last_ms, *counted) if counted else last_ms
+        believed_ms, least_ms, most_ms = wall_ms, 0, TRUSTED_MS
+        if by_log is not None:
+            believed_ms, most_ms = by_log
+        elif anchors:
+            anchor = anchors[0]
+            if boot is None or anchor.boot in ("", boot.name):
                 return known_ms
-            else:
-                # The clock of the day may be wrong. It is believed where a boot that is older than the time that it
-                # says has passed, or much younger, does not contradict it.
-                believed_ms -= anchor.behind_ms
-                least_ms = min(boot.counts_ms)
-                most_ms = least_ms + REBOOT_MS
+            # The clock of the day may be wrong. It is believed where a boot that is older than the time that it says
+            # has passed, or much younger, does not contradict it.
+            believed_ms -= anchor.behind_ms
+            least_ms = min(boot.counts_ms)
+            most_ms = least_ms + REBOOT_MS
         believed_ms = min(believed_ms, wall_ms)
         return believed_ms if least_ms <= believed_ms - known_ms <= most_ms else known_ms
 
@@ -223,34 +232,39 @@ _logger = logging.getLogger(__name__)
 class ClockKeeper:
     """Keeps the clock and the anchor of one directory. ``start`` and ``close`` do file I/O: call them on a thread.
 
-    Without a directory there is no file: ``anchor``, ``by_log_ms`` (see ``StoreClock.start``) or the newest record says
-    from where the time goes on.
+    Where the stores are in a log, ``leader`` leads it, and begins with ``start_in_log``.
     """
 
-    def __init__(
-        self, clock: StoreClock, directory: str | None, anchor: Anchor | None = None, *, by_log_ms: int | None = None
-    ) -> None:
+    def __init__(self, clock: StoreClock, directory: str, leader: str = "") -> None:
         self._clock = clock
         self._directory = directory
-        self._anchor = anchor
-        self._by_log_ms = by_log_ms
+        self._leader = leader
         self._looks = 0
+        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, last_ms: int) -> None:
-        """Set the clock, and warn where it is far off."""
-        anchor = self._anchor if self._directory is None else read_anchor(self._directory)
-        self._clock.start(last_ms, anchor, by_log_ms=self._by_log_ms)
-        self._write(self._clock.anchor())
+        """Set the clock by the anchor, and warn where it is far off."""
+        anchor = read_anchor(self._directory)
+        self._clock.start(last_ms, *([] if anchor is None else [anchor]))
+        self._write(self._anchor())
         self._warn()
+
+    def start_in_log(self, last_ms: int, anchors: Sequence[Anchor], by_log: ByLog | None) -> None:
+        """The same by what is known of the log. It does no I/O: the anchor comes with the first look."""
+        self._clock.start(last_ms, *anchors, by_log=by_log)
+        self._warn()
+
+    def _anchor(self) -> Anchor:
+        return msgspec.structs.replace(self._clock.anchor(), leader=self._leader)
 
     def keep(self) -> None:
         """Look again from time to time. On the event loop."""
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._keep)
 
     def _keep(self) -> None:
-        anchor = self._clock.anchor()
+        anchor = self._anchor()
         self._looks += 1
         if self._looks % WARN_LOOKS == 0:
             self._warn()
@@ -259,12 +273,14 @@ class ClockKeeper:
         self.keep()
 
     def _write(self, anchor: Anchor) -> None:
-        if self._directory is None:
-            return
         try:
             write_anchor(self._directory, anchor)
         except OSError as error:
-            _logger.warning("the anchor of the stores' clock could not be written error=%s", error)
+            if not self._is_refused:
+                _logger.warning("the anchor of the stores' clock could not be written error=%s", error)
+            self._is_refused = True
+        else:
+            self._is_refused = False
 
     def _warn(self) -> None:
         behind_ms = self._clock.behind_ms
@@ -286,4 +302,4 @@ class ClockKeeper:
 
     def close(self) -> None:
         """Write the last anchor, while the directory is still this service's."""
-        self._write(self._clock.anchor())
+        self._write(self._anchor())

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.stores.clock import Anchor, ClockKeeper, StoreClock
+from holdfast.stores.clock import Anchor, ByLog, ClockKeeper, StoreClock
 from holdfast.stores.log_commit import Journal
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.storage import Storage
@@ -71,14 +71,15 @@ class FollowedStores:
         self,
         journal: Journal,
         clock: StoreClock,
-        anchor: Anchor | None = None,
+        anchors: Sequence[Anchor] = (),
+        by_log: ByLog | None = None,
         *,
-        by_log_ms: int | None = None,
         log_id: str = "",
+        leader: str = "",
     ) -> StoreService:
-        """Serve the stores: what they do from now on goes into ``journal``. ``anchor`` and ``by_log_ms``: what is known
-        of their time, see ``StoreClock.start``. ``log_id``: of the log, as hex digits."""
+        """Serve the stores: what they do from now on goes into ``journal``. ``anchors`` and ``by_log``: what is known
+        of their time, see ``StoreClock.start``. ``log_id`` and ``leader``: of the log, as hex digits."""
         self.storage.effects = self.storage.state.pending_effects()
-        keeper = ClockKeeper(clock, None, anchor, by_log_ms=by_log_ms)
-        keeper.start(self.storage.last_ms)
+        keeper = ClockKeeper(clock, self.directory, leader)
+        keeper.start_in_log(self.storage.last_ms, anchors, by_log)
         return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper, history=log_id)

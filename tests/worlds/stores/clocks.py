@@ -16,19 +16,21 @@ A start may take a millisecond, and the difference of a clock that it believed f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
-from typing import Final, cast
+from typing import Any, Final, cast
 
+from msgspec.structs import replace as replace_fields
 from tests.worlds.harness import Kind, Mutants, PromiseBroken, SeededWorld, WorldReport
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.log_clock import LogClock, Moment
-from holdfast.server.stores.in_log import LocalCopy
+from holdfast.server.stores import in_log
+from holdfast.server.stores.in_log import Heard
 from holdfast.stores import clock as clock_module
-from holdfast.stores.clock import HEARD_MS, PACE_BITS, REBOOT_MS, TRUSTED_MS, Anchor, Boot, StoreClock
+from holdfast.stores.clock import HEARD_MS, PACE_BITS, REBOOT_MS, TRUSTED_MS, Anchor, Boot, ByLog, StoreClock
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Publish
 from holdfast.stores.values.messages import Message
@@ -41,7 +43,7 @@ LOOK_MS: Final = int(clock_module.LOOK_S * 1000)
 DAY_MS: Final = 86_400_000
 STEPS_MS: Final = (3, 400, 5_000, 12_000, 120_000, 3_600_000, DAY_MS // 2, DAY_MS, 30 * DAY_MS, 400 * DAY_MS)
 DELAYS_MS: Final = (1, 40, 900, 30_000, 600_000, 7_200_000, 3 * DAY_MS)
-PAUSES_MS: Final = (1, 30, 700, 20_000, 400_000, 6_000_000)
+PAUSES_MS: Final = (1, 30, 700, 20_000, 400_000, 6_000_000, 60_000_000)
 START_MS: Final = 1
 """Readings in whole milliseconds."""
 OBJECT_MS: Final = 200
@@ -86,13 +88,13 @@ class Machine:
         self.world, self.number, self.error_ms = world, number, error_ms
         self.boots = 0
         self.booted_ms = world.now_ms - world.random.randrange(1_000, 10 * DAY_MS)
-        self.heard: Anchor | None = None
-        self.follows = False
+        self.heard: Heard | None = None
+        self.anchor: Anchor | None = None
 
     def boot(self) -> None:
         self.boots += 1
         self.booted_ms = self.world.now_ms
-        self.heard, self.follows = None, False
+        self.heard = None
 
     def wall(self) -> int:
         return self.world.now_ms + self.error_ms
@@ -105,6 +107,9 @@ class Machine:
 
     def kernel(self) -> Boot:
         return Boot(self.boot_id().hex(), (self.steady(), self.steady()))
+
+    def counts(self, store_ms: int) -> Anchor:
+        return Anchor(store_ms, self.kernel().name, self.kernel().counts_ms)
 
     def instant(self) -> Instant:
         return Instant(float(self.steady()), self.wall())
@@ -142,8 +147,10 @@ class World(SeededWorld):
         self.header: Header | None = None
         self.log_error_ms = 0
         """The log's time less the true time, at ``header``."""
-        self.anchor: Anchor | None = None
         self.anchor_error_ms = 0
+        self.leaderships = 0
+        self.made_ms: dict[Anchor, int] = {}
+        """The true time at which the stores' time was that of an anchor."""
         self.looked_ms = self.started_ms = self.now_ms
         self.clock = self._new_clock()
         self.log_clock = LogClock.begin(None, self.leader.boot_id(), self.leader.instant())
@@ -176,7 +183,8 @@ class World(SeededWorld):
         end_ms = self.now_ms + ms
         idle = not self.pending
         while self.now_ms < end_ms:
-            to_ms = end_ms if idle else min(end_ms, self.looked_ms + LOOK_MS)
+            pause_ms = max(LOOK_MS, (end_ms - self.now_ms) // 2)  # what it sees in a long pause changes nothing
+            to_ms = end_ms if idle else min(end_ms, self.looked_ms + pause_ms)
             self._advance(max(to_ms, self.now_ms + 1))
             if self.now_ms - self.looked_ms >= LOOK_MS:
                 self._look()
@@ -184,9 +192,14 @@ class World(SeededWorld):
 
     def _look(self) -> None:
         self.looked_ms = self.now_ms
-        self.clock.look()
-        if not self.shape.in_log:
-            self.anchor, self.anchor_error_ms = self.clock.anchor(), self.leader.error_ms
+        anchor = self.clock.anchor()
+        self.leader.anchor = replace_fields(anchor, leader=self.leader_id().hex() if self.shape.in_log else "")
+        self.anchor_error_ms = self.leader.error_ms
+        self.made_ms[self.leader.anchor] = self.now_ms
+
+    def leader_id(self) -> bytes:
+        """The id of this leadership."""
+        return self.leaderships.to_bytes(2, "big")
 
     def _advance(self, to_ms: int) -> None:
         from_ms, self.now_ms = self.now_ms, to_ms
@@ -243,14 +256,15 @@ class World(SeededWorld):
             return
         self.advance(self.random.choice((1, 3, OBJECT_MS)))  # until its object is made
         moment = self.log_clock.take(self.leader.instant())
-        self.header = header_of(moment, self.leader.boot_id())
+        self.header = header_of(moment, self.leader.boot_id(), self.leader_id())
         self.log_error_ms = moment.time_ms - self.now_ms
+        if self.random.random() < 0.1:
+            return  # nobody hears of it before the next one, or the end of the leader
         self.advance(self.random.randint(1, self.shape.heard_ms))
         for machine in self.machines:
             if machine is not self.leader:
-                if machine.follows:
-                    machine.heard = Anchor(at_ms, machine.kernel().name, machine.kernel().counts_ms)
-                machine.follows = True
+                machine.heard = Heard(machine.counts(at_ms), at_once=machine.heard is not None)
+                self.made_ms[machine.heard.anchor] = self.recorded_ms
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
@@ -279,68 +293,73 @@ class World(SeededWorld):
             self.now_ms += self._about(self.random.choice((2_000, 2_000, 900_000)))
         else:
             self.now_ms += down_ms
-        before.heard, before.follows = None, False
+        before.heard = None
         if how == "take-over":
             self.leader = self.random.choice([machine for machine in self.machines if machine is not before])
         self.seen[how] += 1
-        self.leader.follows = False
         heard, self.leader.heard = self.leader.heard, None
+        self.leaderships += 1
         self._start(heard, was_ms, at_ms, how)
 
     def _new_clock(self) -> StoreClock:
         machine = self.leader
         return StoreClock(wall=machine.wall, steady=machine.steady, boot=machine.kernel)
 
-    def _start(self, heard: Anchor | None, was_ms: int, at_ms: int, how: str) -> None:
+    def _start(self, heard: Heard | None, was_ms: int, at_ms: int, how: str) -> None:
         machine = self.leader
-        anchor, by_log_ms = self.anchor, None
+        own, by_log = machine.anchor, None
+        anchors = used = [] if own is None else [own]
         error_ms, most_ms = 0, 0
         self.clock = self._new_clock()
         if self.shape.in_log:
             self.log_clock = LogClock.begin(self.header, machine.boot_id(), machine.instant())
             claimed = self.log_clock.take(machine.instant())
             self.now_ms += self.random.randint(1, 2_000)  # until the copy is up to date
-            anchor = heard
             if self.header is None:
-                self.header = header_of(claimed, machine.boot_id())  # of the first start, without a message
-            copy = cast(LocalCopy, SimpleNamespace(_newest=self.header if self.last_ms else None))
-            log_ms = self.log_clock.at(machine.instant()).time_ms
-            by_log_ms = LocalCopy.by_log_ms(copy, self.last_ms, log_ms)
-            error_ms, most_ms = log_ms - self.now_ms - self.log_error_ms, TRUSTED_MS if heard is None else HEARD_MS
+                self.header = header_of(claimed, machine.boot_id(), self.leader_id())  # of the first start
+            newest, log_ms = self.header if self.last_ms else None, self.log_clock.at(machine.instant()).time_ms
+            known = in_log.known_time(self.last_ms, log_ms, newest, heard, own)
+            used, by_log = known
+            anchors = [own] if own is not None and newest and own.leader == newest.leader_id.hex() else []
+            if heard is not None and heard.anchor.store_ms == self.last_ms:
+                anchors.append(heard.anchor)
+            most_ms = HEARD_MS if heard is not None and heard.at_once else TRUSTED_MS
+            error_ms = log_ms - self.now_ms - self.log_error_ms
             self.seen["heard" if heard is not None else "not heard"] += 1
         elif how == "boot":
             error_ms, most_ms = machine.error_ms - self.anchor_error_ms, REBOOT_MS
-        self.clock.start(self.last_ms, anchor, by_log_ms=by_log_ms)
+        self.clock.start(self.last_ms, *used, by_log=by_log)
         self.looked_ms = self.started_ms = self.now_ms
         if not self.last_ms:  # new stores: they have nothing that could end early
             self.pending.clear()
             self._look()
             return
-        self._judge_start(was_ms, at_ms, how, early_ms=max(0, min(error_ms, most_ms)), from_anchor=anchor)
+        self._judge_start(was_ms, at_ms, how, error_ms=error_ms, most_ms=most_ms, anchors=anchors)
         self._look()
 
-    def _judge_start(self, was_ms: int, at_ms: int, how: str, *, early_ms: int, from_anchor: Anchor | None) -> None:
+    def _judge_start(
+        self, was_ms: int, at_ms: int, how: str, *, error_ms: int, most_ms: int, anchors: list[Anchor]
+    ) -> None:
         machine, passed_ms = self.leader, self.now_ms - at_ms
         gained_ms = self.clock() - was_ms - passed_ms
         known_ms = self.last_ms
-        if from_anchor is not None:
-            counted = from_anchor.boot == machine.kernel().name
-            counted_ms = machine.steady() - from_anchor.counts_ms[0] if counted else 0
-            known_ms = max(known_ms, from_anchor.store_ms + counted_ms)
+        for anchor in anchors:
+            counted_ms = machine.steady() - anchor.counts_ms[0] if anchor.boot == machine.kernel().name else 0
+            known_ms = max(known_ms, anchor.store_ms + counted_ms)
         if self.clock() > max(known_ms, machine.wall()):
             raise PromiseBroken(f"a jump has a bound: a {how} went {self.clock() - machine.wall()} ms beyond the clock")
-        lost_ms, bound_ms = max(0, -gained_ms), self._may_lose(was_ms, at_ms, how, is_heard=from_anchor is not None)
+        lost_ms, bound_ms = max(0, -gained_ms), self._may_lose(was_ms, at_ms, how, most_ms, anchors)
         if lost_ms > bound_ms + self.unrecorded_gain_ms:
             raise PromiseBroken(f"lateness is bounded: a {how} lost {lost_ms} ms, allowed {bound_ms}")
         self.seen["lost time"] += lost_ms > 300
         self.seen["gained time"] += gained_ms > 300
         self.unrecorded_gain_ms += max(0, gained_ms)
         for one in self.pending:
-            one.early_ms += early_ms + START_MS
+            one.early_ms += max(0, min(error_ms, most_ms)) + START_MS
             one.late_ms += lost_ms
         self.states += 1
 
-    def _may_lose(self, was_ms: int, at_ms: int, how: str, *, is_heard: bool) -> int:
+    def _may_lose(self, was_ms: int, at_ms: int, how: str, most_ms: int, anchors: list[Anchor]) -> int:
         """How much of the time until now a start may not count."""
         shape, machine = self.shape, self.leader
         unrecorded_ms = self.now_ms - self.recorded_ms
@@ -348,12 +367,10 @@ class World(SeededWorld):
         is_right = not shape.step_rate and not shape.error_ms
         if shape.in_log:
             # The object of a record is made a little later. A clock that is behind the log's time says less than has
-            # passed, and one that was set may say anything: then only a standby has counted.
-            object_ms = OBJECT_MS + slow_ms
-            if is_heard:
-                unheard_ms = shape.heard_ms + object_ms
-                return object_ms if is_right and unheard_ms <= HEARD_MS else unheard_ms
-            return object_ms if is_right and unrecorded_ms <= TRUSTED_MS else unrecorded_ms + slow_ms
+            # passed, and one that was set may say anything: then only what this machine counted is known.
+            unknown_ms = min([unrecorded_ms, *(self._uncounted_ms(anchor) for anchor in anchors)])
+            is_known = is_right and unknown_ms <= most_ms
+            return min(unknown_ms, OBJECT_MS) + slow_ms if is_known else unknown_ms + slow_ms
         if how == "start":
             return slow_ms
         unknown_ms = self.now_ms - at_ms + LOOK_MS
@@ -361,10 +378,17 @@ class World(SeededWorld):
             return slow_ms
         return unknown_ms + slow_ms
 
+    def _uncounted_ms(self, anchor: Anchor) -> int:
+        """The time between the record or look of an anchor and now that this machine has not counted."""
+        counted = anchor.boot == self.leader.kernel().name
+        counted_ms = self.leader.steady() - anchor.counts_ms[0] if counted else 0
+        return max(0, self.now_ms - self.made_ms[anchor] - counted_ms)
 
-def header_of(moment: Moment, boot_id: bytes) -> Header:
-    """What the log's clock reads of a header."""
-    header = SimpleNamespace(**moment._asdict(), doubts_clock=moment.doubted, scope=SimpleNamespace(boot_id=boot_id))
+
+def header_of(moment: Moment, boot_id: bytes, leader_id: bytes) -> Header:
+    """What the log's clock and the stores read of a header."""
+    scope = SimpleNamespace(boot_id=boot_id)
+    header = SimpleNamespace(**moment._asdict(), doubts_clock=moment.doubted, scope=scope, leader_id=leader_id)
     return cast(Header, header)
 
 
@@ -404,7 +428,7 @@ MUTANTS.add(
 MUTANTS.add(
     "any_clock_is_believed_at_a_take_over",
     "no message is early",
-    (clock_module, "HEARD_MS", TRUSTED_MS),
+    (in_log, "HEARD_MS", TRUSTED_MS),
     focus=STANDBY | HOSTILE,
 )
 MUTANTS.add(
@@ -415,11 +439,34 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.breaks("lateness is bounded", "by_log_ms", LocalCopy, focus=STANDBY)
-def goes_on_from_when_it_heard(self: LocalCopy, last_ms: int, log_ms: int) -> int:
+@MUTANTS.breaks("lateness is bounded", "known_time", in_log, focus=STANDBY)
+def goes_on_from_when_it_heard(last_ms: int, *known: Any) -> tuple[list[Anchor], ByLog | None]:
     """A standby does not count the time before it heard the last record."""
-    del self, log_ms
-    return last_ms
+    return _known_time(last_ms, *known)[0], ByLog(last_ms, 0)
+
+
+@MUTANTS.breaks("lateness is bounded", "known_time", in_log, focus=STANDBY | {"machines": 1, "publish_rate": 0.1})
+def last_record_alone_is_known(last_ms: int, log_ms: int, newest: Header | None, *_: object) -> Any:
+    """A machine whose stores were idle for more than a day goes on from their last record."""
+    return _known_time(last_ms, log_ms, newest, None, None)
+
+
+@MUTANTS.breaks("no message is early", "known_time", in_log, focus={"in_log": True, "machines": 3, "steps": 400})
+def counts_under_another_leader(
+    last_ms: int, log_ms: int, newest: Header | None, heard: Heard | None, own: Anchor | None
+) -> tuple[list[Anchor], ByLog | None]:
+    """A machine counts from its own leadership, over that of another machine."""
+    known = _known_time(last_ms, log_ms, newest, heard, own)
+    return known[0] if own is None else [*known[0], own], known[1]
+
+
+@MUTANTS.breaks("no message is early", "known_time", in_log, focus=STANDBY | {"error_ms": 3_000, "steps": 400})
+def counts_from_an_earlier_record(
+    last_ms: int, log_ms: int, newest: Header | None, heard: Heard | None, own: Anchor | None
+) -> tuple[list[Anchor], ByLog | None]:
+    """A standby counts from a record before the last one, and the leader has gone slower since."""
+    known = _known_time(last_ms, log_ms, newest, heard, own)
+    return known[0] if heard is None else [*known[0], heard.anchor], known[1]
 
 
 @MUTANTS.breaks("no message is early", "anchor", StoreClock, focus=FILES | HOSTILE)
@@ -430,10 +477,10 @@ def difference_is_not_kept(self: StoreClock) -> Anchor:
 
 @MUTANTS.breaks("a jump has a bound", "_continued", StoreClock, focus={"in_log": True, "machines": 2} | HOSTILE)
 def goes_beyond_the_clock(
-    self: StoreClock, last_ms: int, anchor: Anchor | None, by_log_ms: int | None, wall_ms: int
+    self: StoreClock, last_ms: int, anchors: Sequence[Anchor], by_log: ByLog | None, wall_ms: int
 ) -> int:
     """A start goes beyond the machine's clock."""
-    return _continued(self, last_ms, anchor, by_log_ms, wall_ms if by_log_ms is None else 1 << 60)
+    return _continued(self, last_ms, anchors, by_log, wall_ms if by_log is None else 1 << 60)
 
 
 @MUTANTS.breaks("lateness is bounded", "_since", clock_module, focus=FILES)
@@ -443,6 +490,7 @@ def nothing_passes_while_stopped(*_: object) -> int:
 
 
 _anchor = StoreClock.anchor
+_known_time = in_log.known_time
 _continued = StoreClock._continued
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import structlog
@@ -27,7 +27,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.port import ObjectStore
 from holdfast.settings import StoresSettings
 from holdfast.stores.checkpoint_objects import KeptCheckpoints, fetch_newest, make_checkpoint
-from holdfast.stores.clock import Anchor, StoreClock, anchor_now
+from holdfast.stores.clock import HEARD_MS, TRUSTED_MS, Anchor, ByLog, StoreClock, anchor_now, read_anchor
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
@@ -90,14 +90,43 @@ async def open_in_log(copy: LocalCopy, leader: CommitService, settings: StoresSe
     """
     assert leader.claim.stores_mode is StoresMode.LOG, "the log has stores"
     stores = await copy.bring_up_to(leader.claim, leader.claim)
-    heard = copy.give_away()
+    own = await asyncio.to_thread(read_anchor, copy.directory)
+    known = known_time(stores.last_ms, leader.moment().time_ms, copy.newest, copy.heard, own)
+    copy.give_away()
     return stores.lead(
         LogJournal(leader),
         StoreClock(follows_wall=settings.clock == "wall"),
-        heard,
-        by_log_ms=copy.by_log_ms(stores.last_ms, leader.moment().time_ms),
+        *known,
         log_id=leader.log_id,
+        leader=leader.leader_id,
     )
+
+
+class Heard(NamedTuple):
+    """When a standby first knew of a record. ``at_once``: it was following when the record was made. Otherwise that may
+    be long ago."""
+
+    anchor: Anchor
+    at_once: bool
+
+
+def known_time(
+    last_ms: int, log_ms: int, newest: Header | None, heard: Heard | None, own: Anchor | None
+) -> tuple[list[Anchor], ByLog | None]:
+    """What is known of the stores' time, for ``StoreClock.start``, when the log's is ``log_ms``.
+
+    ``newest``: of the object with the last record, which is of ``last_ms``; None where no object has it. ``own``: the
+    anchor of this directory.
+    """
+    if newest is None:
+        return [], None
+    anchors: list[Anchor] = []
+    if heard is not None and heard.anchor.store_ms >= last_ms:  # else the time of later records says how far they were
+        anchors.append(heard.anchor)
+    if own is not None and own.leader == newest.leader_id.hex():  # else another leader's stores may have lost time
+        anchors.append(own)
+    most_ms = HEARD_MS if heard is not None and heard.at_once else TRUSTED_MS
+    return anchors, ByLog(last_ms + log_ms - newest.time_ms, most_ms)
 
 
 class LocalCopy:
@@ -115,10 +144,10 @@ class LocalCopy:
         self._stores: FollowedStores | None = None
         self._entries = Entries(store)
         self._applying: asyncio.Future[None] | None = None
-        self.heard: Anchor | None = None
-        """The stores' time when this process heard of it last, as a standby; None: it has not. So a take-over neither
-        moves their time to this machine's clock nor lets it stand still."""
-        self._newest: Header | None = None
+        self.heard: Heard | None = None
+        """The last record that this process knows of as a standby; None: it has not stood by. At a take-over the time
+        goes on from there by this process's own count."""
+        self.newest: Header | None = None
         """Of the newest object in which the stores did something: its time is that of the last record, or later."""
 
     async def keep_up(self, followed: FollowedLog) -> None:
@@ -142,15 +171,18 @@ class LocalCopy:
 
     async def _keep_up(self, followed: FollowedLog) -> None:
         newest: Header | None = None
-        last_ms: int | None = None
         while not followed.ended.done():
             position = followed.feed.durable.end
             if newest is not (newest := followed.durable_header()):
                 stores = await self.bring_up_to(followed.claim, newest)
-                if last_ms is not None and stores.last_ms > last_ms:  # what was there before may be of any time
-                    self.heard = await asyncio.to_thread(anchor_now, stores.last_ms)
-                last_ms = stores.last_ms
+                if self.heard is None or stores.last_ms > self.heard.anchor.store_ms:
+                    await self._hear(stores.last_ms)
             await followed.feed.durable.wait(position)
+
+    async def _hear(self, last_ms: int) -> None:
+        now = await asyncio.to_thread(anchor_now, last_ms)
+        if now is not None:
+            self.heard = Heard(now, at_once=self.heard is not None)
 
     async def bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
         """Apply all that the stores did up to ``newest``. Raises: as ``open_in_log``."""
@@ -174,7 +206,7 @@ class LocalCopy:
         waiting_bytes = 0
         async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
             async for header, entries in batches:
-                self._newest = header
+                self.newest = header
                 waiting += entries
                 waiting_bytes += header.body_length
                 if waiting_bytes >= APPLIED_BYTES:
@@ -218,16 +250,9 @@ class LocalCopy:
             if applying.exception() is not None:
                 await self.close()
 
-    def by_log_ms(self, last_ms: int, log_ms: int) -> int | None:
-        """The stores' time when the log's is ``log_ms``, if both have passed alike since the last record, which is of
-        ``last_ms``. None where no object of the log has that record."""
-        return None if self._newest is None else last_ms + log_ms - self._newest.time_ms
-
-    def give_away(self) -> Anchor | None:
-        """The stores are served: they are not this object's any more. Returns ``heard``, which ends with it."""
-        self._stores = None
-        heard, self.heard = self.heard, None
-        return heard
+    def give_away(self) -> None:
+        """The stores are served: they are not this object's any more, and what it heard ends with them."""
+        self._stores = self.heard = None
 
     async def close(self) -> None:
         """Close the files."""
