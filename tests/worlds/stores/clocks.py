@@ -8,7 +8,7 @@ judge knows the true time. A message is accepted at a true moment, by a leader w
 |---|---|
 | no message is early | its end with its ``ttl`` or ``deliver_at_ms``, by the clock of the leader that accepted it |
 | lateness is bounded | what each start lost with the time that it cannot know of |
-| a jump has a bound | the time after a start with what was counted, and with the machine's clock |
+| a jump has a bound | the time after a start with what this machine may count, and with its clock |
 
 A start may take a millisecond, and the difference of a clock that it believed from the one before.
 """
@@ -451,7 +451,7 @@ def last_record_alone_is_known(last_ms: int, log_ms: int, newest: Header | None,
     return _known_time(last_ms, log_ms, newest, None, None)
 
 
-@MUTANTS.breaks("no message is early", "known_time", in_log, focus={"in_log": True, "machines": 3, "steps": 400})
+@MUTANTS.breaks("a jump has a bound", "known_time", in_log, focus={"in_log": True, "machines": 3, "steps": 400})
 def counts_under_another_leader(
     last_ms: int, log_ms: int, newest: Header | None, heard: Heard | None, own: Anchor | None
 ) -> tuple[list[Anchor], ByLog | None]:
@@ -460,7 +460,7 @@ def counts_under_another_leader(
     return known[0] if own is None else [*known[0], own], known[1]
 
 
-@MUTANTS.breaks("no message is early", "known_time", in_log, focus=STANDBY | {"error_ms": 3_000, "steps": 400})
+@MUTANTS.breaks("a jump has a bound", "known_time", in_log, focus=STANDBY | {"error_ms": 3_000, "steps": 400})
 def counts_from_an_earlier_record(
     last_ms: int, log_ms: int, newest: Header | None, heard: Heard | None, own: Anchor | None
 ) -> tuple[list[Anchor], ByLog | None]:
