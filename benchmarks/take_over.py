@@ -12,8 +12,8 @@ gives each service a network namespace of its own; they share the store and noth
 the tests.
 
 ``clients`` runs a leader and a standby whose stores live in the log, and one client of each kind that knows both.
-``--how freeze`` stops the leader (SIGSTOP), ``--how kill`` kills it. Each figure is the time from the moment at which
-the new leader is ready, as a separate poller sees it, to the first confirmation of that kind.
+``--how freeze`` stops the leader (SIGSTOP), ``kill`` kills it, ``stop`` asks it to end (SIGTERM). Each figure is the
+time from the moment at which the new leader is ready, as a separate poller sees it, to the first confirmation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Final
 
 from _processes import free_port, machine
-from tests.integration.clients_of_a_pair import KINDS, Clients, How, kept, pair
+from tests.integration.clients_of_a_pair import HOWS, KINDS, Clients, How, kept, pair
 from tests.integration.test_stores_in_log import begin
 
 COMMIT: Final = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}).encode()
@@ -243,6 +243,7 @@ def stores(folder: Path, *, s3: bool) -> Generator[Mapping[str, Callable[[str], 
 def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
     """Freeze or kill the leader under clients of every kind."""
     took: list[float] = []
+    alone: list[float] = []
     cost: dict[str, list[float]] = {kind: [] for kind in KINDS}
     signs = {"HOLDFAST_LEADER__SIGN_INTERVAL_MS": str(SIGN_INTERVAL_MS)}
     with pair(folder, begin(folder), **signs) as services, Clients(services.urls) as running:
@@ -250,6 +251,7 @@ def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
         for number in range(rounds):
             time.sleep(idle_s * random.random())
             at, ready = services.take_over(how)
+            alone.append(services.first_commit_seconds())
             confirmed = running.until_each_confirms_after(at + (ready - at) / 2)
             took.append(ready - at)
             for kind, moment in confirmed.items():
@@ -263,6 +265,7 @@ def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
     lost = sum(there[body] == 0 for body in confirmed_bodies)
     twice = sum(there[body] > 1 for body in confirmed_bodies)
     figures(f"{how}, the service", took)
+    figures(f"{how}, a commit that asks the new leader alone", alone)
     for kind, seconds in cost.items():
         figures(f"{how}, {kind}, after the service", seconds)
     everything = [each for seconds in cost.values() for each in seconds]
@@ -277,13 +280,13 @@ def main() -> None:
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--restart", type=float, default=0.1)
     options.add_argument("--idle", type=float, default=3.0, help="the longest time between two kills, in seconds")
-    options.add_argument("--how", choices=["freeze", "kill"], default="", help="of the clients; both unless given")
+    options.add_argument("--how", choices=HOWS, default="", help="of the clients; each unless given")
     options.add_argument("--s3", action="store_true")
     options.add_argument("--only", default="", help="only what has this word in its name, such as pair or busy")
     given = options.parse_args()
     print(machine())
     if given.what == "clients":
-        for how in ("freeze", "kill"):
+        for how in HOWS:
             if given.how in ("", how):
                 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
                     clients(Path(name), how, given.kills, given.idle)

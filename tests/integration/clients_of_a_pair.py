@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import http.client
 import itertools
+import os
+import signal
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self, get_args
 
 from tests.integration.test_stores_in_log import Machine
 
@@ -29,7 +31,8 @@ from holdfast.errors import HoldfastError
 PAUSE_SECONDS: Final = 0.05
 WITHIN_SECONDS: Final = 90.0
 BACKLOG: Final = 2_000
-How = Literal["freeze", "kill"]
+How = Literal["freeze", "kill", "stop"]
+HOWS: Final[tuple[How, ...]] = get_args(How)
 
 
 class Books:
@@ -258,14 +261,23 @@ class Pair:
         at = time.monotonic()
         if how == "freeze":
             self.leader.server.pause()
-        else:
+        elif how == "kill":
             self.leader.server.kill()
+        else:
+            os.kill(self.leader.server.pid, signal.SIGTERM)
         while not self._is_ready(self.standby.port):
             assert time.monotonic() - at < WITHIN_SECONDS, self.standby.server.tail()
             time.sleep(0.01)
         ready = time.monotonic()
         self.leader, self.standby = self.standby, self.leader
         return at, ready
+
+    def first_commit_seconds(self) -> float:
+        """How long the new leader takes for a commit of a program that asks it alone."""
+        began = time.monotonic()
+        with Client(f"http://127.0.0.1:{self.leader.port}") as client:
+            client.commit([Write(b"first", b"")])
+        return time.monotonic() - began
 
     def stand_by_again(self) -> None:
         """Start the old leader again, as the standby."""
@@ -305,6 +317,6 @@ def kept(urls: list[str]) -> list[bytes]:
         return [message.body for message in client.browser("published", "all")]
 
 
-def costs(ready: float, confirmed: dict[str, float]) -> dict[str, Any]:
+def costs(ready: float, confirmed: Mapping[str, float]) -> dict[str, int]:
     """What the take-over cost each kind, in milliseconds."""
     return {kind: round((at - ready) * 1000) for kind, at in confirmed.items()}

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from tests.integration.clients_of_a_pair import KINDS, Clients, costs, kept, pair
+from tests.integration.clients_of_a_pair import HOWS, KINDS, Clients, How, costs, kept, pair
 from tests.integration.test_stores_in_log import begin
 
 from holdfast import Client, ClientOptions, Unavailable
 
 
-@pytest.mark.parametrize("how", ["freeze", "kill"])
+@pytest.mark.parametrize("how", HOWS)
 def test_every_client_goes_on_at_the_new_leader_and_loses_nothing(
-    how: Literal["freeze", "kill"], tmp_path: Path, record_property: Callable[[str, object], None]
+    how: How, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with pair(tmp_path, begin(tmp_path)) as services:
         with Clients(services.urls) as clients:

@@ -68,7 +68,7 @@ def test_a_wait_at_a_silent_endpoint_ends_when_another_one_leads_and_not_before(
     assert client.route.current == B
 
 
-def test_who_leads_is_asked_for_every_quarter_of_a_second_while_the_leader_is_silent() -> None:
+def test_every_endpoint_is_asked_who_leads_again_and_again_while_the_leader_is_silent() -> None:
     client = Client(A, B)
     client.says[A] = FROZEN
     client.waits(A, for_ms=AGAIN_MS * 20)

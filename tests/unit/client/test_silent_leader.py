@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -12,11 +13,15 @@ from typing import Any, Self
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Reply, ScriptedServer, Silence, Stream
+from tests.unit.client.scripted_server import Reply, ScriptedServer, Silence, Stream, coded
 from tests.unit.client.test_subscription import transaction
 
+from holdfast import NotFound, StoreClient, aio
 from holdfast.client import Client
 from holdfast.client.protocol import lookout
+from holdfast.client.protocol.effects import Request, Response, Send
+from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.transport import aio as transports
 from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import Write
@@ -93,6 +98,66 @@ def test_a_slow_leader_is_not_left_and_answers(connect: Callable[..., Any]) -> N
         assert client.call("version").version == 50
         assert server.asked == []
         assert slow.signs >= 2
+
+
+@pytest.mark.parametrize("shell", ["blocking", "asyncio"])
+def test_a_subscriber_attaches_at_the_leader(shell: str) -> None:
+    options = SubscriberOptions(heartbeat_ms=30_000, timeout_ms=60_000)
+    gone = coded(404, "not_found")
+    with silent() as frozen, ScriptedServer(LEADS, gone) as server:
+
+        async def tasks() -> None:
+            async with aio.StoreClient([frozen, server.url]) as client, client.subscriber("s", "d", options=options):
+                pass
+
+        def threads() -> None:
+            with StoreClient([frozen, server.url]) as client, client.subscriber("s", "d", options=options):
+                pass
+
+        with pytest.raises(NotFound):
+            asyncio.run(tasks()) if shell == "asyncio" else threads()
+        assert [asked.target.partition("?")[0] for asked in server.asked][1] == "/v1/stores/s/durables/d/subscribe"
+
+
+def test_a_response_that_was_cut_is_not_taken_for_a_whole_one(connect: Callable[..., Any]) -> None:
+    begun = b'HTTP/1.1 200 OK\r\n\r\n{"version": 7, "leader_id": ""}'  # only the end of the connection ends it
+    with socket.create_server(("127.0.0.1", 0)) as listening, ScriptedServer(LEADS, VERSION) as server:
+
+        def freeze_in_the_middle() -> None:
+            accepted = listening.accept()[0]
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(begun)
+                accepted.recv(1 << 16)
+
+        frozen = threading.Thread(target=freeze_in_the_middle)
+        frozen.start()
+        client = connect([f"http://127.0.0.1:{listening.getsockname()[1]}", server.url], options=PATIENT)
+        assert client.call("version").version == 50
+        frozen.join()
+
+
+def test_a_connection_whose_wait_was_ended_carries_no_other_request() -> None:
+    request = Request("GET", "/v1/version")
+    with ScriptedServer(VERSION, VERSION) as server:
+        place = parse_endpoint(server.url)
+        pool = sockets.Pool(QUICK, None, None)
+        wait = sockets.Awaited(place, 0.0)
+        connection = sockets.Connection(place, None, 5.0, wait)
+        wait.leave()
+        pool.give_back(place, connection)
+        assert pool._take(place, sockets.Awaited(place, 0.0)) is None
+        pool.close()
+
+        async def tasks() -> None:
+            pool = transports.Pool(QUICK, None, None)
+            assert isinstance(await pool.exchange(Send(place, request, 5_000)), Response)
+            (idle,) = pool._everything
+            idle.give_up("left")
+            assert pool._take(place) is None
+            await pool.aclose()
+
+        asyncio.run(tasks())
 
 
 class Slow:

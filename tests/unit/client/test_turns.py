@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.client.protocol.effects import Request, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, parse_endpoint
-from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import TAKE_OVER_WAIT_MS_MAX, Session, Turns
+from holdfast.client.protocol.stores.administration import ask
+from holdfast.client.protocol.stores.publisher import PublisherMachine
+from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine
 from holdfast.errors import Code
+from holdfast.stores.values.messages import Message
 
 A, B, C, X, Y = (parse_endpoint(f"http://{name}.example:1") for name in "abcxy")
 
@@ -127,3 +134,81 @@ def test_progress_makes_the_next_wait_short() -> None:
         operation.round({A: FULL})
     operation.turns.progressed()
     assert operation.round({A: FULL})[2] == dataclasses.replace(operation.session.options).retry_base_ms
+
+
+NOT_LEADER = msgspec.json.encode(
+    {"error": {"code": "not_leader", "message": "", "leader_address": X.authority, "retry_after_ms": 250}}
+)
+ROUNDED_UP = {"retry-after": "1"}
+"""The header has whole seconds; the body knows better."""
+
+
+def _ask(session: Session) -> tuple[Wait, Endpoint]:
+    procedure = ask(session, Request("GET", "/v1/stores"), 0, 60_000)
+    next(procedure)
+    at_once = procedure.send(Response(0, 503, ROUNDED_UP, NOT_LEADER))
+    assert isinstance(at_once, Wait) and at_once.at_most_ms == 0
+    send = procedure.send(Woken(0))
+    assert isinstance(send, Send)
+    wait = procedure.send(Response(0, 503, ROUNDED_UP, NOT_LEADER))
+    assert isinstance(wait, Wait)
+    return wait, send.endpoint
+
+
+def _publish(session: Session) -> tuple[Wait, Endpoint]:
+    machine = PublisherMachine(session, "s", PublisherOptions(), entropy="e")
+    machine.add(Message(b"1"), 0)
+    machine.next_step(0)
+    machine.on_response(Response(0, 503, ROUNDED_UP, NOT_LEADER))
+    assert machine.next_step(0) == Wait(0, 0, "not_leader")
+    machine.waited()
+    send = machine.next_step(0)
+    assert isinstance(send, Send)
+    machine.on_response(Response(0, 503, ROUNDED_UP, NOT_LEADER))
+    wait = machine.next_step(0)
+    assert isinstance(wait, Wait)
+    return wait, send.endpoint
+
+
+def _subscribe(session: Session) -> tuple[Wait, Endpoint]:
+    machine = SubscriberMachine(session, "/x?subscriber=me", SubscriberOptions())
+    machine.next_step(0)
+    machine.refused(0, 503, ROUNDED_UP, NOT_LEADER)
+    at_once = machine.next_step(0)
+    assert isinstance(at_once, Wait) and at_once.at_most_ms == 0
+    machine.waited()
+    connect = machine.next_step(0)
+    assert isinstance(connect, Connect)
+    machine.refused(0, 503, ROUNDED_UP, NOT_LEADER)
+    wait = machine.next_step(0)
+    assert isinstance(wait, Wait)
+    return wait, connect.endpoint
+
+
+@pytest.mark.parametrize("operation", [_ask, _publish, _subscribe])
+def test_every_client_follows_the_address_at_once_and_waits_as_the_body_asks(
+    operation: Callable[[Session], tuple[Wait, Endpoint]],
+) -> None:
+    wait, followed = operation(Session(Route((A,))))
+    assert followed == X
+    assert (wait.at_least_ms, wait.at_most_ms) == (250.0, 312.5)
+
+
+def test_a_subscriber_awaits_a_sign_of_life_while_a_reply_is_due() -> None:
+    machine = SubscriberMachine(Session(Route((A, B))), "/x?subscriber=me", SubscriberOptions())
+    assert machine.awaited is None
+    machine.next_step(100)
+    assert machine.awaited == (A, 100)
+    machine.opened(200)
+    assert machine.awaited == (A, 200)
+    machine.received(msgspec.msgpack.encode({"type": "attached", "created": False, "prefetch": 8}), 300)
+    machine.next_step(300)
+    assert machine.awaited is None
+    machine.next_step(2_400)  # a probe is due
+    assert machine.awaited == (A, 2_400)
+    machine.heard(2_500)
+    assert machine.awaited is None
+    machine.acknowledge([(1, 1)], 2_600, lambda *_: None)
+    assert machine.awaited == (A, 2_500)
+    machine.lost(2_700, "cut")
+    assert machine.awaited is None

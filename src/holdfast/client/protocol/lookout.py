@@ -31,7 +31,7 @@ from holdfast.wire.formats import UNDECODABLE
 
 LOOK_AFTER_MS: Final = 500.0
 ANSWER_MS: Final = 500.0
-AGAIN_MS: Final = 250.0
+AGAIN_MS: Final = 200.0
 LIVES_AGAIN_MS: Final = 2_000.0
 REMEMBERED_MS: Final = 10_000.0
 

@@ -366,7 +366,7 @@ class Pool:
         unwanted: list[Connection] = []
         with self._lock:
             self._waits.discard(connection.wait)
-            if self.closed or connection.wait.is_left:
+            if self.closed:
                 unwanted.append(connection)
             else:
                 self._idle.setdefault(endpoint, []).append(connection)
