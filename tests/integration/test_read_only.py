@@ -110,7 +110,8 @@ def test_a_mirror_is_read_while_it_grows(tmp_path: Path) -> None:
             until(lambda: asked(other, "/v1/version?consistency=local")[1].get("version") == last.version)
             with client_of(other) as readers:
                 until(lambda: readers.get(b"key") is not None and readers.get(b"key").value == b"2")  # type: ignore[union-attr]
-            until(lambda: "holdfast_mirror_lag_versions 0" in (tmp_path / "lag.prom").read_text())
+            lag = tmp_path / "lag.prom"  # written a moment after the first batch
+            until(lambda: lag.exists() and "holdfast_mirror_lag_versions 0" in lag.read_text())
             reader.stop()
     finally:
         if mirror is not None:
