@@ -20,7 +20,7 @@ EVENTS: Final = (
     *("effect Ready", "effect Displaced: replaced", "effect Changed", "effect Advise"),
     *("effect DeadLettering: max_delivery", "effect DeadLettering: rejected"),
     *("crash", "crash with a loss", "crash without a loss", "checkpoint", "sent again", "sent with a gap"),
-    *("in memory", "a session comes back"),
+    *("in memory", "a session comes back", "what was removed is acknowledged"),
     *("clock stands still", "clock goes on", "clock jumps"),
 )
 """What a large run has to meet."""

@@ -242,6 +242,10 @@ class World(Stage):
         chosen = random.sample(held, random.randint(0, len(held)))
         if random.random() < 0.1:
             chosen = [*chosen, random.randint(1, self.model.stores[STORE].next_seq)]
+        removed = [item.seq for item in durable.gone.values() if item.worked_by == subscriber]
+        if removed and self.apart.random() < 0.3:
+            chosen = [self.apart.choice(removed)]
+            self.seen["what was removed is acknowledged"] += 1
         parts: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         for seq in dict.fromkeys(chosen):
             parts[random.choice((0, 0, 0, 0, 1, 1, 2, 3))].append(seq)

@@ -32,7 +32,16 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.leases import Holder, Lease
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    Acknowledged,
+    Attach,
+    Attached,
+    Deliver,
+    Delivered,
+    Detach,
+    Result,
+)
 from holdfast.stores.values.effects import Withdrawn
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -173,7 +182,7 @@ class Deliveries:
         self.unreadable: dict[DurableName, int] = {}
         """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
-        self._reporting: set[Subscriber] = set()
+        self._reporting: dict[Subscriber, None] = {}
         """Subscribers with a report that the state machine does not know yet, or with messages on their way."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
         """The newest session of each name whose attachment is not durable yet."""
@@ -342,7 +351,7 @@ class Deliveries:
 
     def _remove(self, subscriber: Subscriber) -> None:
         subscriber.gone = True
-        self._reporting.discard(subscriber)
+        self._reporting.pop(subscriber, None)
         name = (subscriber.store, subscriber.durable)
         group = self._groups[name]
         del group.by_name[subscriber.name]
@@ -388,10 +397,27 @@ class Deliveries:
         if subscriber is None:
             return
         sent = subscriber.take_unsent(what.ranges)
-        subscriber.regain(sum(last - first + 1 for first, last in what.ranges))
+        subscriber.regain(_count_of(what.ranges))
         if sent:
             subscriber.withdrawn(sent, what.cause)
         self._serve_with(subscriber)
+
+    def settled(self, command: Acknowledge, result: Acknowledged) -> None:
+        """A subscriber has settled messages. One that it was never sent had been delivered to it before: nothing
+        withdraws it, so its room comes back here."""
+        subscriber = self.find(command.store, command.durable, command.subscriber)
+        if subscriber is None or not subscriber.has_unsent:
+            return
+        gone = SequenceSet(sorted([*command.ack, *((seq, seq) for seq, _ in command.nack)]))
+        for seq in command.reject:
+            gone.add(seq, seq)
+        for first, last in result.stale:
+            gone.remove(first, last)
+        runs = gone.runs()
+        unsent = _count_of(runs) - _count_of(subscriber.take_unsent(runs))
+        if unsent:
+            subscriber.regain(unsent)
+            self._serve_with(subscriber)
 
     def changed(self, store: str, name: str, changes: Sequence[tuple[str, int, str]]) -> None:
         """Tell everybody who watches a map."""
@@ -404,10 +430,10 @@ class Deliveries:
         """The application was handed these messages. Kept in memory until the state machine needs it."""
         if subscriber.started is None:
             subscriber.started = StartedMessages()
-            self._reporting.add(subscriber)  # also an empty first report: without it the oldest message would count
+            self._reporting[subscriber] = None  # also an empty first report: without it the oldest message would count
         subscriber.started.add(ranges, self._service.now_ms(), self._held_by(subscriber))
         if subscriber.started:
-            self._reporting.add(subscriber)
+            self._reporting[subscriber] = None
 
     def _held_by(self, subscriber: Subscriber) -> Held:
         return partial(self.backlog.held_of, subscriber.store, subscriber.durable, subscriber.name)
@@ -423,7 +449,7 @@ class Deliveries:
                 self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=[], unsent=unsent), _ignored)
             return
         started = subscriber.started.take(self._held_by(subscriber))
-        self._reporting.discard(subscriber)
+        self._reporting.pop(subscriber, None)
         report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
         self._service.submit_nowait(report, _ignored)
 
@@ -438,7 +464,7 @@ class Deliveries:
         for subscriber in list(self._reporting):
             lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone or (subscriber.started is None and not subscriber.awaits_messages):
-                self._reporting.discard(subscriber)
+                self._reporting.pop(subscriber, None)
             elif lapses_ms is not None and lapses_ms <= now_ms:
                 self._report(subscriber, now_ms)
 
@@ -486,7 +512,7 @@ class Deliveries:
         subscriber.room -= count
         subscriber.on_its_way += count
         if subscriber.started is None:
-            self._reporting.add(subscriber)
+            self._reporting[subscriber] = None
 
         def delivered(result: Result | HoldfastError) -> None:
             subscriber.on_its_way -= count
@@ -514,7 +540,8 @@ class Deliveries:
         self._serve_with(subscriber)
 
     def _hand_over(self, subscriber: Subscriber) -> None:
-        """Read and write what is held still. What is not is withdrawn, now or soon: then the subscriber has room."""
+        """Read and write what is held still. What is not is withdrawn, now or soon, or was settled by the subscriber:
+        that gives the room back."""
         name = subscriber.store, subscriber.durable, subscriber.name
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
@@ -540,7 +567,7 @@ class Deliveries:
                 self.leave(subscriber, "unreadable")
                 subscriber.end(error)
                 return
-            if not lapses_ms:
+            if held and not lapses_ms:
                 subscriber.room += _count(piece) - len(messages)  # a last value that was replaced
             if messages:
                 subscriber.delivered_ms = wall_ms()
@@ -634,6 +661,10 @@ def wall_ms() -> int:
 
 def _ignored(_: Result | HoldfastError) -> None:
     """Nobody waits for this result: what it changes is the state machine's own."""
+
+
+def _count_of(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum([last - first + 1 for first, last in ranges])
 
 
 def _count(runs: Iterable[Run]) -> int:
@@ -743,9 +774,14 @@ class Subscriber(ABC):
                 if not is_held:
                     self.left_out.add(low, high)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages that were delivered to it are not sent."""
+        return bool(self.unread or self.left_out)
+
     def take_unsent(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """These are withdrawn: forget those that were never sent, and return the others."""
-        if not self.unread and not self.left_out:
+        if not self.has_unsent:
             return list(ranges)
         unsent = SequenceSet(sorted((first, last) for first, last, _ in self.unread))
         for first, last in self.left_out.runs():

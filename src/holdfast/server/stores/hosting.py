@@ -88,7 +88,7 @@ class StoreHost:
         """Makes the numbers of ``/metrics``."""
         self._statistics_message_seconds = statistics_message_seconds
         self.request_bytes_max = request_bytes_max
-        self.sockets: set[Socket] = set()
+        self.sockets: dict[Socket, None] = {}
         self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
         self.gateway = gateway
         self._opened: OpenStores | None = None

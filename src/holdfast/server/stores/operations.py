@@ -163,6 +163,7 @@ class StoreOperations:
             if isinstance(result, NotFound) and is_there:
                 result = Acknowledged(0, _numbers_of(command))
             if isinstance(result, Acknowledged):
+                self._deliveries.settled(command, result)
                 done(encode(acked_response(result), wire_format))
             else:
                 done(_refused(result))

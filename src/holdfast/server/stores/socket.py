@@ -92,13 +92,13 @@ class SubscribeSocket(asyncio.Protocol):
         """The connection is this protocol's from now on."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
-        self._host.sockets.add(self)
+        self._host.sockets[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The peer is gone; what it held goes back."""
         del exc
         self._transport = None
-        self._host.sockets.discard(self)
+        self._host.sockets.pop(self, None)
         self._leave(DISCONNECTED)
         # A suspended parser refers to its protocol, and an error's traceback does: either would keep half a message.
         self._protocol.parser.close()
@@ -283,8 +283,10 @@ class SubscribeSocket(asyncio.Protocol):
                 else:
                     # Nobody waits for this answer, so the connection has to tell it.
                     self.fail(result)
-            elif identity:
-                assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
+                return
+            assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
+            opened.deliveries.settled(command, result)
+            if identity:
                 self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
 
         try:

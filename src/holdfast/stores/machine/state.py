@@ -216,7 +216,8 @@ class State(Cluster):
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
         marked = command.started is not None or bool(command.unsent)
-        return result, result.acknowledged > 0 or bool(command.extend) or marked
+        is_settled = result.acknowledged > 0 or bool(result.causes)
+        return result, is_settled or bool(command.extend) or marked
 
     def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)

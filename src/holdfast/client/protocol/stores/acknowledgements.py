@@ -42,6 +42,14 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return [*ranges, (first, last)] if first >= 0 else ranges
 
 
+def _without(first: int, last: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """The range without these numbers."""
+    if not numbers:
+        return [(first, last)]
+    gone = frozenset(numbers)
+    return ranges_of(seq for seq in range(first, last + 1) if seq not in gone)
+
+
 @dataclass(slots=True)
 class _Asked:
     """A frame without a reply yet."""
@@ -190,12 +198,17 @@ class AckBatcher:
         self.in_work.clear()
         return count
 
-    def on_response(self, frame: ReplyFrame) -> list[int]:
-        """The service has carried out the frame. Returns the stale numbers."""
+    def is_pending(self, seq: int) -> bool:
+        """Whether it waits to be sent as acknowledged."""
+        return any(first <= seq <= last for first, last in self._pairs)
+
+    def on_response(self, frame: ReplyFrame) -> tuple[list[int], list[tuple[int, int]]]:
+        """The service has carried out the frame. Returns the stale numbers, and ranges of what is settled."""
         asked = self._in_flight.pop(frame.id, None)
         if asked is None:
-            return []
-        for first, last in asked.settled():
+            return [], []
+        ranges = asked.settled()
+        for first, last in ranges:
             self.in_work.done(first, last)
         stale: list[int] = []
         for item in frame.stale:
@@ -203,7 +216,7 @@ class AckBatcher:
         self.stale += len(stale)
         for reply in asked.on_reply:
             reply(stale, None)
-        return stale
+        return stale, [run for first, last in ranges for run in _without(first, last, stale)]
 
     def waits_for(self, frame_id: int) -> bool:
         """Whether this frame has no reply yet."""

@@ -21,8 +21,11 @@ class Buffer:
         self._messages: deque[tuple[Delivery, float]] = deque()
         """Each with the time until which it may be handed over."""
         self._order = ""
-        self._late: set[int] = set()
-        """Numbers that were too late. The service withdraws them, too: until then they keep their credit."""
+        self._late: dict[int, str | None] = {}
+        """Numbers that were too late, with the key that orders them. The service withdraws them, too: until then they
+        keep their credit."""
+        self._again: set[int] = set()
+        """Numbers of redelivered messages, which the application may work on since an earlier delivery."""
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -36,53 +39,79 @@ class Buffer:
         """The connection has ended: the service delivers everything again."""
         self._messages.clear()
         self._late.clear()
+        self._again.clear()
 
     def arrived(self, messages: Sequence[Delivery], now_ms: float) -> None:
         """These came."""
         if self._late:
-            self._late.difference_update([message.seq for message in messages])
+            for one in messages:
+                self._late.pop(one.seq, None)
+        self._again.update([one.seq for one in messages if one.redelivered])
         self._messages.extend(
             [(one, now_ms + one.buffer_wait_ms if one.buffer_wait_ms else math.inf) for one in messages]
         )
+        if self._late:
+            self._drop_behind()  # what came behind a message that is late is withdrawn with it
 
     def take(self, now_ms: float) -> Delivery | None:
         """The next message, None for none."""
         if self._messages and self._messages[0][1] <= now_ms:
             self._drop_late(now_ms)
-        return self._messages.popleft()[0] if self._messages else None
+        if not self._messages:
+            return None
+        message = self._messages.popleft()[0]
+        self._again.discard(message.seq)
+        return message
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that may be handed over."""
         self._drop_late(now_ms)
         messages = [message for message, _ in self._messages]
         self._messages.clear()
+        self._again.clear()
         return messages
 
     def withdraw(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """The service has taken these back, with their credit. Returns the numbers that the application did not get."""
         late = [seq for seq in self._late if any(first <= seq <= last for first, last in ranges)]
-        self._late.difference_update(late)
+        for seq in late:
+            del self._late[seq]
         dropped = self._remove(lambda message, _: any(first <= message.seq <= last for first, last in ranges))
         return late + [message.seq for message in dropped]
 
+    def settled(self, first: int, last: int) -> int:
+        """The application settles these, by an earlier delivery of them. Returns how many leave."""
+        if not self._again or not any(first <= seq <= last for seq in self._again):
+            return 0
+        return len(self.withdraw([(first, last)]))
+
     def _drop_late(self, now_ms: float) -> None:
         late = self._remove(lambda _, until_ms: until_ms <= now_ms)
-        if late and self._order:
-            firsts: dict[str | None, int] = {}
-            for message in late:
-                key = message.key if self._order == "key" else None
-                firsts[key] = min(message.seq, firsts.get(key, message.seq))
-            is_keyed = self._order == "key"
-            late += self._remove(
-                lambda message, _: (
-                    not (is_keyed and message.key is None)
-                    and message.seq > firsts.get(message.key if is_keyed else None, 1 << 62)
-                )
+        if late:
+            self._late.update({message.seq: self._ordered_by(message) for message in late})
+            self._drop_behind()
+
+    def _drop_behind(self) -> None:
+        """What must not be handed over before a message that is late is late, too."""
+        if not self._order:
+            return
+        firsts: dict[str | None, int] = {}
+        for seq, key in self._late.items():
+            firsts[key] = min(seq, firsts.get(key, seq))
+        is_keyed = self._order == "key"
+        behind = self._remove(
+            lambda message, _: (
+                not (is_keyed and message.key is None) and message.seq > firsts.get(self._ordered_by(message), 1 << 62)
             )
-        self._late.update([message.seq for message in late])
+        )
+        self._late.update({message.seq: self._ordered_by(message) for message in behind})
+
+    def _ordered_by(self, message: Delivery) -> str | None:
+        return message.key if self._order == "key" else None
 
     def _remove(self, leaves: Callable[[Delivery, float], bool]) -> list[Delivery]:
         gone = [message for message, until_ms in self._messages if leaves(message, until_ms)]
         if gone:
             self._messages = deque(each for each in self._messages if not leaves(*each))
+            self._again.difference_update([message.seq for message in gone])
         return gone

@@ -313,7 +313,7 @@ class SubscriberMachine:
         self._require_usable()
         for first, last in ranges:
             self._acks.add(first, last, now_ms)
-            self._window.released(first, last)
+            self._settled(first, last)
         if on_reply is not None:
             self._acks.notify(on_reply)
         if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
@@ -344,7 +344,7 @@ class SubscriberMachine:
         self._report_started()
         if self._acks.pending:
             self._outgoing += self._acks.take_pending()
-            if self._window.is_own:  # after the acknowledgement, so that the window is never exceeded
+            if self._window.is_own:
                 self._give_credit()
 
     def close(self) -> None:
@@ -504,6 +504,9 @@ class SubscriberMachine:
                         force_setattr(message, "token", self.token)
                 self._window.arrived(messages)
                 self._buffer.arrived(messages, now_ms)
+                for message in messages:
+                    if message.redelivered and self._acks.is_pending(message.seq):
+                        self._settled(message.seq, message.seq)
             case ReplyFrame():
                 self._on_response(frame)
             case AttachedFrame():
@@ -622,7 +625,10 @@ class SubscriberMachine:
             self._outgoing.append(ack_frame("nack", 0, [(seq, 0) for seq in dropped], self.token))
 
     def _on_response(self, frame: ReplyFrame) -> None:
-        stale = self._acks.on_response(frame)
+        stale, settled = self._acks.on_response(frame)
+        for first, last in settled:
+            self._settled(first, last)
+        self._give_credit()
         if stale:
             facts: dict[str, object] = {"messages": len(stale), "first_seq": stale[0]}
             if frame.causes:
@@ -638,8 +644,13 @@ class SubscriberMachine:
 
     def _release(self, seq: int, kind: str, what: object, on_reply: OnReply | None) -> None:
         self._ask(kind, what, on_reply)
-        self._window.released(seq, seq)
+        self._settled(seq, seq)
         self._give_credit()
+
+    def _settled(self, first: int, last: int) -> None:
+        """The application is done with these. A later delivery of one must not be handed over: it is settled, too."""
+        self._window.took(self._buffer.settled(first, last))
+        self._window.released(first, last)
 
     def _ask(self, kind: str, what: object, on_reply: OnReply | None) -> None:
         self._require_usable()
@@ -648,6 +659,8 @@ class SubscriberMachine:
             self._outgoing.append(frame)
 
     def _give_credit(self) -> None:
+        if self._window.is_own and self._acks.pending:
+            return  # the service counts those as held until they are sent
         if self._state is _State.ATTACHED and (due := self._window.take_due()):
             self._outgoing.append(credit_frame(due))
 
