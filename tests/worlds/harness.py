@@ -51,6 +51,7 @@ KINDS: Final = {
     "stores": "tests.worlds.stores.kinds",
     "stores-small-blocks": "tests.worlds.stores.small_blocks",
     "stores-clocks": "tests.worlds.stores.clocks",
+    "workers": "tests.worlds.workers.kinds",
 }
 """Each kind of world and the module whose ``KINDS`` describes it."""
 

@@ -1,0 +1,151 @@
+"""Mutants of the client and of the deliveries: the real code with one rule taken out, which a world must notice."""
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.worlds.harness import Mutants
+from tests.worlds.workers.promises import (
+    CREDIT,
+    DONE,
+    HELD,
+    MARKED,
+    ORDER,
+    OWN_TIME,
+    PENDING,
+    WINDOW,
+    WORK_STAYS,
+)
+from tests.worlds.workers.world import run_world
+
+from holdfast.client.protocol.stores.acknowledgements import AckBatcher, InWork, Window
+from holdfast.client.protocol.stores.buffer import Buffer
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine
+from holdfast.server.stores.deliveries import STOPPING, Deliveries, Subscriber
+from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.stores.durables import consumption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.stores.values.messages import Delivery
+
+__all__ = ["MUTANTS"]
+
+MUTANTS: Final = Mutants(run_world, seeds_max=150)
+
+BUSY: Final = {"kind": "shared", "workers": 3, "prefetch": 16, "own_prefetch": None, "job_ms": 60.0}
+SLOW: Final = {**BUSY, "ack_wait_ms": 300, "buffer_wait_ms": 100}
+"""Jobs that last longer than their time."""
+QUICK: Final = {"workers": 1, "handlers": 3, "prefetch": 64, "own_prefetch": 20, "job_ms": 2.0, "delay_ms": 0.5}
+FAULTY: Final = {**BUSY, "kills": 3, "cuts": 5, "holds": 3, "sleeps": 3}
+
+
+@MUTANTS.breaks(PENDING, "withdraw", Buffer, focus=SLOW)
+def withdrawals_are_ignored(*_: object) -> list[int]:
+    """What the service takes back is handed over."""
+    return []
+
+
+@MUTANTS.breaks(CREDIT, "withdrawn", SubscribeSocket, focus=SLOW)
+def withdrawals_are_not_sent(*_: object) -> None:
+    """The service takes back in silence."""
+
+
+@MUTANTS.breaks(OWN_TIME, "take", Buffer, focus=SLOW)
+def own_time_has_no_end(self: Buffer, now_ms: float) -> Delivery | None:
+    """A message is handed over after its own time."""
+    del now_ms
+    return self._messages.popleft()[0] if self._messages else None
+
+
+@MUTANTS.breaks(PENDING, "settled", Buffer, focus=FAULTY)
+def settled_copies_stay(*_: object) -> int:
+    """A message that the application has settled is handed over again, from the buffer."""
+    return 0
+
+
+@MUTANTS.breaks(PENDING, "is_pending", AckBatcher, focus=FAULTY)
+def copies_of_pending_ones_stay(*_: object) -> bool:
+    """A message whose acknowledgement is about to be sent is handed over again."""
+    return False
+
+
+@MUTANTS.breaks(ORDER, "_drop_late", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=30)
+def later_ones_stay(self: Buffer, now_ms: float) -> None:
+    """A message that is late leaves alone."""
+    late = self._remove(lambda _, until_ms: until_ms <= now_ms)
+    self._late.update({message.seq: message.key for message in late})
+
+
+@MUTANTS.breaks(CREDIT, "withdrawn", Window, focus=SLOW)
+def withdrawn_credit_is_forgotten(*_: object) -> None:
+    """The client does not count the credit that comes back with a withdrawal."""
+
+
+@MUTANTS.breaks(DONE, "regain", Subscriber, focus=SLOW)
+def withdrawn_room_is_lost(*_: object) -> None:
+    """The service does not give the credit of a withdrawal back."""
+
+
+@MUTANTS.breaks(DONE, "settled", Deliveries, focus={**SLOW, "sync_ms": 40.0, "delay_ms": 40.0, "prefetch": 1})
+def room_of_the_unsent_is_lost(*_: object) -> None:
+    """A message that was settled before it was sent keeps its room."""
+
+
+_give_credit = SubscriberMachine._give_credit
+
+
+@MUTANTS.breaks(WINDOW, "_give_credit", SubscriberMachine, focus={**BUSY, **QUICK})
+def credit_before_the_acknowledgement(self: SubscriberMachine) -> None:
+    """Credit is given for what is acknowledged and not sent."""
+    pending, self._acks.pending = self._acks.pending, 0
+    _give_credit(self)
+    self._acks.pending = pending
+
+
+@MUTANTS.breaks(ORDER, "arrived", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=95)
+def what_comes_behind_a_late_one_stays(self: Buffer, messages: Sequence[Delivery], now_ms: float) -> None:
+    """A message that comes after an older one was late is handed over."""
+    for one in messages:
+        self._late.pop(one.seq, None)
+    self._again.update([one.seq for one in messages if one.redelivered])
+    self._messages.extend([(one, now_ms + (one.buffer_wait_ms or 1 << 40)) for one in messages])
+
+
+@MUTANTS.breaks(WORK_STAYS, "parameter", InWork, focus={**BUSY, "kills": 6}, first_seed=30)
+def work_is_not_named(*_: object) -> str:
+    """A new connection does not say what the application works on."""
+    return ""
+
+
+@MUTANTS.breaks(WORK_STAYS, "done", InWork, focus={**BUSY, "kills": 6, "settles": (0, 0, 0, 0, 90, 0, 10)})
+def extended_work_is_done(self: InWork, first: int, last: int) -> None:
+    """Something that is not settled counts as done."""
+    del first, last
+    self._numbers.clear()
+
+
+_leave = Deliveries.leave
+
+
+@MUTANTS.breaks(WORK_STAYS, "leave", Deliveries, focus={**BUSY, "stops": 6})
+def a_stop_gives_back(self: Deliveries, subscriber: Subscriber, cause: str) -> None:
+    """A service that stops gives to others what applications work on."""
+    if cause == STOPPING:
+        self._detach(subscriber, cause)
+    else:
+        _leave(self, subscriber, cause)
+
+
+@MUTANTS.breaks(MARKED, "count_after", consumption, focus=FAULTY)
+def seen_before_is_new(deliveries: int) -> int:
+    """A message that a subscriber had before is delivered as a first one."""
+    return max(deliveries, 0) + 1
+
+
+@MUTANTS.breaks(HELD, "clear", Buffer, focus=FAULTY)
+def a_buffer_outlives_its_connection(self: Buffer) -> None:
+    """What came over a connection that is lost is handed over."""
+    self._late.clear()
