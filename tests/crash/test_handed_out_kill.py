@@ -26,7 +26,7 @@ from holdfast.client.stores import Message, StoreClient
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 KILLS, FREEZES = (20, 10) if PROVE else (2, 1)
-WORKERS = 4
+WORKERS = (4, 2, 8) if PROVE else (4,)
 JOB_SECONDS = 0.15
 ACK_WAIT_SECONDS = 20.0
 KNOWN_SECONDS = 1.0
@@ -136,14 +136,15 @@ class Scene:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1_500 if PROVE else 300)
-def test_only_what_is_held_is_handed_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", WORKERS)
+def test_only_what_is_held_is_handed_out(tmp_path: Path, workers: int) -> None:
     count = 0
     with ExitStack() as ends:
         scene = Scene(tmp_path, ends)
         client = ends.enter_context(StoreClient(scene.urls))
         client.define_store("orders")
         client.define_durable("orders", "work", {"type": "shared", "ack_wait": f"{ACK_WAIT_SECONDS}s"})
-        for number in range(WORKERS):
+        for number in range(workers):
             scene.work(number)
         publisher = ends.enter_context(client.publisher("orders"))
         for _ in scene.happens():
@@ -167,5 +168,7 @@ def test_only_what_is_held_is_handed_out(tmp_path: Path) -> None:
             assert happened or at - before >= ACK_WAIT_SECONDS, f"{seq} came twice and nothing had happened"
             if at > first_done + KNOWN_SECONDS:
                 late += 1
-    print(f"{count} messages, {KILLS} kills, {FREEZES} freezes: {again} handed out again, {late} after their end")
+    print(
+        f"{workers} workers, {count} messages, {KILLS} kills, {FREEZES} freezes: {again} handed out again, {late} after their end"
+    )
     assert not late, "what somebody has acknowledged is handed to nobody"

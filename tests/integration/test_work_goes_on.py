@@ -6,11 +6,16 @@ Source: docs/reference/stores-client.md, "Receiving".
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.stores_harness import DURABILITY
@@ -204,3 +209,29 @@ def test_a_handler_that_was_too_late_takes_the_next_message(service: Service) ->
 
 class EndOfTestError(Exception):
     pass
+
+
+def ask(method: str, url: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+    """An answer of the service, asked again while it starts."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+        except OSError as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                raise
+            time.sleep(0.05)
+
+
+def test_what_a_poller_works_on_is_acknowledged_after_a_kill(service: Service) -> None:
+    """A poll names its subscriber: that is enough, as polls attach once."""
+    store = defined(service.url, 2)
+    durable = f"{service.url}/v1/stores/{store}/durables/work"
+    (first,) = ask("GET", f"{durable}/messages?subscriber=ann&max=1")["messages"]
+    service.restart()
+    answer = ask("POST", f"{durable}/acks", {"subscriber": "ann", "ranges": [[first["seq"], first["seq"]]]})
+    assert (answer["acknowledged"], answer["stale"]) == (1, [])
+    (second,) = ask("GET", f"{durable}/messages?subscriber=ann&max=1")["messages"]
+    assert (first["seq"], second["seq"], second["redelivered"]) == (1, 2, False)

@@ -154,7 +154,9 @@ class Promises:
         promise(not older, ORDER, **facts, older=older)
         if reachable and held_now:
             self._check_order(worker, message)
-        self._seen[seq] = worker.name, came_ms if held_now else 0.0
+        # What a held line brings may be an older delivery of what is held.
+        is_known = held_now and now - line.held_until > world.slack_ms
+        self._seen[seq] = worker.name, came_ms if is_known else 0.0
 
     def _check_order(self, worker: Worker, message: Delivery) -> None:
         """Nothing of the durable, or of its key, that is older waits for an application."""
