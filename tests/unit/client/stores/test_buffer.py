@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.client.stores.test_consuming import Service
 
+from holdfast.client.protocol.stores.acknowledgements import RANGES_MAX
+
 Frame = dict[str, object]
 
 
-def delivers(service: Service, *numbers: int, wait_ms: int = 30_000, keys: str = "") -> None:
+def delivers(service: Service, *numbers: int, wait_ms: int = 30_000, keys: str = "", redelivered: bool = False) -> None:
     messages = [
         {
             "seq": seq,
@@ -17,7 +19,7 @@ def delivers(service: Service, *numbers: int, wait_ms: int = 30_000, keys: str =
             "body": b"",
             "published_ms": 1,
             "delivery_count": 1,
-            "redelivered": False,
+            "redelivered": redelivered,
             "buffer_wait_ms": wait_ms,
         }
         for index, seq in enumerate(numbers)
@@ -123,3 +125,50 @@ def test_after_a_silence_that_is_too_long_nothing_that_lies_unread_is_handed_ove
     assert service.takes() == []
     service.waits()
     service.connects()
+
+
+@pytest.mark.parametrize("own", [None, 8])
+@pytest.mark.parametrize("settles", ["acknowledge", "put back"])
+def test_what_was_late_and_is_settled_by_an_earlier_delivery_stops_no_other_message(
+    own: int | None, settles: str
+) -> None:
+    """The service withdraws nothing then: its number would order the messages behind it for ever."""
+    service = Service(explicit_ack=True, **({} if own is None else {"prefetch": own}))
+    service.attaches(prefetch=8, order="durable", ack_batch_count=1)
+    delivers(service, 1)
+    assert service.takes() == [1]
+    room = given(service)
+    withdraws(service, (1, 1))
+    delivers(service, 1, wait_ms=1_000, redelivered=True)
+    service.now_ms += 1_000
+    assert service.takes() == [], "it is late here, and not yet there"
+    if settles == "acknowledge":
+        service.machine.acknowledge([(1, 1)], service.now_ms)
+    else:
+        service.machine.put_back(1, 5_000)
+    room += given(service)
+    service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": []})
+    delivers(service, 2, 3)
+    assert service.takes() == [2, 3]
+    room += given(service) + 1 - 4  # one withdrawn, four delivered
+    assert room == service.machine.window - (0 if own is None else 2), "its credit came back"
+
+
+def test_a_withdrawal_of_many_is_answered_in_frames_that_the_service_takes() -> None:
+    service = Service(prefetch=RANGES_MAX + 2)
+    service.attaches(prefetch=RANGES_MAX + 2, order="key")
+    numbers = range(1, RANGES_MAX + 2)
+    delivers(service, *numbers, keys="k" * len(numbers))
+    service.says({"type": "withdrawn", "ranges": [[1, RANGES_MAX + 1]], "cause": "purged"})
+    answers = [frame["messages"] for frame in service.hears() if frame["type"] == "nack"]
+    assert [len(each) for each in answers] == [RANGES_MAX, 1]  # type: ignore[arg-type]
+
+
+def test_many_messages_taken_together_are_reported_in_frames_that_the_service_takes() -> None:
+    service = Service(prefetch=RANGES_MAX + 2)
+    service.attaches(prefetch=RANGES_MAX + 2, started_reports=True)
+    delivers(service, *range(1, 2 * RANGES_MAX + 2, 2))  # every other message: the rest is another worker's
+    service.hears()
+    assert len(service.machine.take_all(service.now_ms)) == RANGES_MAX + 1
+    reports = [frame["ranges"] for frame in service.hears() if frame["type"] == "started"]
+    assert [len(each) for each in reports] == [RANGES_MAX, 1]  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from holdfast.stores.values.messages import Delivery
 from holdfast.wire.stores import KEEP_RANGES_MAX, AttachedFrame, ReplyFrame
 
 RANGES_MAX: Final = 10_000
-"""Ranges of one frame; the service takes no more."""
+"""Ranges or numbers of one frame; the service takes no more."""
 
 OnReply = Callable[[Sequence[int], HoldfastError | None], None]
 """Called with the numbers that were stale, or with the error."""
@@ -289,13 +289,11 @@ class StartedReports:
             else:
                 self._ranges.append([message.seq, message.seq])
 
-    def take_frame(self) -> bytes | None:
-        """The report of everything that waits, or None."""
-        if not self._ranges:
-            return None
-        frame = started_frame(self._ranges)
+    def take_frames(self) -> list[bytes]:
+        """The reports of everything that waits."""
+        ranges = self._ranges
         self.lost()
-        return frame
+        return [started_frame(ranges[start : start + RANGES_MAX]) for start in range(0, len(ranges), RANGES_MAX)]
 
 
 class Window:

@@ -80,8 +80,11 @@ class Buffer:
         return late + [message.seq for message in dropped]
 
     def settled(self, first: int, last: int) -> int:
-        """The application settles these, by an earlier delivery of them. Returns how many leave."""
-        if not self._again or not any(first <= seq <= last for seq in self._again):
+        """The application settles these, by an earlier delivery of them. Returns how many leave.
+
+        Nothing withdraws them then: one that was late must not order what comes behind it any more.
+        """
+        if not any(first <= seq <= last for numbers in (self._again, self._late) for seq in numbers):
             return 0
         return len(self.withdraw([(first, last)]))
 

@@ -38,7 +38,7 @@ from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session, Turns
-from holdfast.client.protocol.stores.acknowledgements import AckBatcher, OnReply, StartedReports, Window
+from holdfast.client.protocol.stores.acknowledgements import RANGES_MAX, AckBatcher, OnReply, StartedReports, Window
 from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
@@ -305,8 +305,8 @@ class SubscriberMachine:
             self._report_started()
 
     def _report_started(self) -> None:
-        if self._state is _State.ATTACHED and (frame := self._started.take_frame()) is not None:
-            self._outgoing.append(frame)
+        if self._state is _State.ATTACHED:
+            self._outgoing += self._started.take_frames()
 
     def acknowledge(self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None) -> None:
         """Acknowledge ranges. They are sent together with others, immediately with ``on_reply``."""
@@ -622,7 +622,9 @@ class SubscriberMachine:
         self._window.withdrawn(ranges, sum(last - first + 1 for first, last in ranges) - len(dropped))
         if dropped and cause in _REMOVED and self._terms.order == "key":
             # Nobody works on these: others may have the next messages of their keys at once.
-            self._outgoing.append(ack_frame("nack", 0, [(seq, 0) for seq in dropped], self.token))
+            nacks = [(seq, 0) for seq in dropped]
+            parts = [nacks[start : start + RANGES_MAX] for start in range(0, len(nacks), RANGES_MAX)]
+            self._outgoing += [ack_frame("nack", 0, part, self.token) for part in parts]
 
     def _on_response(self, frame: ReplyFrame) -> None:
         stale, settled = self._acks.on_response(frame)
