@@ -91,9 +91,9 @@ class Subscriber:
         while True:
             with self._lock:
                 self._acknowledge_handed_out()
-                await self._driver.read_all()
                 if not await self._more(math.inf):
                     return
+                await self._driver.read_all()
                 messages = self._machine.take_all(now_ms())
                 if not messages:
                     continue

@@ -92,9 +92,9 @@ class Subscriber:
         while True:
             with self._lock:
                 self._acknowledge_handed_out()
-                self._driver.read_all()
                 if not self._more(math.inf):
                     return
+                self._driver.read_all()
                 messages = self._machine.take_all(now_ms())
                 if not messages:
                     continue

@@ -201,6 +201,7 @@ class SubscriberDriver:
         self._wakes.setblocking(False)
         self._sleeps_until_ms = math.inf
         self._saying = False  # the thread has taken frames and not sent them yet
+        self._hearing = False  # the thread is about to read bytes, or has not passed them on yet
         self._line: _Line | None = None
 
     def start(self) -> None:
@@ -239,7 +240,11 @@ class SubscriberDriver:
 
         Where more arrives all the time, ``READ_SECONDS_MAX`` are enough: what is withdrawn now was here a moment ago.
         """
-        self.wait_for(lambda: self._line is None or not self._line.is_behind, READ_SECONDS_MAX)
+        # In this order: what the thread has read is not on the line any more.
+        self.wait_for(
+            lambda: (self._line is None or not self._line.is_behind) and not self._hearing,
+            READ_SECONDS_MAX,
+        )
 
     def report(self) -> None:
         """Report the messages taken last as started, before the application gets them."""
@@ -352,11 +357,13 @@ class SubscriberDriver:
                 with self._changed:
                     self._saying = False
                     self._changed.notify_all()
-            readable = self._sleep(line, step.timeout_ms)
+            readable = self._hearing = self._sleep(line, step.timeout_ms)
             events = line.hear() if readable else []
         except OSError as error:
             with self._changed:
+                self._hearing = False
                 self._machine.lost(now_ms(), reason_of(error))
+                self._changed.notify_all()
             return self._replace(line, None)
         with self._changed:
             now = now_ms()
@@ -368,6 +375,7 @@ class SubscriberDriver:
                 else:
                     self._machine.on_event(event, now)
             if readable:
+                self._hearing = False
                 self._changed.notify_all()
         return line
 

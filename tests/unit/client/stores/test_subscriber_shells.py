@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from holdfast.client.aio import subscriber as aio_subscriber
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine, Talk
+from holdfast.client.protocol.stores.web_socket import Payload
+from holdfast.client.sync import subscriber as sync_subscriber
 from holdfast.client.transport import aio, aio_stores, sync, sync_stores
 from holdfast.stores.values.messages import Delivery
 
@@ -119,5 +126,101 @@ def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is
         shell._talk(line, step)
         assert slept == [100 + sync_stores.EARLY_MS], "for as long as acknowledgements wait for company"
     finally:
+        line.close()
+        shell.close()
+
+
+def frame(**fields: object) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+def messages_frame(*numbers: int) -> bytes:
+    return frame(type="messages", messages=[replace(DELIVERY, seq=seq) for seq in numbers])
+
+
+WITHDRAWN = frame(type="withdrawn", ranges=[[1, 1]], cause="lapsed")
+
+
+class Unread:
+    """A driver whose messages come while the application waits, and are withdrawn before it goes on."""
+
+    def __init__(self, machine: SubscriberMachine) -> None:
+        self.lock = nullcontext()
+        self._machine = machine
+        self._unread = b""
+
+    def start(self) -> None:
+        pass
+
+    def report(self) -> None:
+        pass
+
+    def wait(self, _timeout_s: float | None) -> None:
+        self._machine.received(messages_frame(1, 2), 0)
+        self._unread = WITHDRAWN
+
+    def read_all(self) -> None:
+        unread, self._unread = self._unread, b""
+        if unread:
+            self._machine.received(unread, 0)
+
+
+class UnreadOnALoop(Unread):
+    """The same for asyncio."""
+
+    async def wait(self, timeout_s: float | None) -> None:  # type: ignore[override]
+        super().wait(timeout_s)
+
+    async def read_all(self) -> None:  # type: ignore[override]
+        super().read_all()
+
+
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_what_is_withdrawn_while_the_application_wakes_up_is_not_handed_over(batches: bool, is_blocking: bool) -> None:
+    machine = attached_machine(SubscriberOptions(explicit_ack=True))
+    if is_blocking:
+        blocking = sync_subscriber.Subscriber(machine, Unread(machine), is_implicit=False)  # type: ignore[arg-type]
+        given = next(blocking.batches()) if batches else [next(blocking)]
+    else:
+        on_a_loop = aio_subscriber.Subscriber(machine, UnreadOnALoop(machine), is_implicit=False)  # type: ignore[arg-type]
+
+        async def take() -> list[Delivery]:
+            return await anext(on_a_loop.batches()) if batches else [await anext(on_a_loop)]
+
+        given = asyncio.run(take())
+    assert [message.seq for message in given] == [2]
+
+
+def test_what_the_thread_has_read_is_passed_on_before_a_message_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no lock while it reads, so the application may come between."""
+    options = SubscriberOptions(explicit_ack=True)
+    machine = attached_machine(options)
+    machine.received(messages_frame(1, 2), 0)
+    shell = shell_of(sync_stores.SubscriberDriver, machine, options)
+    is_read, is_locked = threading.Event(), threading.Event()
+
+    class Read(Halves):
+        is_behind = False
+
+        def hear(self) -> list[object]:
+            is_read.set()
+            assert is_locked.wait(10)
+            return [Payload(WITHDRAWN)]
+
+    line = Read()
+    monkeypatch.setattr(sync_stores, "now_ms", lambda: 0.0)
+    shell._line = line
+    thread = threading.Thread(target=shell._talk, args=(line, Talk((), False, 0)))
+    thread.start()
+    try:
+        assert is_read.wait(10)
+        with shell.lock:
+            is_locked.set()
+            shell.read_all()
+            assert [message.seq for message in machine.take_all(0)] == [2]
+    finally:
+        is_locked.set()
+        thread.join()
         line.close()
         shell.close()
