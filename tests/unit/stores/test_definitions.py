@@ -8,7 +8,8 @@ from dataclasses import fields
 
 import pytest
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.stores.definitions.changes import with_part, without_store
 from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
     PARAMETER_TYPES,
@@ -453,6 +454,20 @@ def test_letters_of_any_script_are_names_in_one_form_only() -> None:
     with pytest.raises(InvalidRequest) as refused:
         check_name("store", unicodedata.normalize("NFD", "größe"))
     assert "gr\\xf6\\xdfe" in refused.value.hint
+
+
+def test_a_definition_of_a_part_of_the_statistics_store_is_refused_without_advice_to_define_the_store() -> None:
+    definition = definition_of({})
+    for change in (
+        lambda: with_part(definition, "_statistics", "durables", "d", {"type": "standard"}),
+        lambda: without_store(definition, "_statistics"),
+    ):
+        with pytest.raises(NotFound, match="no definition has this store") as raised:
+            change()
+        assert "the service makes this store" in raised.value.hint
+    with pytest.raises(NotFound) as raised:
+        without_store(definition, "other")
+    assert "define the store first" in raised.value.hint
 
 
 def test_each_python_accepts_the_same_names_whatever_unicode_it_has() -> None:

@@ -127,9 +127,16 @@ class SubscriberOptions:
 
 
 def busy_wait_ms(options: SubscriberOptions) -> int:
-    """How long one request waits for a standard durable that another subscriber has: no answer comes before."""
-    patience_ms = math.inf if options.retry_duration == FOR_EVER else options.retry_duration * 1000
-    return int(min(options.timeout_ms / 2, patience_ms, BUSY_WAIT_MS_MAX))
+    """How long one request waits for a standard durable that another subscriber has: no answer comes before.
+
+    Equal waits fill ``retry_duration``, so that the last one ends with it.
+    """
+    most_ms = min(options.timeout_ms / 2, BUSY_WAIT_MS_MAX)
+    if options.retry_duration == FOR_EVER:
+        return int(most_ms)
+    patience_ms = options.retry_duration * 1000
+    waits = math.ceil(patience_ms / most_ms)
+    return min(math.ceil(patience_ms / waits), int(most_ms)) if waits else 0
 
 
 def _require_positive(options: ClientOptions | PublisherOptions | SubscriberOptions, *names: str) -> None:

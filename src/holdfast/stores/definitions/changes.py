@@ -14,7 +14,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import ClusterDefinition, DurableType, StoreDefinition
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definitions.permissions import permissions_document
-from holdfast.stores.definitions.reader import Reader, raise_problems
+from holdfast.stores.definitions.reader import STATISTICS, Reader, raise_problems
 from holdfast.stores.values.commands import Part
 
 Json = dict[str, object]
@@ -149,13 +149,16 @@ def _require_part(definition: ClusterDefinition, store: str, kind: str, name: st
 
 
 def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
-    """A store that is to get a part. Raises: NotFound, which says to define the store first."""
+    """A store that is to get a part. Raises: NotFound, which says to define the store first, where that is possible."""
     known = definition.stores.get(store)
     if known is None:
+        hint = f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}"
+        if store == STATISTICS:
+            hint = (
+                'the service makes this store; its durables are dynamic: subscribe, or PUT them with {"template": NAME}'
+            )
         raise NotFound(
-            "there is no such store",
-            hint=f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}",
-            store=store,
+            "no definition has this store" if store == STATISTICS else "there is no such store", hint=hint, store=store
         )
     return known
 

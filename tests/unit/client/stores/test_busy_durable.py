@@ -72,6 +72,20 @@ def test_a_busy_durable_raises_after_the_retry_duration() -> None:
     assert (service.machine.failure.fields["holder"], service.machine.failure.fields["since_ms"]) == ("other", 7)
 
 
+@pytest.mark.parametrize("seconds", [1, 2, 3, 6, 7, 30])
+def test_waits_in_the_line_end_with_the_retry_duration(seconds: float) -> None:
+    service = Service(retry_duration=seconds)
+    began_ms = service.now_ms
+    while service.machine.failure is None:
+        assert isinstance(service.step(), Connect)
+        service.now_ms += busy_wait_ms(service.options) + 1  # the service refuses when the time is over
+        service.machine.refused(service.now_ms, 409, {}, BUSY)
+        if not isinstance(service.step(), Ended):
+            service.waits()
+    half_a_wait = busy_wait_ms(service.options) / 2
+    assert seconds * 1000 <= service.now_ms - began_ms < seconds * 1000 + half_a_wait
+
+
 def test_a_durable_is_taken_over_once_and_not_back_after_a_lost_connection() -> None:
     service = Service()
     machine = service.machine = SubscriberMachine(
@@ -90,7 +104,13 @@ def test_a_durable_is_taken_over_once_and_not_back_after_a_lost_connection() -> 
 
 @pytest.mark.parametrize(
     ("options", "wait_ms"),
-    [({}, 2_500), ({"timeout_ms": 900_000.0}, 60_000), ({"retry_duration": 0}, 0), ({"retry_duration": 1.5}, 1_500)],
+    [
+        ({}, 2_500),
+        ({"timeout_ms": 900_000.0}, 60_000),
+        ({"retry_duration": 0}, 0),
+        ({"retry_duration": 1.5}, 1_500),
+        ({"retry_duration": 6}, 2_000),
+    ],
 )
 def test_a_request_waits_less_than_the_client_does(options: dict[str, float], wait_ms: int) -> None:
     assert busy_wait_ms(SubscriberOptions(**options)) == wait_ms  # type: ignore[arg-type]

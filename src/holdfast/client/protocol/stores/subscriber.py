@@ -445,6 +445,8 @@ class SubscriberMachine:
             facts = {name: error.fields.get(name) for name in ("holder", "since_ms")}
             self.advisories.add("durable_busy", facts)
             _logger.warning("waiting for a standard durable holder=%s since_ms=%s", *facts.values())
+        if self._lost_since_ms is None:
+            self._lost_since_ms = self._asked_ms  # the wait in the line of the service is a part of ``retry_duration``
         if now_ms - self._asked_ms >= busy_wait_ms(self._options) / 2:
             # It waited in the line of the service, which is pause enough.
             self._turns.progressed()
