@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from tests.worlds.workers.line import Line
@@ -187,6 +188,7 @@ class Worker:
         if isinstance(frame, MessagesFrame):
             for message in frame.messages:
                 self.arrivals[message.seq] = self.world.agenda.now, message.buffer_wait_ms
+                self._waiting.pop(message.seq, None)
                 self._waiting[message.seq] = message.key
         elif isinstance(frame, WithdrawnFrame):
             for seq in list(self._waiting):
@@ -194,13 +196,14 @@ class Worker:
                     del self._waiting[seq]
 
     def older_than(self, message: Delivery) -> list[int]:
-        """What came over this connection, and must be handed over before this one."""
+        """What came over this connection before this one, and must be handed over before it."""
         kind = self.world.shape.kind
         if kind == "shared" or (kind == "keyed" and message.key is None):
             return []
+        before = takewhile(lambda each: each[0] != message.seq, self._waiting.items())
         return [
             seq
-            for seq, key in self._waiting.items()
+            for seq, key in before
             if seq < message.seq and seq not in self._settled and (kind == "standard" or key == message.key)
         ]
 
