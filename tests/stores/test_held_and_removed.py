@@ -13,6 +13,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import NotFound
+from holdfast.stores.durables.removed import REMOVED_MAX
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, Displaced, Withdrawn
 from holdfast.stores.values.messages import Message
@@ -136,3 +137,47 @@ def test_what_waits_behind_a_message_that_lapses_and_expires_is_taken_back_too()
     machine.later(10_000)
     told = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
     assert told == [([(1, 1)], "lapsed"), ([(2, 2)], "order")]
+
+
+def keyed(count: int) -> Machine:
+    """``one`` holds 1 to ``count``, each with its own key, and all of them are purged."""
+    machine = Machine(a={"type": "shared", "key_ordered": True, "ack_wait": "1h", "prefetch": 2 * count})
+    machine.checked = False
+    machine.publish(*[Message(key=str(number)) for number in range(count)])
+    machine.attach("a", "one")
+    assert len(machine.numbers("a", "one", count)) == count
+    machine.do(commands.Purge(machine.now_ms, "s", "a"))
+    return machine
+
+
+@pytest.mark.parametrize("how", ["acknowledged one by one", "acknowledged at once", "started"])
+def test_what_is_known_of_removed_messages_is_bounded_however_it_is_cut(how: str) -> None:
+    count = 2 * REMOVED_MAX + 100
+    machine = keyed(count)
+    every_other = [(seq, seq) for seq in range(1, count, 2)]
+    if how == "started":
+        machine.settle("a", "one", started=[(first, last, machine.now_ms - first) for first, last in every_other])
+    else:
+        parts = [[one] for one in every_other] if how == "acknowledged one by one" else [every_other]
+        answers = [machine.settle("a", "one", ack=part) for part in parts]
+        causes = [cause for answer in answers for cause in answer.causes]
+        assert causes == [(first, last, "purged") for first, last in every_other]
+    machine.state.check()
+    assert len(machine.durable("a").removed.of["one"]) == REMOVED_MAX
+    machine.settle("a", "one", ack=[(1, count)])
+    machine.state.check()
+    assert not machine.durable("a")._held.busy, "no key stays with what was forgotten"
+
+
+def test_a_restart_changes_nothing_of_what_is_known_of_removed_messages() -> None:
+    machine = Machine(a={"type": "shared", "key_ordered": True, "ack_wait": "1h"})
+    machine.publish(*[Message(key=key) for key in "abc"])
+    for name in ("one", "two"):
+        machine.attach("a", name)
+    for seq, name in enumerate(("one", "two", "one"), 1):
+        assert machine.numbers("a", name, 1) == [seq]
+    for seq in (1, 2, 3):
+        machine.do(commands.Drop(machine.now_ms, "s", "a", seq))
+    before = machine.state.snapshot()
+    machine.restart()
+    assert machine.state.snapshot() == before

@@ -386,7 +386,7 @@ class Consumption(PendingMessages):
             holder.start([(first, last) for first, last, _ in command.started])
             for first, last, at_ms in command.started:
                 self.leases.renew(holder, first, last, at_ms + self.definition.ack_wait_ms)
-                self.removed.renew(command.subscriber, first, last, at_ms + self.definition.ack_wait_ms)
+                self.let_go(self.removed.renew(command.subscriber, first, last, at_ms + self.definition.ack_wait_ms))
         holder.not_sent(command.unsent)
         count = 0
         stale: list[tuple[int, int]] = []
@@ -407,8 +407,11 @@ class Consumption(PendingMessages):
         for first, last in command.extend:
             renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
             self._note_stale(renewed, first, last, stale)
-        removed = [entry for first, last in stale for entry in self.removed.take(command.subscriber, first, last)]
-        self.let_go(removed)
+        removed: list[Entry] = []
+        for first, last in stale:
+            answered, forgotten = self.removed.take(command.subscriber, first, last)
+            removed += answered
+            self.let_go(answered + forgotten)
         self._note_ready(effects)
         return Acknowledged(count, stale, [(first, last, cause) for first, last, _, cause in removed])
 
@@ -929,8 +932,8 @@ class KeyOrdered(Shared):
         self._held.keys.update(keys)
 
     def removed_keys_state(self) -> list[tuple[int, str]]:
-        """The key of each removed message that somebody works on."""
-        return [(seq, key) for seq, (key, _) in self._held.removed.items()]
+        """The key of each removed message that somebody works on, in an order that a restart does not change."""
+        return sorted((seq, key) for seq, (key, _) in self._held.removed.items())
 
     def restore_removed_keys(self, keys: Sequence[tuple[int, str]]) -> None:
         """Load ``removed_keys_state``, after the leases and what was removed."""

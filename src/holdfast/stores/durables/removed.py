@@ -36,11 +36,12 @@ class Removed:
         del entries[:-REMOVED_MAX]
         return forgotten
 
-    def take(self, subscriber: str, first: int, last: int) -> list[Entry]:
-        """The subscriber answers for these: what of them was removed."""
+    def take(self, subscriber: str, first: int, last: int) -> tuple[list[Entry], list[Entry]]:
+        """The subscriber answers for these. Returns what of them was removed, and what is forgotten for the parts of
+        entries that are left."""
         entries = self.of.get(subscriber)
         if not entries:
-            return []
+            return [], []
         taken: list[Entry] = []
         left: list[Entry] = []
         for low, high, deadline_ms, cause in entries:
@@ -51,13 +52,15 @@ class Removed:
             taken.append((begin, end, deadline_ms, cause))
             left += [(low, begin - 1, deadline_ms, cause)] if low < begin else []
             left += [(end + 1, high, deadline_ms, cause)] if end < high else []
-        self._keep(subscriber, left)
-        return taken
+        return taken, self._keep(subscriber, left)
 
-    def renew(self, subscriber: str, first: int, last: int, deadline_ms: int) -> None:
-        """The application was handed these: their time begins."""
-        for low, high, _, cause in self.take(subscriber, first, last):
-            self.of.setdefault(subscriber, []).append((low, high, deadline_ms, cause))
+    def renew(self, subscriber: str, first: int, last: int, deadline_ms: int) -> list[Entry]:
+        """The application was handed these: their time begins. Returns what is forgotten."""
+        taken, forgotten = self.take(subscriber, first, last)
+        if not taken:
+            return []
+        renewed = [(low, high, deadline_ms, cause) for low, high, _, cause in taken]
+        return forgotten + self._keep(subscriber, self.of.get(subscriber, []) + renewed)
 
     def leave(self, subscriber: str) -> list[Entry]:
         """The subscriber is detached."""
@@ -74,11 +77,13 @@ class Removed:
         """The first deadline, or None."""
         return min((entry[2] for entries in self.of.values() for entry in entries if entry[2]), default=None)
 
-    def _keep(self, subscriber: str, entries: list[Entry]) -> None:
+    def _keep(self, subscriber: str, entries: list[Entry]) -> list[Entry]:
+        """Keep these, the newest of them above the bound. Returns what is forgotten."""
         if entries:
-            self.of[subscriber] = entries
+            self.of[subscriber] = entries[-REMOVED_MAX:]
         else:
             self.of.pop(subscriber, None)
+        return entries[:-REMOVED_MAX]
 
     def check(self) -> None:
         """Entries are bounded, and none is empty."""
