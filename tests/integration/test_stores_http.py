@@ -248,6 +248,28 @@ def test_started_messages_are_reported_as_numbers_or_as_ranges(tmp_path: Path, s
     run(scenario)
 
 
+def test_a_report_of_a_range_that_begins_with_its_highest_is_refused_and_spoils_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            await stores.publish("orders", "a", "b", "c")
+            assert len(await stores.poll("orders", "work")) == 3
+            await stores.acks("orders", "work", started=[1])
+            path, body = "/v1/stores/orders/durables/work", {"subscriber": "s", "started": [[3, 2]]}
+            refused = await stores.ask("POST", f"{path}/acks", body)
+            assert (refused.status, "begins with its lowest" in refused.json["error"]["message"]) == (400, True)
+            (poller,) = stores.opened.deliveries.connected("orders", "work")
+            stores.opened.deliveries.leave(poller, "closed")
+            again = await stores.poll("orders", "work", "other", wait_ms=15_000)
+            assert [(one["seq"], one["delivery_count"]) for one in again] == [(1, 2), (2, 1), (3, 1)]
+            socket = await stores.subscribe("orders", "work", "third")
+            await socket.next()
+            socket.send(type="started", ranges=[[3, 2]])
+            assert (await socket.next())["code"] == 4400
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("subscriber", ["s", "%73"])
 @pytest.mark.parametrize("count", [POLL_MESSAGES_MAX + 1, 10**9, 10**30])
 def test_a_poll_for_more_than_it_may_have_is_refused_with_the_bound(

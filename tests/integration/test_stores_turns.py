@@ -225,6 +225,26 @@ def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_na
     run(scenario)
 
 
+def test_a_silent_poller_that_reports_what_it_started_stays_with_what_it_holds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "1h"}})
+            await stores.publish("orders", "a", "b")
+            for seq in (1, 2):
+                (got,) = await stores.poll("orders", "work", max=1)
+                assert got["seq"] == seq
+                await stores.acks("orders", "work", ack=[seq - 1] if seq > 1 else [], started=[seq])
+            deliveries = stores.opened.deliveries
+            poller = deliveries.find("orders", "work", "s")
+            assert isinstance(poller, Poller)
+            poller.timeout_seconds = -1.0  # it has been over for a second
+            assert deliveries.detach_silent() == 0, "it works on the second message"
+            assert (await stores.acks("orders", "work", ack=[2]))["stale"] == []
+            assert deliveries.detach_silent() == 1
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("subscriber", ["s", "never"], ids=["let-go", "never-there"])
 def test_an_acknowledgement_of_a_poller_that_was_let_go_is_stale(tmp_path: Path, subscriber: str) -> None:
     async def scenario() -> None:

@@ -426,13 +426,16 @@ class Deliveries:
 
     # Reports of what was started
 
-    def started(self, subscriber: Subscriber, ranges: Iterable[tuple[int, int]]) -> None:
-        """The application was handed these messages. Kept in memory until the state machine needs it."""
-        if subscriber.started is None:
-            subscriber.started = StartedMessages()
-            self._reporting[subscriber] = None  # also an empty first report: without it the oldest message would count
-        subscriber.started.add(ranges, self._service.now_ms(), self._held_by(subscriber))
-        if subscriber.started:
+    def started(self, subscriber: Subscriber, ranges: Sequence[tuple[int, int]]) -> None:
+        """The application was handed these messages. Kept in memory until the state machine needs it.
+
+        Raises: InvalidRequest.
+        """
+        is_first = subscriber.started is None
+        started = StartedMessages() if subscriber.started is None else subscriber.started
+        started.add(ranges, self._service.now_ms(), self._held_by(subscriber))
+        subscriber.started = started
+        if started or is_first:  # also an empty first report: without it the oldest message would count
             self._reporting[subscriber] = None
 
     def _held_by(self, subscriber: Subscriber) -> Held:
@@ -764,7 +767,9 @@ class Subscriber(ABC):
 
     def was_sent(self, held: Iterable[Lease]) -> bool:
         """Whether it was sent any of what it holds."""
-        return any(self.sent.count(first, last) for first, last, *_ in held)
+        if self.started is None:
+            return any(self.sent.count(first, last) for first, last, *_ in held)
+        return bool(self._without_unsent((first, last) for first, last, *_ in held))
 
     def leave_out(self, piece: Iterable[Run], held: Iterable[Run]) -> None:
         """Of a piece only this much is held still: the rest is about to be withdrawn, and was never sent."""
@@ -783,12 +788,9 @@ class Subscriber(ABC):
         """These are withdrawn: forget those that were never sent, and return the others."""
         if not self.has_unsent:
             return list(ranges)
-        unsent = SequenceSet(sorted((first, last) for first, last, _ in self.unread))
-        for first, last in self.left_out.runs():
-            unsent.add(first, last)
-        sent: list[tuple[int, int]] = []
+        ranges = list(ranges)
+        sent = self._without_unsent(ranges)
         for first, last in ranges:
-            sent += [(low, high) for low, high, is_unsent in unsent.parts(first, last) if not is_unsent]
             self.left_out.remove(first, last)
         gone = SequenceSet(sorted(ranges))
         self.unread = deque(
@@ -798,6 +800,14 @@ class Subscriber(ABC):
             if not is_gone
         )
         return sent
+
+    def _without_unsent(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        unsent = SequenceSet(sorted((first, last) for first, last, _ in self.unread))
+        for first, last in self.left_out.runs():
+            unsent.add(first, last)
+        return [
+            (low, high) for first, last in ranges for low, high, is_unsent in unsent.parts(first, last) if not is_unsent
+        ]
 
     def regain(self, count: int) -> None:
         """So many messages were withdrawn: it has room for others."""

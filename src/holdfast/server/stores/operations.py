@@ -152,7 +152,10 @@ class StoreOperations:
             done(answer)
 
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
-        """Complete held messages; for a detached subscriber all are stale. Raises: NotFound."""
+        """Complete held messages; for a detached subscriber all are stale.
+
+        Raises: NotFound, InvalidRequest, LimitExceeded, Closed (``store_replaced``).
+        """
         durable = self._definitions.named(store, durable, request.subscriber)
         command = acknowledge_of(store, durable, request)
         self._service.require(request.token, store, durable, through=lambda: _highest(command, request))

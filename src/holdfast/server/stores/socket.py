@@ -241,10 +241,12 @@ class SubscribeSocket(asyncio.Protocol):
         if self._closing or not self._open or not self._may_go_on():
             return
         try:
-            frame = decode_frame(data, self._format)
+            self._carry_out(decode_frame(data, self._format))
         except InvalidRequest as error:
             self.fail(error)
-            return
+
+    def _carry_out(self, frame: wire.ClientFrame) -> None:
+        """Raises: InvalidRequest."""
         subscriber, opened = self._subscriber, self._opened
         assert subscriber is not None and opened is not None, "frames are read after the handshake"
         store, durable, name = subscriber.store, subscriber.durable, subscriber.name

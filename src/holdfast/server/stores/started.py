@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from holdfast.errors import InvalidRequest
 from holdfast.stores.values.sequence_set import SequenceSet
 
 RUNS_MAX: Final = 4_096
@@ -27,8 +28,11 @@ class StartedMessages:
     def __bool__(self) -> bool:
         return any(numbers for _, _, numbers in self._by_time)
 
-    def add(self, ranges: Iterable[tuple[int, int]], now_ms: int, held_of: Held) -> None:
-        """The application was handed these now."""
+    def add(self, ranges: Sequence[tuple[int, int]], now_ms: int, held_of: Held) -> None:
+        """The application was handed these now. Raises: InvalidRequest, and adds nothing."""
+        for first, last in ranges:
+            if first > last:
+                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
         if self._by_time and now_ms - self._by_time[-1][0] < STEP_MS:
             began_ms, _, numbers = self._by_time.pop()
         else:
