@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.unit.client.stores.test_consuming import Answers, Service
 
 from holdfast.client.protocol.stores.acknowledgements import WORKED_ON_MAX
+from holdfast.client.protocol.stores.subscriber import TARGET_LENGTH_MAX
 from holdfast.wire.stores import KEEP_RANGES_MAX
 
 TOKEN = "h.1.1"
@@ -81,3 +82,13 @@ def test_the_ranges_of_a_handshake_and_the_numbers_in_mind_are_bounded() -> None
     kept = asked_to_keep(service).split(",")
     assert len(kept) == KEEP_RANGES_MAX
     assert kept[-1] == str(2 * WORKED_ON_MAX + 6), "the newest: they are in work most likely"
+
+
+def test_a_handshake_that_has_no_room_for_all_of_them_names_the_newest() -> None:
+    """A request line that is too long is not answered at all, and would be sent again for ever."""
+    service = working(*range(2, 2 * KEEP_RANGES_MAX + 2, 2))
+    service.machine._target += f"&matcher={'x' * (TARGET_LENGTH_MAX - 100)}"
+    lose(service)
+    target = service.connects().target
+    assert len(target) <= TARGET_LENGTH_MAX + len("&keep=")
+    assert target.endswith(f",{2 * KEEP_RANGES_MAX}")

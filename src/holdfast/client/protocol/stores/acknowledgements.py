@@ -121,16 +121,19 @@ class InWork:
         """The service says what of it this subscriber has still."""
         self._numbers = {seq for seq in self._numbers if any(first <= seq <= last for first, last in ranges)}
 
-    def parameter(self) -> str:
-        """The ``keep`` of a handshake: the last ``KEEP_RANGES_MAX`` ranges.
+    def parameter(self, length_max: int) -> str:
+        """The ``keep`` of a handshake: the last ``KEEP_RANGES_MAX`` ranges, fewer where the request has no room.
 
         >>> work = InWork()
         >>> work._numbers = {9, 3, 8, 7}
-        >>> work.parameter()
-        '3,7-9'
+        >>> work.parameter(100), work.parameter(4), work.parameter(-2)
+        ('3,7-9', '7-9', '')
         """
         ranges = ranges_of(sorted(self._numbers))[-KEEP_RANGES_MAX:]
-        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+        text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+        while text and len(text) > length_max:
+            text = text.partition(",")[2]
+        return text
 
 
 class AckBatcher:

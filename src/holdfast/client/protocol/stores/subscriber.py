@@ -173,6 +173,8 @@ class _State(Enum):
     ENDED = "ended"
 
 
+TARGET_LENGTH_MAX: Final = 8_000
+"""Of a handshake with ``keep``. A service reads no request line above 8,192 bytes."""
 _REMOVED: Final = frozenset({"limit_old", "deleted", "purged"})
 """Causes of a withdrawal after which the message is nowhere."""
 _WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
@@ -384,7 +386,8 @@ class SubscriberMachine:
                 self._state = _State.OPENING
                 bytes_max = self._session.options.event_bytes_max
                 target = f"{self._target}&token={self.token}" if self.token else self._target
-                if self.token and (keep := self._acks.in_work.parameter()):
+                room = TARGET_LENGTH_MAX - len(target)
+                if self.token and (keep := self._acks.in_work.parameter(room)):
                     target += f"&keep={keep}"
                 if self._takes_over and not self.was_attached:
                     # Once: a lost connection must not take the durable back from one that took it over meanwhile.
