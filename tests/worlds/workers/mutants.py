@@ -66,7 +66,7 @@ def settled_copies_stay(*_: object) -> int:
     return 0
 
 
-@MUTANTS.breaks(PENDING, "is_pending", AckBatcher, focus=FAULTY)
+@MUTANTS.breaks(PENDING, "is_settling", AckBatcher, focus=FAULTY)
 def copies_of_pending_ones_stay(*_: object) -> bool:
     """A message whose acknowledgement is about to be sent is handed over again."""
     return False

@@ -154,6 +154,36 @@ def test_what_was_late_and_is_settled_by_an_earlier_delivery_stops_no_other_mess
     assert room == service.machine.window - (0 if own is None else 2), "its credit came back"
 
 
+@pytest.mark.parametrize("own", [None, 8])
+@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize("settles", ["acknowledge", "put back", "reject"])
+def test_what_comes_again_while_its_acknowledgement_is_on_its_way_is_not_handed_over(
+    own: int | None, is_sent: bool, settles: str
+) -> None:
+    """The service carries the acknowledgement out after this delivery: else its reply had come before."""
+    service = Service(explicit_ack=True, **({} if own is None else {"prefetch": own}))
+    service.attaches(prefetch=8, ack_batch_count=1 if is_sent else 8)
+    delivers(service, 1)
+    assert service.takes() == [1]
+    room = given(service)
+    match settles:
+        case "acknowledge":
+            service.machine.acknowledge([(1, 1)], service.now_ms)
+        case "put back":
+            service.machine.put_back(1, 5_000)
+        case _:
+            service.machine.reject(1)
+    room += given(service) if is_sent else 0
+    withdraws(service, (1, 1))
+    delivers(service, 1, redelivered=True)
+    assert service.takes() == []
+    service.machine.flush()
+    room += given(service)
+    service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": []})
+    room += given(service) + 1 - 2  # one withdrawn, two delivered
+    assert room == service.machine.window, "its credit came back once"
+
+
 def test_a_withdrawal_of_many_is_answered_in_frames_that_the_service_takes() -> None:
     service = Service(prefetch=RANGES_MAX + 2)
     service.attaches(prefetch=RANGES_MAX + 2, order="key")

@@ -201,9 +201,11 @@ class AckBatcher:
         self.in_work.clear()
         return count
 
-    def is_pending(self, seq: int) -> bool:
-        """Whether it waits to be sent as acknowledged."""
-        return any(first <= seq <= last for first, last in self._pairs)
+    def is_settling(self, seq: int) -> bool:
+        """Whether the application has settled it, and no reply says so yet. Cost: O(ranges without a reply)."""
+        pending = any(first <= seq <= last for first, last in self._pairs)
+        in_flight = (run for asked in self._in_flight.values() for run in asked.settled())
+        return pending or any(first <= seq <= last for first, last in in_flight)
 
     def on_response(self, frame: ReplyFrame) -> tuple[list[int], list[tuple[int, int]]]:
         """The service has carried out the frame. Returns the stale numbers, and ranges of what is settled."""

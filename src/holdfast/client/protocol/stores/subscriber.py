@@ -510,7 +510,8 @@ class SubscriberMachine:
                 self._window.arrived(messages)
                 self._buffer.arrived(messages, now_ms)
                 for message in messages:
-                    if message.redelivered and self._acks.is_pending(message.seq):
+                    if message.redelivered and self._acks.is_settling(message.seq):
+                        # The service has not carried that out yet: its reply would have come before this delivery.
                         self._settled(message.seq, message.seq)
             case ReplyFrame():
                 self._on_response(frame)
