@@ -132,9 +132,9 @@ def busy_wait_ms(options: SubscriberOptions) -> int:
     Equal waits fill ``retry_duration``, so that the last one ends with it.
     """
     most_ms = min(options.timeout_ms / 2, BUSY_WAIT_MS_MAX)
-    if options.retry_duration == FOR_EVER:
+    patience_ms = within_ms(options.retry_duration)
+    if math.isinf(patience_ms):
         return int(most_ms)
-    patience_ms = options.retry_duration * 1000
     waits = math.ceil(patience_ms / most_ms)
     return min(math.ceil(patience_ms / waits), int(most_ms)) if waits else 0
 

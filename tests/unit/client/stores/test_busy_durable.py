@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from tests.unit.client.stores.test_consuming import Service
 
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.options import SubscriberOptions, busy_wait_ms
+from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine
 from holdfast.errors import AlreadyOpen, Code
@@ -114,3 +116,8 @@ def test_a_durable_is_taken_over_once_and_not_back_after_a_lost_connection() -> 
 )
 def test_a_request_waits_less_than_the_client_does(options: dict[str, float], wait_ms: int) -> None:
     assert busy_wait_ms(SubscriberOptions(**options)) == wait_ms  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("without_end", [FOR_EVER, math.inf])
+def test_a_subscriber_without_a_bound_waits_for_half_a_time_out_each_time(without_end: float) -> None:
+    assert busy_wait_ms(SubscriberOptions(retry_duration=without_end, timeout_ms=5_000)) == 2_500
