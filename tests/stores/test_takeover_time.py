@@ -12,6 +12,7 @@ import pytest
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.server.stores import in_log
 from holdfast.server.stores.in_log import Heard, LocalCopy, known_time, open_in_log
@@ -43,8 +44,10 @@ def test_without_having_heard_of_the_leader_the_log_says_how_much_time_has_passe
 def test_only_what_a_standby_hears_while_it_happens_is_heard_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([100, 100, 250, 250, 300])
+    unavailable = Unavailable("the store does not answer")
+    times = iter([100, 100, 250, 250, 300, unavailable, 400, 400, 500])
     heard: list[tuple[int, bool]] = []
+    monkeypatch.setattr(in_log, "FOLLOW_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(in_log, "anchor_now", lambda store_ms: Anchor(store_ms, "boot", (1, 2)))
 
     async def scenario() -> None:
@@ -54,7 +57,9 @@ def test_only_what_a_standby_hears_while_it_happens_is_heard_at_once(
         headers = iter([object() for _ in range(10)])
 
         async def bring_up_to(*_: object) -> Any:
-            return SimpleNamespace(last_ms=next(times))
+            if isinstance(last_ms := next(times), Unavailable):
+                raise last_ms
+            return SimpleNamespace(last_ms=last_ms)
 
         async def follow(count: int) -> None:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,9 +82,11 @@ def test_only_what_a_standby_hears_while_it_happens_is_heard_at_once(
         monkeypatch.setattr(copy, "bring_up_to", bring_up_to)
         await follow(4)
         await follow(1)  # of the next leader, without a pause
+        await follow(3)  # after a failure, which may have lasted
 
     asyncio.run(scenario())
-    assert heard == [(100, False), (100, False), (250, True), (250, True), (300, True)]
+    heard_in_time = [(100, False), (100, False), (250, True), (250, True), (300, True)]
+    assert heard == [*heard_in_time, (400, False), (400, False), (500, True)]
 
 
 def test_a_machine_counts_from_the_last_record_that_it_heard_or_made() -> None:

@@ -147,6 +147,8 @@ class LocalCopy:
         self.heard: Heard | None = None
         """The last record that this process knows of as a standby; None: it has not stood by. At a take-over the time
         goes on from there by this process's own count."""
+        self._keeps_up = False
+        """Whether what it hears next was made a moment ago: it has heard everything, and nothing failed since."""
         self.newest: Header | None = None
         """Of the newest object in which the stores did something: its time is that of the last record, or later."""
 
@@ -161,6 +163,7 @@ class LocalCopy:
                 await self._keep_up(followed)
                 return
             except (HoldfastError, OSError) as error:
+                self._keeps_up = False
                 problem = str(error.code if isinstance(error, HoldfastError) else error.errno)
                 if problem != reported:
                     reported = problem
@@ -177,12 +180,13 @@ class LocalCopy:
                 stores = await self.bring_up_to(followed.claim, newest)
                 if self.heard is None or stores.last_ms > self.heard.anchor.store_ms:
                     await self._hear(stores.last_ms)
+                self._keeps_up = True
             await followed.feed.durable.wait(position)
 
     async def _hear(self, last_ms: int) -> None:
         now = await asyncio.to_thread(anchor_now, last_ms)
         if now is not None:
-            self.heard = Heard(now, at_once=self.heard is not None)
+            self.heard = Heard(now, at_once=self._keeps_up)
 
     async def bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
         """Apply all that the stores did up to ``newest``. Raises: as ``open_in_log``."""
@@ -253,6 +257,7 @@ class LocalCopy:
     def give_away(self) -> None:
         """The stores are served: they are not this object's any more, and what it heard ends with them."""
         self._stores = self.heard = None
+        self._keeps_up = False
 
     async def close(self) -> None:
         """Close the files."""
