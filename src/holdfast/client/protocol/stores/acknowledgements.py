@@ -16,9 +16,9 @@ from holdfast.client.protocol.stores.messages import ack_frame, started_frame
 from holdfast.client.protocol.stores.pace import Pace
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import KEEP_RANGES_MAX, AttachedFrame, ReplyFrame
+from holdfast.wire.stores import KEEP_RANGES_MAX, MESSAGES_MAX, AttachedFrame, ReplyFrame
 
-RANGES_MAX: Final = 10_000
+RANGES_MAX: Final = MESSAGES_MAX
 """Ranges or numbers of one frame; the service takes no more."""
 
 OnReply = Callable[[Sequence[int], HoldfastError | None], None]
