@@ -105,7 +105,7 @@ class Locks:
         return lock, others
 
     def release(self, key: str, owner: str, fence: int, now_ms: int) -> None:
-        """Return a lock. Raises ``Conflict`` (code ``not_holder``) if it is not held with this token."""
+        """Return a lock. Raises ``Conflict`` (code ``not_holder``) if it is not held with this fence."""
         lock = self.held(key, now_ms)
         if lock is None or (lock.owner, lock.fence) != (owner, fence):
             raise _not_holder(key, fence, lock)
@@ -177,9 +177,7 @@ class Locks:
 
 def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
     return Conflict(
-        "the lock is not held with this token"
-        if fence
-        else "the key is locked, and the change has no token of the lock",
+        "the lock is not held with this fence" if fence else "the key is locked, and the change has no fence",
         code=Code.NOT_HOLDER,
         hint="another client may hold the lock now: take the lock again, then read again the data that it protects",
         key=key,

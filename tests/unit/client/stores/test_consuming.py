@@ -216,10 +216,8 @@ def test_more_ranges_than_a_frame_takes_go_out_in_several() -> None:
     service = Service(ack_batch_count=1_000_000)
     service.attaches(prefetch=65_536, ack_batch_count=1_000_000)
     service.hears()
-    for seq in range(1, 24_002, 2):
-        service.machine.acknowledge([(seq, seq)], 0)
     replies = Answers()
-    service.machine.acknowledge([(30_000, 30_000)], 0, replies)
+    service.machine.acknowledge([(seq, seq) for seq in (*range(1, 24_002, 2), 30_000)], 0, replies)
     frames = service.hears()
     assert [len(frame["ranges"]) for frame in frames] == [10_000, 2_002]  # type: ignore[arg-type]
     service.says({"type": "answer", "id": 1, "acknowledged": 9_998, "stale": [1, [3, 3]]})
@@ -250,6 +248,20 @@ def test_who_waits_for_the_answer_sends_at_once_and_hears_what_was_stale() -> No
     service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": [[6, 7]]})
     assert replies.stale == [6, 7] and service.machine.stale == 2
     assert [advisory.kind for advisory in service.machine.advisories.take()] == ["stale_acknowledgement"]
+
+
+def test_a_call_does_not_return_the_stale_numbers_of_other_calls() -> None:
+    service = Service()
+    service.attaches()
+    service.hears()
+    service.machine.acknowledge([(1, 1), (3, 3)], 0)
+    replies = Answers()
+    service.machine.acknowledge([(2, 2), (4, 6)], 0, replies)
+    service.hears()
+    service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": [1, 3, 5]})
+    assert replies.stale == [5] and service.machine.stale == 3
+    (advisory,) = service.machine.advisories.take()
+    assert (advisory.kind, advisory.facts["messages"]) == ("stale_acknowledgement", 3)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

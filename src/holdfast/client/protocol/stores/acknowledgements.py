@@ -8,6 +8,7 @@ is sent before the message is handed out; later one report is sent each ``INTERV
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -86,6 +87,19 @@ def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
         if left == 0:
             for notify in on_reply:
                 notify(gathered if error is None else (), error)
+
+    return on_response
+
+
+def of_these(ranges: Sequence[tuple[int, int]], on_reply: OnReply) -> OnReply:
+    """Call ``on_reply`` with those stale numbers that are in ``ranges``: a frame also has numbers of other calls."""
+
+    def on_response(stale: Sequence[int], error: HoldfastError | None) -> None:
+        numbers = sorted(stale)
+        own = {
+            seq for first, last in ranges for seq in numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]
+        }
+        on_reply(sorted(own), error)
 
     return on_response
 

@@ -38,7 +38,14 @@ from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session, Turns
-from holdfast.client.protocol.stores.acknowledgements import RANGES_MAX, AckBatcher, OnReply, StartedReports, Window
+from holdfast.client.protocol.stores.acknowledgements import (
+    RANGES_MAX,
+    AckBatcher,
+    OnReply,
+    StartedReports,
+    Window,
+    of_these,
+)
 from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
@@ -311,13 +318,16 @@ class SubscriberMachine:
             self._outgoing += self._started.take_frames()
 
     def acknowledge(self, ranges: Sequence[tuple[int, int]], now_ms: float, on_reply: OnReply | None = None) -> None:
-        """Acknowledge ranges. They are sent together with others, immediately with ``on_reply``."""
+        """Acknowledge ranges. They are sent together with others, immediately with ``on_reply``.
+
+        ``on_reply`` gets the stale numbers of these ranges, not those of the others.
+        """
         self._require_usable()
         for first, last in ranges:
             self._acks.add(first, last, now_ms)
             self._settled(first, last)
         if on_reply is not None:
-            self._acks.notify(on_reply)
+            self._acks.notify(of_these(ranges, on_reply))
         if on_reply is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
             self.flush()
 
