@@ -181,3 +181,20 @@ def test_a_restart_changes_nothing_of_what_is_known_of_removed_messages() -> Non
     before = machine.state.snapshot()
     machine.restart()
     assert machine.state.snapshot() == before
+
+
+def test_who_extends_a_removed_message_still_works_on_it_and_keeps_its_key() -> None:
+    machine = Machine(a={"type": "shared", "key_ordered": True, "ack_wait": "10s"})
+    machine.publish(*[Message(key="k") for _ in range(2)])
+    machine.attach("a", "one")
+    machine.attach("a", "two")
+    assert machine.numbers("a", "one", 1) == [1]
+    machine.do(commands.Drop(machine.now_ms, "s", "a", 1))
+    machine.later(9_000)
+    answer = machine.settle("a", "one", extend=[(1, 1)])
+    assert (answer.stale, answer.causes) == ([(1, 1)], [(1, 1, "deleted")])
+    assert machine.numbers("a", "two") == []
+    machine.later(9_999)
+    assert machine.numbers("a", "two") == []
+    machine.later(1)
+    assert machine.numbers("a", "two") == [2]

@@ -353,6 +353,9 @@ class ConsumedModel:
         reported = [seq for first, last in result.stale for seq in range(first, last + 1)]
         promise(sorted(reported) == sorted(stale), "only what is held now counts", reported=reported, stale=stale)
         promise(result.acknowledged == counted, "every held message counts", result=result, expected=counted)
+        extended = {seq for first, last in command.extend for seq in range(first, last + 1)}
+        extended -= {seq for first, last in command.ack for seq in range(first, last + 1)}
+        extended -= {*command.reject, *(seq for seq, _ in command.nack)}
         causes = {seq: cause for first, last, cause in result.causes for seq in range(first, last + 1)}
         for seq in stale:
             removed = self.gone.get(seq)
@@ -361,6 +364,9 @@ class ConsumedModel:
             if seq in causes or removed.lapses_ms > now_ms:
                 cause = {"dropped": "deleted"}.get(removed.cause, removed.cause)
                 promise(causes.pop(seq, "") == cause, "what was removed says why", item=removed, result=result)
+                if seq in extended:
+                    removed.lapses_ms = now_ms + self.definition.ack_wait_ms
+                    continue
             removed.worked_by = ""
         promise(not causes, "only what was removed has a cause", causes=causes)
 

@@ -386,7 +386,7 @@ class Consumption(PendingMessages):
             holder.start([(first, last) for first, last, _ in command.started])
             for first, last, at_ms in command.started:
                 self.leases.renew(holder, first, last, at_ms + self.definition.ack_wait_ms)
-                self.let_go(self.removed.renew(command.subscriber, first, last, at_ms + self.definition.ack_wait_ms))
+                self._renew_removed(command.subscriber, first, last, at_ms)
         holder.not_sent(command.unsent)
         count = 0
         stale: list[tuple[int, int]] = []
@@ -404,16 +404,23 @@ class Consumption(PendingMessages):
             for run in self._take(holder, seq, seq, stale):
                 count += 1
                 self._die(seq, run[2], "rejected", now_ms, effects)
-        for first, last in command.extend:
-            renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
-            self._note_stale(renewed, first, last, stale)
         removed: list[Entry] = []
         for first, last in stale:
             answered, forgotten = self.removed.take(command.subscriber, first, last)
             removed += answered
             self.let_go(answered + forgotten)
+        for first, last in command.extend:
+            renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
+            self._note_stale(renewed, first, last, stale)
+            removed += self._renew_removed(command.subscriber, first, last, now_ms)
         self._note_ready(effects)
         return Acknowledged(count, stale, [(first, last, cause) for first, last, _, cause in removed])
+
+    def _renew_removed(self, subscriber: str, first: int, last: int, at_ms: int) -> list[Entry]:
+        """The application works on these; those of them that were removed keep their keys. Returns these."""
+        renewed, forgotten = self.removed.renew(subscriber, first, last, at_ms + self.definition.ack_wait_ms)
+        self.let_go(forgotten)
+        return renewed
 
     def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
         taken = self.leases.take(holder, first, last)

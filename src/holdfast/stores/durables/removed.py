@@ -54,13 +54,13 @@ class Removed:
             left += [(end + 1, high, deadline_ms, cause)] if end < high else []
         return taken, self._keep(subscriber, left)
 
-    def renew(self, subscriber: str, first: int, last: int, deadline_ms: int) -> list[Entry]:
-        """The application was handed these: their time begins. Returns what is forgotten."""
+    def renew(self, subscriber: str, first: int, last: int, deadline_ms: int) -> tuple[list[Entry], list[Entry]]:
+        """The application works on these: their time begins. Returns those that were removed, and what is forgotten."""
         taken, forgotten = self.take(subscriber, first, last)
-        if not taken:
-            return []
         renewed = [(low, high, deadline_ms, cause) for low, high, _, cause in taken]
-        return forgotten + self._keep(subscriber, self.of.get(subscriber, []) + renewed)
+        if renewed:
+            forgotten += self._keep(subscriber, self.of.get(subscriber, []) + renewed)
+        return renewed, forgotten
 
     def leave(self, subscriber: str) -> list[Entry]:
         """The subscriber is detached."""
