@@ -13,7 +13,7 @@ from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, sto
 
 from holdfast.server.stores.deliveries import PIECE_BYTES, Poller
 from holdfast.server.stores.socket import UNSENT_BYTES_MAX
-from holdfast.stores.values.commands import Attach, Publish
+from holdfast.stores.values.commands import Attach, Drop, Publish
 from holdfast.stores.values.messages import Delivery, Message
 
 pytestmark = pytest.mark.usefixtures("durability")
@@ -221,6 +221,29 @@ def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_na
             await service.wait_until_safe()
             (got,) = await stores.poll("orders", "work", wait_ms=60_000)
             assert (got["seq"], got["delivery_count"]) == (1, 1)
+
+    run(scenario)
+
+
+def test_the_key_of_a_removed_message_that_was_never_sent_is_free_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "key_ordered": True, "ack_wait": "1h"}})
+            one = await stores.subscribe("orders", "work", "one")
+            await one.next()
+            await stores.publish("orders", "a", key="k")
+            await stores.publish("orders", "b", key="k")
+            deliveries, service = stores.opened.deliveries, stores.opened.service
+            slow = deliveries.find("orders", "work", "one")
+            assert slow is not None
+            deliveries.add_room(slow, 1)
+            slow.paused = True  # it does not read
+            await service.wait_until_safe()
+            await until(lambda: bool(slow.unread))
+            await service.submit(Drop(0, "orders", "work", 1))
+            got = await stores.poll("orders", "work", "two", wait_ms=15_000)
+            assert bodies(got) == ["b"]
+            assert deliveries.find("orders", "work", "one") is slow, "nor did it have to leave"
 
     run(scenario)
 

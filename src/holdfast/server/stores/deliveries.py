@@ -42,7 +42,7 @@ from holdfast.stores.values.commands import (
     Detach,
     Result,
 )
-from holdfast.stores.values.effects import Withdrawn
+from holdfast.stores.values.effects import REMOVED_CAUSES, Withdrawn
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -153,6 +153,11 @@ class Backlog:
         if consumption is None or not consumption.exclusive:
             return None
         return consumption.definition.subscriber_timeout_ms
+
+    def is_key_ordered(self, store: str, durable: str) -> bool:
+        """Whether the messages of one key are with one subscriber at a time."""
+        consumption = self._consumption(store, durable)
+        return consumption is not None and consumption.definition.key_ordered
 
     def has_one_consumer(self, store: str, durable: str) -> bool:
         """Whether the durable is a standard one."""
@@ -400,6 +405,12 @@ class Deliveries:
         subscriber.regain(_count_of(what.ranges))
         if sent:
             subscriber.withdrawn(sent, what.cause)
+        unsent = SequenceSet(sorted(what.ranges))
+        for first, last in sent:
+            unsent.remove(first, last)
+        if unsent and what.cause in REMOVED_CAUSES and self.backlog.is_key_ordered(what.store, what.durable):
+            # Nobody works on these: others may have the next messages of their keys at once.
+            self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=unsent.runs()), _ignored)
         self._serve_with(subscriber)
 
     def settled(self, command: Acknowledge, result: Acknowledged) -> None:

@@ -33,11 +33,15 @@ class Advise(msgspec.Struct, frozen=True):
     facts: tuple[tuple[str, Fact], ...] = ()
 
 
+REMOVED_CAUSES: Final = frozenset({"limit_old", "deleted", "purged"})
+"""Causes of a withdrawal after which the message is nowhere."""
+
+
 class Withdrawn(msgspec.Struct, frozen=True):
     """Messages that the subscriber held are not its own any more: take them out of its buffer and give it room.
 
     ``cause``: ``lapsed`` (nobody acknowledged them in time), ``order`` (a message before them lapsed), ``acknowledged``
-    (by a commit), ``purged``, ``deleted``, ``rewound``.
+    (by a commit), ``rewound``, or one of ``REMOVED_CAUSES``.
     """
 
     store: str

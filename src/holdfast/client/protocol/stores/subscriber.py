@@ -62,6 +62,7 @@ from holdfast.client.protocol.stores.messages import (
 )
 from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
@@ -182,8 +183,6 @@ class _State(Enum):
 
 TARGET_LENGTH_MAX: Final = 8_000
 """Of a handshake with ``keep``. A service reads no request line above 8,192 bytes."""
-_REMOVED: Final = frozenset({"limit_old", "deleted", "purged"})
-"""Causes of a withdrawal after which the message is nowhere."""
 _WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
 _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
 
@@ -636,7 +635,7 @@ class SubscriberMachine:
             self._acks.in_work.done(first, last)
         dropped = self._buffer.withdraw(ranges)
         self._window.withdrawn(ranges, sum(last - first + 1 for first, last in ranges) - len(dropped))
-        if dropped and cause in _REMOVED and self._terms.order == "key":
+        if dropped and cause in REMOVED_CAUSES and self._terms.order == "key":
             # Nobody works on these: others may have the next messages of their keys at once.
             nacks = [(seq, 0) for seq in dropped]
             parts = [nacks[start : start + RANGES_MAX] for start in range(0, len(nacks), RANGES_MAX)]
