@@ -226,6 +226,8 @@ class SubscriberDriver:
                 self._machine.lost(at_ms, ANOTHER_LEADS)
                 if self._connecting is not None:
                     self._connecting.leave()
+                if self._line is not None:
+                    self._line.connection.cut_off()  # the thread may be sending to a peer that does not read
                 self._wake()
 
     def schedule(self) -> None:

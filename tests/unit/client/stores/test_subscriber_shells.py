@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.client.aio import subscriber as aio_subscriber
+from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
@@ -223,4 +225,42 @@ def test_what_the_thread_has_read_is_passed_on_before_a_message_is_handed_over(m
         is_locked.set()
         thread.join()
         line.close()
+        shell.close()
+
+
+def test_a_thread_that_sends_to_a_silent_leader_leaves_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SubscriberOptions(explicit_ack=True)
+    machine = attached_machine(options)
+    monkeypatch.setattr(sync_stores, "now_ms", lambda: 0.0)
+    machine.acknowledge([(1, 1)], 0)
+    assert machine.awaited is not None
+    shell = shell_of(sync_stores.SubscriberDriver, machine, options)
+    is_sending = threading.Event()
+
+    class Full(Halves):
+        """The peer reads nothing, and its buffers are full."""
+
+        def say(self, *_: object, **__: object) -> None:
+            self.connection.socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.connection.socket.send(b"x" * 65_536)
+            self.connection.socket.settimeout(30)
+            is_sending.set()
+            self.connection.socket.sendall(b"x")
+
+    line = Full()
+    line.connection.cut_off = lambda: sync.cut_off(line.connection.socket)
+    shell._line = line
+    thread = threading.Thread(target=shell._talk, args=(line, Talk((b"ack",), False, 0)))
+    thread.start()
+    try:
+        assert is_sending.wait(10)
+        shell.leave([machine.awaited[0]], 0)
+        thread.join(10)
+        assert not thread.is_alive(), "it does not wait for its time-out"
+        assert isinstance(machine.next_step(0), Wait)
+    finally:
+        line.close()
+        thread.join()
         shell.close()
