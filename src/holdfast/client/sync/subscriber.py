@@ -165,7 +165,7 @@ class Subscriber:
     def acknowledge(self, *messages: Delivery, confirmed: bool = False) -> Sequence[int]:
         """These are consumed. ``confirmed`` waits until the service has it, as does ``ack_mode`` sync in any case.
 
-        Returns the numbers of messages that came too late (they were delivered again), known when confirmed.
+        Returns the numbers that were stale, known when confirmed: too late, or the reply to a first attempt was lost.
         """
         if not messages:
             return ()
@@ -198,7 +198,7 @@ class Subscriber:
 
     @property
     def stale(self) -> int:
-        """How many acknowledgements came too late."""
+        """How many acknowledgements were stale; see ``acknowledge``."""
         return self._machine.stale
 
     @property

@@ -282,7 +282,7 @@ class SubscriberMachine:
 
     @property
     def stale(self) -> int:
-        """How many acknowledgements came too late: their messages were delivered again."""
+        """How many acknowledgements were stale: they came too late, or the reply to a first attempt was lost."""
         return self._acks.stale
 
     def take(self, now_ms: float) -> Delivery | None:
