@@ -47,7 +47,8 @@ class Subscriber:
         self._driver = driver
         self._is_implicit = is_implicit
         self._lock = self._driver.lock
-        self._unacknowledged: dict[int, str] = {}  # numbers with their tokens, in the order of the application
+        self._unacknowledged: dict[int, None] = {}  # numbers in the order of the application
+        self._unacknowledged_token = ""
 
     def __enter__(self) -> Self:
         """Wait until the service delivers to this subscriber, so that a dynamic durable exists.
@@ -99,7 +100,8 @@ class Subscriber:
                 if not messages:
                     continue
                 if self._is_implicit:
-                    self._unacknowledged = {message.seq: message.token for message in messages}
+                    self._unacknowledged = dict.fromkeys([message.seq for message in messages])
+                    self._unacknowledged_token = messages[0].token
                 self._driver.report()
             yield messages
 
@@ -245,7 +247,8 @@ class Subscriber:
                 self._driver.read_all()
             self._driver.report()
             if is_implicit:
-                self._unacknowledged[message.seq] = message.token
+                self._unacknowledged[message.seq] = None
+                self._unacknowledged_token = message.token
             return message
 
     def _more(self, end_ms: float, stopped: Event | None = None) -> bool:
@@ -272,9 +275,9 @@ class Subscriber:
         if self._machine.has_ended:
             return
         # Those of another durable or history were reported when the connection to this one began.
-        own = [seq for seq, token in handed_out.items() if token == self._machine.token]
-        self._machine.acknowledge(ranges_of(own), now_ms())
-        self._driver.schedule()
+        if self._unacknowledged_token == self._machine.token:
+            self._machine.acknowledge(ranges_of(handed_out), now_ms())
+            self._driver.schedule()
 
     def _forget_handed_out(self, messages: Sequence[Delivery]) -> None:
         """The application decides about these itself: asking for the next message does not acknowledge them."""

@@ -9,7 +9,9 @@ from holdfast.errors import InvalidRequest
 from holdfast.stores.values.sequence_set import SequenceSet
 
 RUNS_MAX: Final = 4_096
-"""Runs kept for one subscriber; above it, only those of held messages."""
+"""Runs and times kept for one subscriber; above it, only those of held messages."""
+RUNS_MIN: Final = 64
+"""From so many on, what is not held is forgotten from time to time: a look goes through all times."""
 STEP_MS: Final = 20
 """Reports this near to each other have one time, the latest: a message may have its time this much longer."""
 
@@ -20,9 +22,10 @@ Held = Callable[[int, int], list[tuple[int, int]]]
 class StartedMessages:
     """Ranges by the time of their report."""
 
-    __slots__ = ("_by_time",)
+    __slots__ = ("_by_time", "_most")
 
     def __init__(self) -> None:
+        self._most = RUNS_MIN
         self._by_time: list[tuple[int, int, SequenceSet]] = []  # the first and the latest time of each set
 
     def __bool__(self) -> bool:
@@ -40,12 +43,16 @@ class StartedMessages:
         for first, last in ranges:
             numbers.add(first, last)
         self._by_time.append((began_ms, now_ms, numbers))
-        if len(self._by_time) + sum(numbers.length for _, _, numbers in self._by_time) > RUNS_MAX:
+        if self._size() > self._most:
             self._by_time = [
                 (began, at, SequenceSet(held))
                 for began, at, numbers in self._by_time
                 if (held := [part for first, last in numbers.runs() for part in held_of(first, last)])
             ]
+            self._most = min(RUNS_MAX, max(RUNS_MIN, 2 * self._size()))
+
+    def _size(self) -> int:
+        return len(self._by_time) + sum([numbers.length for _, _, numbers in self._by_time])
 
     def remove(self, first: int, last: int) -> None:
         """These are delivered again, and have to be started again."""

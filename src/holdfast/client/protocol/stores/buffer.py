@@ -47,9 +47,7 @@ class Buffer:
             for one in messages:
                 self._late.pop(one.seq, None)
         self._again.update([one.seq for one in messages if one.redelivered])
-        self._messages.extend(
-            [(one, now_ms + one.buffer_wait_ms if one.buffer_wait_ms else math.inf) for one in messages]
-        )
+        self._messages.extend([(one, now_ms + (one.buffer_wait_ms or math.inf)) for one in messages])
         if self._late:
             self._drop_behind()  # what came behind a message that is late is withdrawn with it
 
@@ -65,8 +63,10 @@ class Buffer:
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that may be handed over."""
-        self._drop_late(now_ms)
-        messages = [message for message, _ in self._messages]
+        messages = [message for message, until_ms in self._messages if until_ms > now_ms]
+        if len(messages) < len(self._messages):
+            self._drop_late(now_ms)
+            messages = [message for message, _ in self._messages]
         self._messages.clear()
         self._again.clear()
         return messages

@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -514,14 +516,14 @@ class SubscriberMachine:
         match frame:
             case MessagesFrame(messages=messages):
                 if self.token:
-                    for message in messages:  # nobody has seen it yet
-                        force_setattr(message, "token", self.token)
+                    # Nobody has seen them yet. A loop of its own would cost more than all the rest.
+                    deque(map(force_setattr, messages, repeat("token"), repeat(self.token)), maxlen=0)
                 self._window.arrived(messages)
                 self._buffer.arrived(messages, now_ms)
-                for message in messages:
-                    if message.redelivered and self._acks.is_settling(message.seq):
+                for seq in [message.seq for message in messages if message.redelivered]:
+                    if self._acks.is_settling(seq):
                         # The service has not carried that out yet: its reply would have come before this delivery.
-                        self._settled(message.seq, message.seq)
+                        self._settled(seq, seq)
             case ReplyFrame():
                 self._on_response(frame)
             case AttachedFrame():
