@@ -35,6 +35,7 @@ __all__ = ["MUTANTS"]
 
 MUTANTS: Final = Mutants(run_world, seeds_max=150)
 
+_take, _arrived = Buffer.take, Buffer.arrived
 BUSY: Final = {"kind": "shared", "workers": 3, "prefetch": 16, "own_prefetch": None, "job_ms": 60.0}
 SLOW: Final = {**BUSY, "ack_wait_ms": 300, "buffer_wait_ms": 100}
 """Jobs that last longer than their time."""
@@ -56,8 +57,9 @@ def withdrawals_are_not_sent(*_: object) -> None:
 @MUTANTS.breaks(OWN_TIME, "take", Buffer, focus=SLOW)
 def own_time_has_no_end(self: Buffer, now_ms: float) -> Delivery | None:
     """A message is handed over after its own time."""
-    del now_ms
-    return self._messages.popleft()[0] if self._messages else None
+    for frame in self._frames:
+        frame.until_ms = now_ms + 1
+    return _take(self, now_ms)
 
 
 @MUTANTS.breaks(PENDING, "settled", Buffer, focus=FAULTY)
@@ -106,12 +108,13 @@ def credit_before_the_acknowledgement(self: SubscriberMachine) -> None:
 
 
 @MUTANTS.breaks(ORDER, "arrived", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=95)
-def what_comes_behind_a_late_one_stays(self: Buffer, messages: Sequence[Delivery], now_ms: float) -> None:
+def what_comes_behind_a_late_one_stays(
+    self: Buffer, messages: Sequence[Delivery], again: Sequence[int], now_ms: float
+) -> None:
     """A message that comes after an older one was late is handed over."""
-    for one in messages:
-        self._late.pop(one.seq, None)
-    self._again.update([one.seq for one in messages if one.redelivered])
-    self._messages.extend([(one, now_ms + (one.buffer_wait_ms or 1 << 40)) for one in messages])
+    late, self._late = self._late, {}
+    _arrived(self, messages, again, now_ms)
+    self._late = {seq: key for seq, key in late.items() if all(one.seq != seq for one in messages)}
 
 
 @MUTANTS.breaks(WORK_STAYS, "parameter", InWork, focus={**BUSY, "kills": 6}, first_seed=30)

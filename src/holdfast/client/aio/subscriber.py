@@ -99,7 +99,7 @@ class Subscriber:
                 if not messages:
                     continue
                 if self._is_implicit:
-                    self._unacknowledged = dict.fromkeys([message.seq for message in messages])
+                    self._unacknowledged = dict.fromkeys(self._machine.taken)
                     self._unacknowledged_token = messages[0].token
                 self._driver.report()
             yield messages

@@ -127,6 +127,12 @@ class Backlog:
             for one in messages
         ]
 
+    def came_before(self, store: str, durable: str, runs: list[Run]) -> list[Run]:
+        """Those of these runs that a subscriber may have had: redelivered ones, and all after a rewind."""
+        consumption = self._consumption(store, durable)
+        is_rewound = consumption is not None and bool(consumption.replayed)
+        return [run for run in runs if is_rewound or run[2] != 1]
+
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""
         holding = self._holding(store, durable, subscriber)
@@ -544,8 +550,9 @@ class Deliveries:
         subscriber.room += asked - _count(result.runs)
         if result.runs:
             marked = subscriber.sent if subscriber.started is None else subscriber.started
-            for first, last, _ in result.runs if marked else ():  # what comes again has to be sent and started again
-                marked.remove(first, last)
+            if marked and (again := self.backlog.came_before(subscriber.store, subscriber.durable, result.runs)):
+                for first, last, _ in again:  # it has to be sent and started again
+                    marked.remove(first, last)
             subscriber.unread.extend(result.runs)
             self._hand_over(subscriber)
         else:

@@ -33,6 +33,9 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     [(4, 6), (9, 9)]
     """
     ranges: list[tuple[int, int]] = []
+    numbers = list(numbers)
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return [(numbers[0], numbers[-1])]  # mostly; without a loop of its own
     first = last = -1
     for number in numbers:
         if number != last + 1 or first < 0:
@@ -114,9 +117,9 @@ class InWork:
     def __init__(self) -> None:
         self._numbers: set[int] = set()
 
-    def took(self, messages: Sequence[Delivery]) -> None:
+    def took(self, numbers: Sequence[int]) -> None:
         """The application is about to get these."""
-        self._numbers.update([message.seq for message in messages])
+        self._numbers.update(numbers)
         if len(self._numbers) > WORKED_ON_MAX:
             self._numbers = set(sorted(self._numbers)[-WORKED_ON_MAX // 2 :])
 
@@ -294,19 +297,19 @@ class StartedReports:
         """The connection is lost: its messages are delivered again."""
         self._ranges, self._since_ms, self.is_exact = [], math.inf, False
 
-    def took(self, messages: Sequence[Delivery], now_ms: float) -> None:
-        """The application is about to get these."""
-        if not self._is_taken or not messages:
+    def took(self, numbers: Sequence[int], now_ms: float, *, redelivered: bool) -> None:
+        """The application is about to get these. ``redelivered``: one of them is."""
+        if not self._is_taken or not numbers:
             return
-        self.is_exact = self._exact_left > 0 or any(message.redelivered for message in messages)
-        self._exact_left = max(0, self._exact_left - len(messages))
+        self.is_exact = self._exact_left > 0 or redelivered
+        self._exact_left = max(0, self._exact_left - len(numbers))
         if not self._ranges:
             self._since_ms = now_ms
-        for message in messages:
-            if self._ranges and self._ranges[-1][1] + 1 == message.seq:
-                self._ranges[-1][1] = message.seq
+        for first, last in ranges_of(numbers):
+            if self._ranges and self._ranges[-1][1] + 1 == first:
+                self._ranges[-1][1] = last
             else:
-                self._ranges.append([message.seq, message.seq])
+                self._ranges.append([first, last])
 
     def take_frames(self) -> list[bytes]:
         """The reports of everything that waits."""

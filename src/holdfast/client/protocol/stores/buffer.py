@@ -10,16 +10,27 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from holdfast.stores.values.messages import Delivery
+
+
+@dataclass(slots=True)
+class _Frame:
+    """Messages that came together, and until when they may be handed over."""
+
+    until_ms: float
+    messages: deque[Delivery]
 
 
 class Buffer:
     """Messages in the order in which they came. Memory: the credit that was given, at most the prefetch."""
 
     def __init__(self) -> None:
-        self._messages: deque[tuple[Delivery, float]] = deque()
-        """Each with the time until which it may be handed over."""
+        self._frames: deque[_Frame] = deque()
+        """None is empty."""
+        self._count = 0
         self._order = ""
         self._late: dict[int, str | None] = {}
         """Numbers that were too late, with the key that orders them. The service withdraws them, too: until then they
@@ -28,7 +39,12 @@ class Buffer:
         """Numbers of redelivered messages, which the application may work on since an earlier delivery."""
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return self._count
+
+    @property
+    def has_redelivered(self) -> bool:
+        """Whether a redelivered message is here."""
+        return bool(self._again)
 
     def begin(self, order: str) -> None:
         """A connection begins. ``order``: what is handed over in order, ``durable``, ``key`` or nothing."""
@@ -37,37 +53,45 @@ class Buffer:
 
     def clear(self) -> None:
         """The connection has ended: the service delivers everything again."""
-        self._messages.clear()
+        self._frames.clear()
+        self._count = 0
         self._late.clear()
         self._again.clear()
 
-    def arrived(self, messages: Sequence[Delivery], now_ms: float) -> None:
-        """These came."""
+    def arrived(self, messages: Sequence[Delivery], again: Sequence[int], now_ms: float) -> None:
+        """The messages of a frame came, which have one ``buffer_wait_ms``. ``again``: the redelivered ones' numbers."""
+        if not messages:
+            return
         if self._late:
             for one in messages:
                 self._late.pop(one.seq, None)
-        self._again.update([one.seq for one in messages if one.redelivered])
-        self._messages.extend([(one, now_ms + (one.buffer_wait_ms or math.inf)) for one in messages])
+        self._again.update(again)
+        self._frames.append(_Frame(now_ms + (messages[0].buffer_wait_ms or math.inf), deque(messages)))
+        self._count += len(messages)
         if self._late:
             self._drop_behind()  # what came behind a message that is late is withdrawn with it
 
     def take(self, now_ms: float) -> Delivery | None:
         """The next message, None for none."""
-        if self._messages and self._messages[0][1] <= now_ms:
+        if self._frames and self._frames[0].until_ms <= now_ms:
             self._drop_late(now_ms)
-        if not self._messages:
+        if not self._frames:
             return None
-        message = self._messages.popleft()[0]
+        messages = self._frames[0].messages
+        message = messages.popleft()
+        if not messages:
+            self._frames.popleft()
+        self._count -= 1
         self._again.discard(message.seq)
         return message
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that may be handed over."""
-        messages = [message for message, until_ms in self._messages if until_ms > now_ms]
-        if len(messages) < len(self._messages):
+        if any(frame.until_ms <= now_ms for frame in self._frames):
             self._drop_late(now_ms)
-            messages = [message for message, _ in self._messages]
-        self._messages.clear()
+        messages = list(chain.from_iterable([frame.messages for frame in self._frames]))
+        self._frames.clear()
+        self._count = 0
         self._again.clear()
         return messages
 
@@ -113,8 +137,15 @@ class Buffer:
         return message.key if self._order == "key" else None
 
     def _remove(self, leaves: Callable[[Delivery, float], bool]) -> list[Delivery]:
-        gone = [message for message, until_ms in self._messages if leaves(message, until_ms)]
+        gone: list[Delivery] = []
+        for frame in self._frames:
+            leaving = [message for message in frame.messages if leaves(message, frame.until_ms)]
+            if leaving:
+                gone += leaving
+                numbers = {message.seq for message in leaving}
+                frame.messages = deque(message for message in frame.messages if message.seq not in numbers)
         if gone:
-            self._messages = deque(each for each in self._messages if not leaves(*each))
+            self._frames = deque(frame for frame in self._frames if frame.messages)
+            self._count -= len(gone)
             self._again.difference_update([message.seq for message in gone])
         return gone

@@ -226,6 +226,8 @@ class SubscriberMachine:
         self._outgoing: list[bytes] = []
         self._acks = AckBatcher()
         self._started = StartedReports()
+        self.taken: list[int] = []
+        """The numbers of what the application took last."""
         self.reports_first = False
         """Whether outgoing frames must be sent before the application gets the message that was taken last."""
         self.advisories = Advisories(options.advisories_max)
@@ -294,22 +296,24 @@ class SubscriberMachine:
         if message is None:
             self._window.pace.waited()
             return None
-        self._took((message,), now_ms)
+        self._took((message,), now_ms, redelivered=message.redelivered)
         return message
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that arrived."""
+        redelivered = self._buffer.has_redelivered
         messages = self._buffer.take_all(now_ms)
         if messages:
-            self._took(messages, now_ms)
+            self._took(messages, now_ms, redelivered=redelivered)
         return messages
 
-    def _took(self, messages: Sequence[Delivery], now_ms: float) -> None:
+    def _took(self, messages: Sequence[Delivery], now_ms: float, *, redelivered: bool) -> None:
         self._window.pace.took(len(messages), now_ms, waiting=len(self._buffer))
         self._window.took(len(messages))
-        self._acks.in_work.took(messages)
+        numbers = self.taken = [message.seq for message in messages]
+        self._acks.in_work.took(numbers)
         self._give_credit()
-        self._started.took(messages, now_ms)
+        self._started.took(numbers, now_ms, redelivered=redelivered)
         self.reports_first = self._started.is_exact
         if self.reports_first:
             self._report_started()
@@ -519,8 +523,9 @@ class SubscriberMachine:
                     # Nobody has seen them yet. A loop of its own would cost more than all the rest.
                     deque(map(force_setattr, messages, repeat("token"), repeat(self.token)), maxlen=0)
                 self._window.arrived(messages)
-                self._buffer.arrived(messages, now_ms)
-                for seq in [message.seq for message in messages if message.redelivered]:
+                again = [message.seq for message in messages if message.redelivered]
+                self._buffer.arrived(messages, again, now_ms)
+                for seq in again:
                     if self._acks.is_settling(seq):
                         # The service has not carried that out yet: its reply would have come before this delivery.
                         self._settled(seq, seq)
