@@ -543,8 +543,8 @@ def test_what_is_delivered_while_a_newer_session_attaches_is_the_newer_ones(tmp_
     [
         (10, {"body": text64("x" * 200_000)}),
         (400, {"fields": {f"field {number}": "x" * 250 for number in range(32)}}),
-        (100, {"fields": {f"field {number}": "\x01" * 250 for number in range(32)}}),
-        (512, {"key": "k" * 1_000, "fields": {}}),
+        (200, {"fields": {f"field {number}": "\x01" * 250 for number in range(32)}}),
+        (900, {"key": "k" * 1_000, "fields": {}}),
         (100, {"fields": {f"field {number}": "\N{SNOWMAN}" * 80 for number in range(250)}}),
     ],
     ids=["bodies", "fields", "escaped", "keys", "wide"],

@@ -94,10 +94,15 @@ def coded(status: int, code: str, **fields: object) -> Reply:
     return Reply(status, {"error": {"code": code, "message": code, **fields}})
 
 
+def _is_sign(step: Step) -> bool:
+    return isinstance(step, Reply) and isinstance(step.body, dict) and "leading" in step.body
+
+
 class ScriptedServer:
     def __init__(self, *steps: Step, unix_path: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._steps: deque[Step] = deque(steps)
         self._tls = tls
+        self._sign: Step | None = None
         self.asked: list[Asked] = []
         self.connections = 0
         self._lock = threading.Lock()
@@ -156,6 +161,18 @@ class ScriptedServer:
     def _is_cut(self) -> bool:
         return bool(self._steps) and isinstance(self._steps[0], CutInside)
 
+    def _next(self, asked: Asked) -> Step:
+        """The next step. A sign of life that is asked for again, as on a slow machine, is the one before, and does not
+        count."""
+        is_sign = asked.target == "/livez"
+        if is_sign and self._sign is not None and not (self._steps and _is_sign(self._steps[0])):
+            return self._sign
+        self.asked.append(asked)
+        step = self._steps.popleft() if self._steps else Reply(500, b"the script is at its end")
+        if is_sign and _is_sign(step):
+            self._sign = step
+        return step
+
     def _serve(self, connection: socket.socket) -> None:
         try:
             if self._tls is not None:
@@ -163,8 +180,7 @@ class ScriptedServer:
                 self._open.append(connection)
             while (asked := _read_request(connection, self._is_cut)) is not None:
                 with self._lock:
-                    self.asked.append(asked)
-                    step = self._steps.popleft() if self._steps else Reply(500, b"the script is at its end")
+                    step = self._next(asked)
                 if not _carry_out(connection, step):
                     break
         except OSError:
