@@ -126,7 +126,7 @@ def got(target: str, of: str = "work", *, later: str = "refused") -> Row:
     return sent("GET", target, None, of, later=later)
 
 
-def told(target: str, of: str, **body: object) -> Row:
+def reported(target: str, of: str, **body: object) -> Row:
     """A request whose token is in the body, with the fence where ``fence`` is True."""
 
     async def use(stores: StoresServing, it: Remembered) -> Answered:
@@ -204,9 +204,9 @@ ROWS: dict[str, Row] = {
         "DELETE", f"{PRICES}/milk", None, "prices", later="numbers", headers={"If_Match": '"{milk}"'}
     ),
     "revision_with_a_fence": sent("PUT", LOCKED, {"value": ""}, "prices", headers={"If_Match": '"{revision}"'}),
-    "fence": told(PRICES, "prices", changes=[{"key": "coffee", "value": ""}], fence=True),
-    "lock": told(f"{PRICES}/lock", "prices", owner="me", ttl_ms=60_000, key="coffee"),
-    "unlock": told(f"{PRICES}/unlock", "prices", owner="me", key="coffee", fence=True),
+    "fence": reported(PRICES, "prices", changes=[{"key": "coffee", "value": ""}], fence=True),
+    "lock": reported(f"{PRICES}/lock", "prices", owner="me", ttl_ms=60_000, key="coffee"),
+    "unlock": reported(f"{PRICES}/unlock", "prices", owner="me", key="coffee", fence=True),
 }
 
 

@@ -39,7 +39,7 @@ def service(durability: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def defined(url: str, count: int, **durable: object) -> str:
-    """A store with a durable ``work`` and so many messages."""
+    """A store with a durable ``work`` and ``count`` messages."""
     name = f"goes-on-{next(NAMES)}"
     with StoreClient(url) as client:
         client.define_store(name)

@@ -1,6 +1,6 @@
 """A held message under everything that takes it from its subscriber: one row each.
 
-What the durable does with it, what the holder is told, and what its acknowledgement is answered with. Source:
+What the durable does with it, the reported withdrawal, and what its acknowledgement is answered with. Source:
 docs/reference/stores.md, "What takes a held message away".
 """
 
@@ -66,12 +66,12 @@ def commit(machine: Machine) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """``again``: whether it is delivered again, with which count. ``told``: the cause of the withdrawal. ``stale``: the
-    cause of the stale acknowledgement, None where it is not stale. ``discarded``: what the publisher is told."""
+    """``again``: whether it is delivered again, with which count. ``withdrawal``: its cause. ``stale``: the
+    cause of the stale acknowledgement, None where it is not stale. ``discarded``: what the publisher receives."""
 
     how: Callable[[Machine], int]
     again: int | None
-    told: str
+    withdrawal: str
     stale: str | None
     discarded: int = 0
 
@@ -100,8 +100,8 @@ def held() -> Machine:
 def test_a_held_message_is_taken_away(name: str) -> None:
     row, machine = ROWS[name], held()
     assert row.how(machine) == row.discarded
-    told = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
-    assert told == ([([(1, 1)], row.told)] if row.told else [])
+    withdrawal = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
+    assert withdrawal == ([([(1, 1)], row.withdrawal)] if row.withdrawal else [])
     displaced = [effect for effect in machine.effects if isinstance(effect, Displaced)]
     assert bool(displaced) == (name == "a newer session"), "its connection ends"
     answer = machine.ack("a", "one", 1)
@@ -118,8 +118,8 @@ def test_a_held_message_is_taken_away(name: str) -> None:
 def test_a_subscriber_whose_durable_is_deleted_is_told_and_not_found() -> None:
     machine = held()
     machine.define()
-    told = [effect for effect in machine.effects if isinstance(effect, Advise)]
-    assert [(effect.kind, effect.durable) for effect in told] == [("durable_deleted", "a")]
+    advisories = [effect for effect in machine.effects if isinstance(effect, Advise)]
+    assert [(effect.kind, effect.durable) for effect in advisories] == [("durable_deleted", "a")]
     with pytest.raises(NotFound):
         machine.ack("a", "one", 1)
 
@@ -135,8 +135,8 @@ def test_what_waits_behind_a_message_that_lapses_and_expires_is_taken_back_too()
     machine.publish(Message(key="k"))
     assert machine.numbers("a", "one") == [2]
     machine.later(10_000)
-    told = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
-    assert told == [([(1, 1)], "lapsed"), ([(2, 2)], "order")]
+    withdrawal = [(effect.ranges, effect.cause) for effect in machine.effects if isinstance(effect, Withdrawn)]
+    assert withdrawal == [([(1, 1)], "lapsed"), ([(2, 2)], "order")]
 
 
 def keyed(count: int) -> Machine:

@@ -316,7 +316,7 @@ class StoreService:
         return token_of(history, named.id, None if durable is None else named.ids[durable])
 
     def token_if_there(self, store: str, durable: str) -> str:
-        """As ``token``; empty where there is no such durable."""
+        """As ``token``; empty if the durable does not exist."""
         known = self.state.stores.get(store)
         return self.token(store, durable) if known is not None and durable in known.ids else ""
 
@@ -328,7 +328,7 @@ class StoreService:
         ``through``: the highest number of the store that it remembers; None for anything else. With a token of an
         earlier history of the same store it counts if that number is of before the histories parted.
 
-        *Raises*: ``Closed`` (store_replaced), also where there is no such durable any more; ``InvalidRequest``;
+        *Raises*: ``Closed`` (store_replaced), also if the durable does not exist any more; ``InvalidRequest``;
         ``NotFound`` for the store.
         """
         if not token:

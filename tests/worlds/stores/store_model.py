@@ -123,7 +123,7 @@ class ClusterModel:
         """Before the command, or the first of several that carry out one expiry; None after a crash amid these."""
         self._withdrawn: list[Withdrawn] = []
         self._displaced: set[tuple[str, str, str]] = set()
-        """Who was told that it lost a durable because it was late."""
+        """Who lost a durable because it was late, as the effects say."""
         self._lost: set[tuple[str, str, str]] = set()
         """Who did."""
         """What was held, and what was taken back, since ``expire_done``."""
@@ -300,7 +300,7 @@ class ClusterModel:
         self._begin_to_tell()
 
     def _begin_to_tell(self) -> None:
-        """What subscribers are told from here on is of one command, or of all steps of one expiry."""
+        """The effects from here on are of one command, or of all steps of one expiry."""
         self._held_before, self._withdrawn, self._displaced, self._lost = self._held(), [], set(), set()
         self._gave_up = set()
 

@@ -14,6 +14,7 @@ from tests.worlds.workers.promises import (
     ORDER,
     OWN_TIME,
     PENDING,
+    SILENT,
     WINDOW,
     WORK_STAYS,
 )
@@ -152,3 +153,27 @@ def seen_before_is_new(deliveries: int) -> int:
 def a_buffer_outlives_its_connection(self: Buffer) -> None:
     """What came over a connection that is lost is handed over."""
     self._late.clear()
+
+
+@MUTANTS.breaks(
+    HELD, "withdraw", Buffer, focus={**BUSY, "removals": 6, "ack_wait_ms": 9_000, "settles": (0, 1, 0, 0, 0, 0, 0)}
+)
+def withdrawn_ones_stay(self: Buffer, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """What the service takes back is counted as dropped, and handed over."""
+    here = [message.seq for frame in self._frames for message in frame.messages]
+    return [seq for seq in (*here, *self._late) if any(first <= seq <= last for first, last in ranges)]
+
+
+_next_step = SubscriberMachine.next_step
+
+
+@MUTANTS.breaks(
+    SILENT,
+    "next_step",
+    SubscriberMachine,
+    focus={**FAULTY, "holds": 12, "ack_wait_ms": 9_000, "buffer_wait_ms": 9_000, "job_ms": 900.0},
+)
+def a_silent_line_is_not_lost(self: SubscriberMachine, now_ms: float) -> object:
+    """A connection over which nothing comes is kept."""
+    self._bytes_ms = now_ms
+    return _next_step(self, now_ms)

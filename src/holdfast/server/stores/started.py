@@ -11,7 +11,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 RUNS_MAX: Final = 4_096
 """Runs and times kept for one subscriber; above it, only those of held messages."""
 RUNS_MIN: Final = 64
-"""From so many on, what is not held is forgotten from time to time: a look goes through all times."""
+"""Above this size, entries of messages that are not held are removed: each look reads all entries."""
 STEP_MS: Final = 20
 """Reports this near to each other have one time, the latest: a message may have its time this much longer."""
 

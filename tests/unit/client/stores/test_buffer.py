@@ -132,7 +132,7 @@ def test_after_a_silence_that_is_too_long_nothing_that_lies_unread_is_handed_ove
 def test_what_was_late_and_is_settled_by_an_earlier_delivery_stops_no_other_message(
     own: int | None, settles: str
 ) -> None:
-    """The service withdraws nothing then: its number would order the messages behind it for ever."""
+    """The service withdraws nothing then: its number would order the messages behind it without end."""
     service = Service(explicit_ack=True, **({} if own is None else {"prefetch": own}))
     service.attaches(prefetch=8, order="durable", ack_batch_count=1)
     delivers(service, 1)

@@ -85,7 +85,7 @@ def test_the_ranges_of_a_handshake_and_the_numbers_in_mind_are_bounded() -> None
 
 
 def test_a_handshake_that_has_no_room_for_all_of_them_names_the_newest() -> None:
-    """A request line that is too long is not answered at all, and would be sent again for ever."""
+    """A request line that is too long is not answered at all, and would be sent again without end."""
     service = working(*range(2, 2 * KEEP_RANGES_MAX + 2, 2))
     service.machine._target += f"&matcher={'x' * (TARGET_LENGTH_MAX - 100)}"
     lose(service)
