@@ -438,8 +438,8 @@ def test_what_cannot_be_read_ends_the_subscriber_and_nobody_else(tmp_path: Path)
             service = stores.opened.service
             whole = service.messages
 
-            def unreadable(store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int]) -> list[Delivery]:
-                del store, runs, waits
+            def unreadable(store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+                del store, runs
                 raise CorruptData("a page is damaged")
 
             service.messages = unreadable  # type: ignore[method-assign]

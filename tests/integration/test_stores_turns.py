@@ -14,7 +14,7 @@ from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, sto
 from holdfast.server.stores.deliveries import PIECE_BYTES, Poller
 from holdfast.server.stores.socket import UNSENT_BYTES_MAX
 from holdfast.stores.values.commands import Attach, Drop, Publish
-from holdfast.stores.values.messages import Delivery, Message
+from holdfast.stores.values.messages import Delivery, Message, Portion
 
 pytestmark = pytest.mark.usefixtures("durability")
 
@@ -54,9 +54,9 @@ def test_what_comes_while_a_portion_is_on_its_way_to_a_poll_waits_for_the_next_p
             deliveries, service = stores.opened.deliveries, stores.opened.service
             poller = deliveries.find("orders", "work", "s")
             assert isinstance(poller, Poller)
-            answers: list[asyncio.Future[list[Delivery]]] = []
+            answers: list[asyncio.Future[Portion]] = []
 
-            def poll(count: int) -> asyncio.Future[list[Delivery]]:
+            def poll(count: int) -> asyncio.Future[Portion]:
                 answers.append(asyncio.get_running_loop().create_future())
                 deliveries.poll(poller, count, 60.0, answers[-1].set_result, lambda: None)  # type: ignore[arg-type]
                 return answers[-1]
@@ -70,9 +70,9 @@ def test_what_comes_while_a_portion_is_on_its_way_to_a_poll_waits_for_the_next_p
             assert poller.on_its_way == 3
             publish(2)
             deliveries.ready("orders", "work")
-            assert [one.seq for one in await first] == [1, 2, 3]
+            assert [one.seq for one in (await first).messages] == [1, 2, 3]
             await service.wait_until_safe()
-            assert [(one.seq, one.delivery_count) for one in await poll(100)] == [(4, 1), (5, 1)]
+            assert [(one.seq, one.delivery_count) for one in (await poll(100)).messages] == [(4, 1), (5, 1)]
 
     run(scenario)
 
@@ -138,8 +138,8 @@ def pieces_read(stores: StoresServing) -> list[int]:
     service = stores.opened.service
     read = service.messages
 
-    def messages(store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int]) -> list[Delivery]:
-        found = read(store, runs, waits)
+    def messages(store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        found = read(store, runs)
         sizes.append(sum(len(one.body) for one in found))
         return found
 

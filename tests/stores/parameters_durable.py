@@ -168,9 +168,10 @@ async def what_is_not_handed_over_in_time_comes_again_uncounted(stores: StoresSe
         assert first["buffer_wait_ms"] == 50
         end.send(type="started", ranges=[])
         await stores.publish("orders", "a")
-        (once,) = (await end.next())["messages"]
-        assert (once["delivery_count"], once["ack_wait_ms"]) == (1, 3_600_000)
-        assert 0 < once["buffer_wait_ms"] <= 50
+        frame = await end.next()
+        assert [one["delivery_count"] for one in frame["messages"]] == [1]
+        assert frame["ack_wait_ms"] == 3_600_000
+        assert 0 < frame["buffer_wait_ms"] <= 50
         assert await end.next() == {"type": "withdrawn", "ranges": [[1, 1]], "cause": "lapsed"}
         (again,) = (await end.next())["messages"]
         assert (again["delivery_count"], again["redelivered"]) == (1, True)

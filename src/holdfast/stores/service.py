@@ -597,15 +597,12 @@ class StoreService:
         """Ask with the time which standard durables subscribers wait for, as ``Expire.contended``."""
         self._contended_callbacks.append(callback)
 
-    def messages(
-        self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
-    ) -> list[Delivery]:
-        """The messages of ``Delivered.runs``, without those that were deleted meanwhile. ``waits``: the two that each
-        delivery carries.
+    def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        """The messages of ``Delivered.runs``, without those that were deleted meanwhile.
 
         *Raises*: ``CorruptData``. *Cost*: under a microsecond a message while they are new, else their part of the log.
         """
-        return self._storage.messages_of(store).deliveries(store, runs, waits)
+        return self._storage.messages_of(store).deliveries(store, runs)
 
     def swapped(self, store: str) -> tuple[int, int]:
         """How many messages of a store in memory are swapped to disk, and their bytes."""

@@ -105,10 +105,13 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeliveredResponse(msgspec.Struct, frozen=True):
-    """Messages in the order in which they are delivered. ``token``: the durable's, for their acknowledgements."""
+    """Messages in the order in which they are delivered. ``token``: the durable's, for their acknowledgements. The two
+    times are those of ``MessagesFrame``."""
 
     messages: list[Delivery]
     token: str = ""
+    ack_wait_ms: int = 0
+    buffer_wait_ms: int = 0
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -413,9 +416,11 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
-    """Messages that this subscriber holds from now on."""
+    """Messages that this subscriber holds from now on. Times: see ``Portion``."""
 
     messages: list[Delivery]
+    ack_wait_ms: int = 0
+    buffer_wait_ms: int = 0
 
 
 class KeyChange(msgspec.Struct, frozen=True):

@@ -110,11 +110,11 @@ def credit_before_the_acknowledgement(self: SubscriberMachine) -> None:
 
 @MUTANTS.breaks(ORDER, "arrived", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=95)
 def what_comes_behind_a_late_one_stays(
-    self: Buffer, messages: Sequence[Delivery], again: Sequence[int], now_ms: float
+    self: Buffer, messages: Sequence[Delivery], again: Sequence[int], until_ms: float
 ) -> None:
     """A message that comes after an older one was late is handed over."""
     late, self._late = self._late, {}
-    _arrived(self, messages, again, now_ms)
+    _arrived(self, messages, again, until_ms)
     self._late = {seq: key for seq, key in late.items() if all(one.seq != seq for one in messages)}
 
 
@@ -128,7 +128,7 @@ def work_is_not_named(*_: object) -> str:
 def extended_work_is_done(self: InWork, first: int, last: int) -> None:
     """Something that is not settled counts as done."""
     del first, last
-    self._numbers.clear()
+    self.clear()
 
 
 _leave = Deliveries.leave

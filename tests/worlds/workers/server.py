@@ -67,9 +67,7 @@ class Memory:
         del store
         return self
 
-    def deliveries(
-        self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
-    ) -> list[Delivery]:
+    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """See ``MessageStorage.deliveries``."""
         found: list[Delivery] = []
         for first, last, count in runs:
@@ -84,8 +82,6 @@ class Memory:
                         kept.published_ms,
                         abs(count),
                         count > 1 or count < 0,
-                        ack_wait_ms=waits[0],
-                        buffer_wait_ms=waits[1],
                     )
                 )
         return found

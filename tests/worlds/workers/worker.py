@@ -187,7 +187,7 @@ class Worker:
         frame = decode_frame(data)
         if isinstance(frame, MessagesFrame):
             for message in frame.messages:
-                self.arrivals[message.seq] = self.world.agenda.now, message.buffer_wait_ms
+                self.arrivals[message.seq] = self.world.agenda.now, frame.buffer_wait_ms
                 self._waiting.pop(message.seq, None)
                 self._waiting[message.seq] = message.key
         elif isinstance(frame, WithdrawnFrame):

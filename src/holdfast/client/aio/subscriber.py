@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from holdfast.client.protocol.stores.acknowledgements import OnReply, ranges_of
+from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import (
     RETRY_DELAY,
@@ -22,6 +22,7 @@ from holdfast.client.transport.aio_stores import Event, SubscriberDriver, run_ea
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 
 Item = TypeVar("Item")
 
@@ -46,7 +47,7 @@ class Subscriber:
         self._driver = driver
         self._is_implicit = is_implicit
         self._lock = self._driver.lock
-        self._unacknowledged: dict[int, None] = {}  # numbers in the order of the application
+        self._unacknowledged = SequenceSet()
         self._unacknowledged_token = ""
 
     async def __aenter__(self) -> Self:
@@ -99,7 +100,7 @@ class Subscriber:
                 if not messages:
                     continue
                 if self._is_implicit:
-                    self._unacknowledged = dict.fromkeys(self._machine.taken)
+                    self._unacknowledged = SequenceSet(self._machine.taken)
                     self._unacknowledged_token = messages[0].token
                 self._driver.report()
             yield messages
@@ -246,7 +247,7 @@ class Subscriber:
                 await self._driver.read_all()
             self._driver.report()
             if is_implicit:
-                self._unacknowledged[message.seq] = None
+                self._unacknowledged.add(message.seq, message.seq)
                 self._unacknowledged_token = message.token
             return message
 
@@ -270,19 +271,19 @@ class Subscriber:
     def _acknowledge_handed_out(self) -> None:
         if not self._unacknowledged:
             return
-        handed_out, self._unacknowledged = self._unacknowledged, {}
+        handed_out, self._unacknowledged = self._unacknowledged.runs(), SequenceSet()
         if self._machine.has_ended:
             return
         # Those of another durable or history were reported when the connection to this one began.
         if self._unacknowledged_token == self._machine.token:
-            self._machine.acknowledge(ranges_of(handed_out), now_ms())
+            self._machine.acknowledge(handed_out, now_ms())
             self._driver.schedule()
 
     def _forget_handed_out(self, messages: Sequence[Delivery]) -> None:
         """The application decides about these itself: asking for the next message does not acknowledge them."""
         with self._lock:
             for message in messages:
-                self._unacknowledged.pop(message.seq, None)
+                self._unacknowledged.remove(message.seq, message.seq)
 
     async def _send(self, message: Delivery, send: Callable[[OnReply | None], None], *, confirmed: bool) -> None:
         with self._lock:

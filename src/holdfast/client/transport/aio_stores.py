@@ -420,6 +420,9 @@ class SubscriberDriver:
             case Ended(outgoing=outgoing):
                 self._say(outgoing, probes=False)
                 self._stop()
+        self._notify_of_news()
+
+    def _notify_of_news(self) -> None:
         machine = self._machine
         if self._waiting and (
             machine.has_ready or machine.has_ended or machine.was_attached is not self._attachment_notified
@@ -434,7 +437,7 @@ class SubscriberDriver:
 
     def _say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
         line = self._line
-        if line is None:
+        if line is None or not (outgoing or probes):
             return
         for payload in outgoing:
             line.socket.send(payload)
@@ -473,6 +476,7 @@ class SubscriberDriver:
         if line is not self._line:
             return
         now = now_ms()
+        was_attached = self._machine.is_attached
         if data:
             self._machine.bytes_arrived(now)
         for event in line.socket.feed(data):
@@ -483,7 +487,10 @@ class SubscriberDriver:
                 self._hang_up()
             self._machine.on_event(event, now)
         line.write()  # pongs, and the answer to a close
-        self._pump()
+        if was_attached and self._machine.goes_on:
+            self._notify_of_news()  # a pump for each frame would cost as much as the frame
+        else:
+            self._pump()
 
     def _hang_up(self) -> None:
         line, self._line = self._line, None

@@ -43,7 +43,7 @@ from holdfast.stores.values.commands import (
     Result,
 )
 from holdfast.stores.values.effects import REMOVED_CAUSES, Withdrawn
-from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.stores.values.sequence_set import SequenceSet
 
 _log = structlog.get_logger("holdfast.stores")
@@ -556,7 +556,7 @@ class Deliveries:
             subscriber.unread.extend(result.runs)
             self._hand_over(subscriber)
         else:
-            subscriber.give([])  # a poll whose time is over waited for this
+            subscriber.give(NOTHING)  # a poll whose time is over waited for this
         # An empty answer may mean that a long look among messages of others has to go on.
         self._serve_with(subscriber)
 
@@ -570,9 +570,8 @@ class Deliveries:
             if held != piece:
                 subscriber.leave_out(piece, held)
             buffer_ms = max(1, lapses_ms - self._service.now_ms()) if lapses_ms else 0
-            waits = self.backlog.ack_wait_ms(*name[:2]), buffer_ms
             try:
-                messages = self._service.messages(subscriber.store, held, waits) if held else []
+                messages = self._service.messages(subscriber.store, held) if held else []
             except HoldfastError as error:
                 # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
                 key = subscriber.store, subscriber.durable
@@ -594,7 +593,7 @@ class Deliveries:
                 subscriber.delivered_ms = wall_ms()
                 messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.note_sent(held, self.backlog.leases(*name))
-            subscriber.give(messages)
+            subscriber.give(Portion(messages, self.backlog.ack_wait_ms(*name[:2]), buffer_ms))
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
         """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
@@ -697,9 +696,10 @@ SENT_RUNS_MAX: Final = 1_024
 """Runs of sent messages; above it those are forgotten that the subscriber does not hold any more."""
 ON_THEIR_WAY_MAX: Final = 4_096
 """Deliveries to one subscriber that are not durable yet: in a distant log, as many as this take one round trip."""
-Polled = Callable[[list[Delivery] | HoldfastError], None]
+Polled = Callable[[Portion | HoldfastError], None]
 Problem = Callable[[], HoldfastError | None]
 """Why the caller may not get messages any more."""
+NOTHING: Final = Portion([])
 Run = tuple[int, int, int]
 """First and last number, and deliveries."""
 
@@ -760,7 +760,7 @@ class Subscriber(ABC):
         return bool(self.room) and self.takes and not self.unread and self.on_its_way < ON_THEIR_WAY_MAX
 
     @abstractmethod
-    def give(self, messages: list[Delivery]) -> None:
+    def give(self, portion: Portion) -> None:
         """Write messages to it."""
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
@@ -903,7 +903,7 @@ class Poller(Subscriber):
 
         ``problem`` is asked again when there are messages, because rights may have changed meanwhile.
         """
-        self._answer([])
+        self._answer(NOTHING)
         self._done, self._problem = done, problem
         self.room = self._count = min(count, SHARE_MAX)
         self._timer = self._deliveries.loop.call_later(wait_seconds, self._waited)
@@ -923,14 +923,14 @@ class Poller(Subscriber):
             self._stop_timer()
             self._waited()
 
-    def give(self, messages: list[Delivery]) -> None:
+    def give(self, portion: Portion) -> None:
         """Reply to the poll. A caller that lost its rights gets the error, and the messages go back."""
-        problem = self._problem() if messages else None
+        problem = self._problem() if portion.messages else None
         if problem is not None:
-            self._deliveries.give_back(self, messages)
+            self._deliveries.give_back(self, portion.messages)
             self._answer(problem)
-        elif messages or (self._timer is None and not self.on_its_way):
-            self._answer(messages)
+        elif portion.messages or (self._timer is None and not self.on_its_way):
+            self._answer(portion)
 
     def end(self, error: HoldfastError) -> None:
         """Answer the poll with why it ends."""
@@ -941,9 +941,9 @@ class Poller(Subscriber):
         self._timer = None
         self.room = 0
         if not self.on_its_way:
-            self._answer([])
+            self._answer(NOTHING)
 
-    def _answer(self, answer: list[Delivery] | HoldfastError) -> None:
+    def _answer(self, answer: Portion | HoldfastError) -> None:
         self._stop_timer()
         done, self._done = self._done, None
         self.room = 0

@@ -41,7 +41,7 @@ from holdfast.stores.values.commands import (
     Result,
     highest_of,
 )
-from holdfast.stores.values.messages import Delivery, fields_hint
+from holdfast.stores.values.messages import Delivery, Portion, fields_hint
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.parts import AckedResponse, BatchReceipt
@@ -198,8 +198,12 @@ class StoreOperations:
         self._service.require_continued(poll.token, poll.store, durable)
         token = self._service.token(poll.store, durable)
 
-        def polled(answer: list[Delivery] | HoldfastError) -> None:
-            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredResponse(answer, token), wire_format))
+        def polled(answer: Portion | HoldfastError) -> None:
+            if isinstance(answer, HoldfastError):
+                done(answer)
+            else:
+                response = DeliveredResponse(answer.messages, token, answer.ack_wait_ms, answer.buffer_wait_ms)
+                done(encode(response, wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key and known.keeps:

@@ -41,7 +41,7 @@ from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
-from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.wire import stores as wire
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
@@ -301,11 +301,11 @@ class SubscribeSocket(asyncio.Protocol):
 
     # Frames of the server
 
-    def give(self, messages: list[Delivery]) -> None:
+    def give(self, portion: Portion) -> None:
         """Write messages, in frames that usual clients take."""
         if not self._may_go_on():
             return  # they go back with all that it holds
-        for data in message_frames(messages, self._format):
+        for data in message_frames(portion, self._format):
             self._write(data, counted=False)
 
     @property
@@ -455,9 +455,9 @@ class _SocketSubscriber(Subscriber):
         super().__init__(asked.store, asked.durable, asked.subscriber)
         self._socket = socket
 
-    def give(self, messages: list[Delivery]) -> None:
+    def give(self, portion: Portion) -> None:
         """See ``Subscriber``."""
-        self._socket.give(messages)
+        self._socket.give(portion)
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """See ``Subscriber``."""
@@ -618,20 +618,21 @@ def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:
         raise InvalidRequest(f"the frame cannot be decoded: {error}", code=Code.MALFORMED) from error
 
 
-def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
+def message_frames(portion: Portion, wire_format: WireFormat) -> Iterator[bytes]:
     """Messages as frames of at most ``FRAME_BYTES``; one message alone may exceed it."""
+    messages = portion.messages
     size = sum([len(message.body) for message in messages])
     count = max(1, len(messages) * MESSAGES_BYTES // max(size, MESSAGES_BYTES))
     for begin in range(0, len(messages), count):
-        yield from _within_bytes(messages[begin : begin + count], wire_format)
+        yield from _within_bytes(portion, messages[begin : begin + count], wire_format)
 
 
-def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
+def _within_bytes(portion: Portion, messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
     """One frame, or several where keys, fields, escapes or a few large bodies made it too large."""
-    data = encode(wire.MessagesFrame(messages), wire_format)
+    data = encode(wire.MessagesFrame(messages, portion.ack_wait_ms, portion.buffer_wait_ms), wire_format)
     if len(data) <= FRAME_BYTES or len(messages) == 1:
         yield data
         return
     middle = len(messages) // 2
-    yield from _within_bytes(messages[:middle], wire_format)
-    yield from _within_bytes(messages[middle:], wire_format)
+    yield from _within_bytes(portion, messages[:middle], wire_format)
+    yield from _within_bytes(portion, messages[middle:], wire_format)

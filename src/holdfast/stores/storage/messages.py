@@ -217,18 +217,14 @@ class StoredMessages:
             "a kept message is not in the log", store=store, first_seq=first, last_seq=last, hint="restore a backup"
         )
 
-    def deliveries(
-        self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
-    ) -> list[Delivery]:
+    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``).
-        ``waits``: ``ack_wait_ms`` and ``buffer_wait_ms``.
 
         Deleted messages are left out. *Cost*: under a microsecond a message in memory. *Raises*: ``CorruptData`` if a
         kept one is not there.
         """
         delivered: list[Delivery] = []
         here: tuple[MessageRun, ...] = ()
-        ack_ms, buffer_ms = waits
         for first, last, count in runs:
             redelivered, before = count > 1 or count < 0, len(delivered)
             count = abs(count)
@@ -240,17 +236,7 @@ class StoredMessages:
                 if high - low + 1 < len(messages):
                     messages = messages[low - start : high - start + 1]
                 delivered += [
-                    Delivery(
-                        seq,
-                        message.fields,
-                        message.key,
-                        message.body,
-                        published_ms,
-                        count,
-                        redelivered,
-                        ack_wait_ms=ack_ms,
-                        buffer_wait_ms=buffer_ms,
-                    )
+                    Delivery(seq, message.fields, message.key, message.body, published_ms, count, redelivered)
                     for seq, message in enumerate(messages, low)
                 ]
             if len(delivered) - before <= last - first:

@@ -276,17 +276,13 @@ class VolatileMessages:
     def _body(self, held: _StoredMessage) -> bytes:
         return held.message.body if held.swapped is None else self._swap.read(held.swapped)
 
-    def deliveries(
-        self, store: str, runs: Iterable[tuple[int, int, int]], waits: tuple[int, int] = (0, 0)
-    ) -> list[Delivery]:
+    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """What a subscriber gets of these runs, as from the log."""
         return [
             Delivery(
                 *(seq, held.message.fields, held.message.key, self._body(held), held.published_ms),
                 delivery_count=abs(count),
                 redelivered=count > 1 or count < 0,
-                ack_wait_ms=waits[0],
-                buffer_wait_ms=waits[1],
             )
             for first, last, count in runs
             for seq, held in self._between(store, first, last)

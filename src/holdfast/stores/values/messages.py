@@ -46,8 +46,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
 
     ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
-    rewound, so a subscriber may have acknowledged it. ``ack_wait_ms``: how long the application has from the moment at
-    which it gets the message. ``buffer_wait_ms``: how long the message may wait for that moment. 0 is without a limit.
+    rewound, so a subscriber may have acknowledged it.
     """
 
     seq: int
@@ -58,10 +57,20 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     delivery_count: int
     redelivered: bool
     replayed: bool = False
-    ack_wait_ms: int = 0
-    buffer_wait_ms: int = 0
     token: str = ""
     """Of the durable that delivered it (``values.identity``): its number means nothing elsewhere."""
+
+
+class Portion(msgspec.Struct, frozen=True, gc=False):
+    """Messages that a subscriber gets together.
+
+    ``ack_wait_ms``: how long the application has for each, from the moment at which it gets it. ``buffer_wait_ms``: how
+    long they may wait for that moment. 0 is without a limit.
+    """
+
+    messages: list[Delivery]
+    ack_wait_ms: int = 0
+    buffer_wait_ms: int = 0
 
 
 BATCH_MESSAGES_MAX = 65_536

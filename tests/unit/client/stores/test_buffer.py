@@ -20,11 +20,10 @@ def delivers(service: Service, *numbers: int, wait_ms: int = 30_000, keys: str =
             "published_ms": 1,
             "delivery_count": 1,
             "redelivered": redelivered,
-            "buffer_wait_ms": wait_ms,
         }
         for index, seq in enumerate(numbers)
     ]
-    service.says({"type": "messages", "messages": messages})
+    service.says({"type": "messages", "messages": messages, "buffer_wait_ms": wait_ms})
 
 
 def withdraws(service: Service, *ranges: tuple[int, int]) -> None:

@@ -17,6 +17,7 @@ from holdfast.client.protocol.stores.messages import ack_frame, started_frame
 from holdfast.client.protocol.stores.pace import Pace
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire.stores import KEEP_RANGES_MAX, MESSAGES_MAX, AttachedFrame, ReplyFrame
 
 RANGES_MAX: Final = MESSAGES_MAX
@@ -108,45 +109,44 @@ def of_these(ranges: Sequence[tuple[int, int]], on_reply: OnReply) -> OnReply:
 
 
 WORKED_ON_MAX: Final = 4_096
-"""Numbers in ``InWork``; above it, the lower half is forgotten: those messages are delivered again."""
+"""Ranges in ``InWork``; above it, the lower half is forgotten: those messages are delivered again."""
 
 
 class InWork:
     """What the application was handed, and the service does not know as done. Another connection keeps it."""
 
     def __init__(self) -> None:
-        self._numbers: set[int] = set()
+        self._numbers = SequenceSet()
 
-    def took(self, numbers: Sequence[int]) -> None:
+    def took(self, ranges: Iterable[tuple[int, int]]) -> None:
         """The application is about to get these."""
-        self._numbers.update(numbers)
-        if len(self._numbers) > WORKED_ON_MAX:
-            self._numbers = set(sorted(self._numbers)[-WORKED_ON_MAX // 2 :])
+        for first, last in ranges:
+            self._numbers.add(first, last)
+        if self._numbers.length > WORKED_ON_MAX:
+            self._numbers = SequenceSet(self._numbers.runs()[-WORKED_ON_MAX // 2 :])
 
     def done(self, first: int, last: int) -> None:
         """The service has settled these, or taken them back."""
-        if last - first < len(self._numbers):
-            self._numbers.difference_update(range(first, last + 1))
-        else:
-            self._numbers = {seq for seq in self._numbers if not first <= seq <= last}
+        self._numbers.remove(first, last)
 
     def clear(self) -> None:
         """The numbers mean other messages now."""
-        self._numbers.clear()
+        self._numbers = SequenceSet()
 
     def kept(self, ranges: Sequence[tuple[int, int]]) -> None:
         """The service says what of it this subscriber has still."""
-        self._numbers = {seq for seq in self._numbers if any(first <= seq <= last for first, last in ranges)}
+        parts = [part for first, last in ranges for part in self._numbers.parts(first, last)]
+        self._numbers = SequenceSet((first, last) for first, last, is_in_work in parts if is_in_work)
 
     def parameter(self, length_max: int) -> str:
         """The ``keep`` of a handshake: the last ``KEEP_RANGES_MAX`` ranges, fewer where the request has no room.
 
         >>> work = InWork()
-        >>> work._numbers = {9, 3, 8, 7}
+        >>> work.took([(9, 9), (3, 3), (7, 8)])
         >>> work.parameter(100), work.parameter(4), work.parameter(-2)
         ('3,7-9', '7-9', '')
         """
-        ranges = ranges_of(sorted(self._numbers))[-KEEP_RANGES_MAX:]
+        ranges = self._numbers.runs()[-KEEP_RANGES_MAX:]
         text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
         while text and len(text) > length_max:
             text = text.partition(",")[2]
@@ -297,15 +297,15 @@ class StartedReports:
         """The connection is lost: its messages are delivered again."""
         self._ranges, self._since_ms, self.is_exact = [], math.inf, False
 
-    def took(self, numbers: Sequence[int], now_ms: float, *, redelivered: bool) -> None:
-        """The application is about to get these. ``redelivered``: one of them is."""
-        if not self._is_taken or not numbers:
+    def took(self, ranges: Iterable[tuple[int, int]], count: int, now_ms: float, *, redelivered: bool) -> None:
+        """The application is about to get these ``count`` numbers. ``redelivered``: one of them is."""
+        if not self._is_taken:
             return
         self.is_exact = self._exact_left > 0 or redelivered
-        self._exact_left = max(0, self._exact_left - len(numbers))
+        self._exact_left = max(0, self._exact_left - count)
         if not self._ranges:
             self._since_ms = now_ms
-        for first, last in ranges_of(numbers):
+        for first, last in ranges:
             if self._ranges and self._ranges[-1][1] + 1 == first:
                 self._ranges[-1][1] = last
             else:

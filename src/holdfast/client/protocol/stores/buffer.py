@@ -7,7 +7,6 @@ late takes with it what must not be handed over before it; of those that it with
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,15 +57,15 @@ class Buffer:
         self._late.clear()
         self._again.clear()
 
-    def arrived(self, messages: Sequence[Delivery], again: Sequence[int], now_ms: float) -> None:
-        """The messages of a frame came, which have one ``buffer_wait_ms``. ``again``: the redelivered ones' numbers."""
+    def arrived(self, messages: Sequence[Delivery], again: Sequence[int], until_ms: float) -> None:
+        """A frame came, to be handed over before ``until_ms``. ``again``: the numbers of the redelivered messages."""
         if not messages:
             return
         if self._late:
             for one in messages:
                 self._late.pop(one.seq, None)
         self._again.update(again)
-        self._frames.append(_Frame(now_ms + (messages[0].buffer_wait_ms or math.inf), deque(messages)))
+        self._frames.append(_Frame(until_ms, deque(messages)))
         self._count += len(messages)
         if self._late:
             self._drop_behind()  # what came behind a message that is late is withdrawn with it

@@ -47,6 +47,7 @@ from holdfast.client.protocol.stores.acknowledgements import (
     StartedReports,
     Window,
     of_these,
+    ranges_of,
 )
 from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.messages import (
@@ -226,8 +227,8 @@ class SubscriberMachine:
         self._outgoing: list[bytes] = []
         self._acks = AckBatcher()
         self._started = StartedReports()
-        self.taken: list[int] = []
-        """The numbers of what the application took last."""
+        self.taken: list[tuple[int, int]] = []
+        """The numbers of what the application took last, as ranges."""
         self.reports_first = False
         """Whether outgoing frames must be sent before the application gets the message that was taken last."""
         self.advisories = Advisories(options.advisories_max)
@@ -310,10 +311,10 @@ class SubscriberMachine:
     def _took(self, messages: Sequence[Delivery], now_ms: float, *, redelivered: bool) -> None:
         self._window.pace.took(len(messages), now_ms, waiting=len(self._buffer))
         self._window.took(len(messages))
-        numbers = self.taken = [message.seq for message in messages]
-        self._acks.in_work.took(numbers)
+        self.taken = ranges = ranges_of([message.seq for message in messages])
+        self._acks.in_work.took(ranges)
         self._give_credit()
-        self._started.took(numbers, now_ms, redelivered=redelivered)
+        self._started.took(ranges, len(messages), now_ms, redelivered=redelivered)
         self.reports_first = self._started.is_exact
         if self.reports_first:
             self._report_started()
@@ -414,18 +415,21 @@ class SubscriberMachine:
                 return self._talk(now_ms)
 
     def _talk(self, now_ms: float) -> Step:
-        if now_ms >= self.send_due_ms:
+        send_due_ms = self.send_due_ms
+        if now_ms >= send_due_ms:
             self.flush()
+            send_due_ms = self.send_due_ms
         if self._closing and not self.unconfirmed:
             last_words = (*self._take_outgoing(), close_frame())
             self.end(None)
             return Ended(last_words)
         options = self._options
-        probes = now_ms - max(self._heard_ms, self._probed_ms) >= options.heartbeat_ms
+        probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
+        probes = now_ms >= probe_due_ms
         if probes:
             self._probed_ms = now_ms
-        probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
-        due_ms = min(self._bytes_ms + options.timeout_ms, probe_due_ms, self.send_due_ms)
+            probe_due_ms = now_ms + options.heartbeat_ms
+        due_ms = min(self._bytes_ms + options.timeout_ms, probe_due_ms, send_due_ms)
         return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
 
     def waited(self) -> None:
@@ -518,13 +522,13 @@ class SubscriberMachine:
         if isinstance(frame, _WORKING_FRAMES):
             self._made_progress()
         match frame:
-            case MessagesFrame(messages=messages):
+            case MessagesFrame(messages=messages, buffer_wait_ms=wait_ms):
                 if self.token:
                     # Nobody has seen them yet. A loop of its own would cost more than all the rest.
                     deque(map(force_setattr, messages, repeat("token"), repeat(self.token)), maxlen=0)
                 self._window.arrived(messages)
                 again = [message.seq for message in messages if message.redelivered]
-                self._buffer.arrived(messages, again, now_ms)
+                self._buffer.arrived(messages, again, now_ms + (wait_ms or math.inf))
                 for seq in again:
                     if self._acks.is_settling(seq):
                         # The service has not carried that out yet: its reply would have come before this delivery.
@@ -708,6 +712,11 @@ class SubscriberMachine:
     def has_outgoing(self) -> bool:
         """Whether the driver should be woken to send."""
         return bool(self._outgoing)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is attached and what arrived changed nothing that a driver carries out."""
+        return self._state is _State.ATTACHED and not self._outgoing and not self._closing
 
     def _require_usable(self) -> None:
         if self._state is _State.ENDED or self._closing:
