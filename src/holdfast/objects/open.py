@@ -11,9 +11,6 @@ Forms::
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import urlsplit
-
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
@@ -55,7 +52,7 @@ def _open(url: str, create_missing: bool, request_timeout_ms: int, connections_m
         case "file":
             from holdfast.objects.directory.store import DirectoryStore
 
-            return DirectoryStore.open(_directory_path(url), create_missing=create_missing)
+            return DirectoryStore.open(path_of(url), create_missing=create_missing)
         case "s3" | "gs" | "az":
             from holdfast.objects.cloud import CloudStore
 
@@ -77,20 +74,8 @@ def open_durable_reader(
     if url.partition(":")[0].lower() == "file":
         from holdfast.objects.directory.store import DurableDirectory
 
-        reader = DurableDirectory(_directory_path(url))
+        reader = DurableDirectory(path_of(url))
         return reader if retry is None else RetryingReader(reader, retry)
     if url.partition(":")[0].lower() == "memory":
         raise InvalidRequest("the memory of a process has no other reader", code=Code.BAD_CONFIGURATION, url=url)
     return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max, retry=retry)
-
-
-def _directory_path(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
-        raise InvalidRequest(
-            "not a directory URL",
-            code=Code.BAD_CONFIGURATION,
-            hint="use file:///absolute/path or file:relative",
-            url=url,
-        )
-    return path_of(url)

@@ -7,18 +7,19 @@ A table may be where a log may be: ``file:///path``, ``s3://bucket/prefix?region
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
 from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectStore, require_key
 
 UPLOAD_TIMEOUT_MS: Final = 120_000
 """A table's file is up to a few hundred megabytes, in one request, so that only whole files are visible."""
@@ -29,6 +30,10 @@ _S3_OPTIONS: Final[Mapping[str, str]] = {
     "endpoint": "AWS_ENDPOINT_URL",
     "virtual_hosted_style": "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
 }
+
+_NOT_IN_DELTA: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f\\\[\]^|]")
+"""What deltalake cannot have in a path: it decodes a percent sequence once more and takes a backslash for a slash when
+it reads its log, ends on the other marks, and refuses control characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class TableLocation:
 
 
 def table_location(url: str) -> TableLocation:
-    """The location that ``url`` names. Raises: InvalidRequest.
+    """The location that ``url`` names, which deltalake and our store find alike. Raises: InvalidRequest.
 
     >>> table_location("s3://lake/latest?region=eu-central-1").uri
     's3://lake/latest'
@@ -56,21 +61,11 @@ def table_location(url: str) -> TableLocation:
             "the URL of a table carries a password", code=Code.BAD_CONFIGURATION, hint="credentials: the environment"
         )
     match parts.scheme.lower():
-        case "file" if parts.path and not parts.query:
-            return TableLocation(url, os.path.normpath(path_of(url)), {})
-        case "s3" if parts.netloc:
-            options = {_S3_OPTIONS[name]: value for name, value in settings.items() if name in _S3_OPTIONS}
-            endpoint = settings.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
-            if endpoint is not None and endpoint.startswith("http://"):
-                options["AWS_ALLOW_HTTP"] = "true"
-            # The store itself refuses the second of two commits with one number.
-            options["AWS_CONDITIONAL_PUT"] = "etag"
-            return TableLocation(url, f"s3://{parts.netloc}{parts.path}".rstrip("/"), options)
-        case "gs" if parts.netloc:
-            return TableLocation(url, f"gs://{parts.netloc}{parts.path}".rstrip("/"), {})
-        case "az" if parts.netloc:
-            account = {"AZURE_STORAGE_ACCOUNT_NAME": settings["account"]} if "account" in settings else {}
-            return TableLocation(url, f"az://{parts.netloc}{parts.path}".rstrip("/"), account)
+        case "file":
+            return TableLocation(url, _directory(path_of(url)), {})
+        case "s3" | "gs" | "az" if parts.netloc:
+            _require_prefix(parts.path.strip("/"))
+            return _in_cloud(url, parts, settings)
         case _:
             raise InvalidRequest(
                 "not the URL of a table",
@@ -78,6 +73,49 @@ def table_location(url: str) -> TableLocation:
                 hint="use file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
                 url=url.partition("?")[0],
             )
+
+
+def _in_cloud(url: str, parts: SplitResult, settings: Mapping[str, str]) -> TableLocation:
+    uri = f"{parts.scheme.lower()}://{parts.netloc}{parts.path}".rstrip("/")
+    match parts.scheme.lower():
+        case "s3":
+            options = {_S3_OPTIONS[name]: value for name, value in settings.items() if name in _S3_OPTIONS}
+            endpoint = settings.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+            if endpoint is not None and endpoint.startswith("http://"):
+                options["AWS_ALLOW_HTTP"] = "true"
+            # The store itself refuses the second of two commits with one number.
+            options["AWS_CONDITIONAL_PUT"] = "etag"
+            return TableLocation(url, uri, options)
+        case "az" if "account" in settings:
+            return TableLocation(url, uri, {"AZURE_STORAGE_ACCOUNT_NAME": settings["account"]})
+        case _:
+            return TableLocation(url, uri, {})
+
+
+def _directory(path: Path) -> str:
+    """The directory as deltalake takes it, which resolves links. Raises: InvalidRequest."""
+    place = os.path.normpath(path)
+    if (wrong := _NOT_IN_DELTA.search(os.path.realpath(place))) is not None:
+        raise _unfit(wrong[0], os.path.realpath(place))
+    return place
+
+
+def _require_prefix(prefix: str) -> None:
+    """Raise InvalidRequest unless our store and deltalake read the prefix alike."""
+    if prefix:
+        require_key(prefix)
+    if (wrong := _NOT_IN_DELTA.search(prefix)) is not None:
+        raise _unfit(wrong[0], prefix)
+
+
+def _unfit(part: str, path: str) -> InvalidRequest:
+    return InvalidRequest(
+        "a table cannot be here: the library for Delta tables would look for its log in another place",
+        code=Code.BAD_CONFIGURATION,
+        hint="choose a path without % before two hexadecimal digits, without \\ [ ] ^ | and control characters",
+        found=part,
+        path=path,
+    )
 
 
 def open_table_store(url: str) -> ObjectStore:

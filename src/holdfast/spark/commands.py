@@ -265,8 +265,9 @@ def doctor(log: str | None, to: str | None) -> JobResult:
 
 def _output_access(to: str) -> Diagnosis:
     try:
-        if table_location(to).url.startswith("file:"):
-            make_durable_directory(table_location(to).uri)
+        location = table_location(to)
+        if location.uri.startswith("/"):
+            make_durable_directory(location.uri)
     except (InvalidRequest, OSError) as error:
         fix = error.hint if isinstance(error, InvalidRequest) else ""
         return Diagnosis("output", "bad", statement_of(error), fix or "name a place that this user may write to")
@@ -384,6 +385,7 @@ class BulkCommand:
         The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
         InvalidRequest, NotFound, CorruptData, Unavailable.
         """
+        table_location(self.to)  # before the work
         with self.spark.session("resolve") as spark:
             through = 0 if self.log is None else log_head(self.log).version
             start = base if base is not None else through + VERSION_JUMP

@@ -11,7 +11,6 @@ import re
 import time
 from dataclasses import dataclass
 from typing import Any, Final, cast
-from urllib.parse import unquote, urlsplit
 
 from holdfast.console import units
 from holdfast.console.call import Call, Page
@@ -21,6 +20,7 @@ from holdfast.console.parts import Column, Tone, badge, code, moment, notice, se
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.extras import needs
+from holdfast.segments.table_location import table_location
 
 KEPT_SECONDS: Final = 10.0
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -74,24 +74,28 @@ def _read(url: str, shown: str) -> Table:
     with needs("segments"):
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
-    parts = urlsplit(url)
-    if parts.password is not None:
-        raise InvalidRequest("the URL of a table carries a password")
-    place = unquote(parts.path) if parts.scheme == "file" else url.partition("?")[0]
+    location = table_location(url)
     try:
-        delta: Any = DeltaTable(place)
+        delta: Any = DeltaTable(location.uri, storage_options=dict(location.options))
         about: dict[str, Any] = json.loads(delta.metadata().description or "{}").get("holdfast", {})
         pipeline = str(about.get("pipeline", ""))
         if not pipeline:
             raise InvalidRequest("no pipeline of Holdfast made this table")
-        newest = cast("dict[str, Any]", delta.history(1)[0])
         findings, verified = _audited(delta) if pipeline == AUDIT else (None, 0)
         offset = delta.transaction_version(f"holdfast/{pipeline}") or 0
-        written_ms = int(newest["timestamp"])
         log_id = str(about.get("log_id", ""))
-        return Table(shown, pipeline, log_id, offset, delta.version(), written_ms, findings, verified)
+        return Table(shown, pipeline, log_id, offset, delta.version(), _written_ms(delta), findings, verified)
     except (DeltaError, OSError, ValueError) as error:
         raise Unavailable("the table cannot be read", cause=plain(str(error))) from error
+
+
+def _written_ms(delta: Any) -> int:
+    """When the table was last written. The history of a table is empty where its path has a # or a ?: then by files."""
+    newest = cast("list[dict[str, Any]]", delta.history(1))
+    if newest:
+        return int(newest[0]["timestamp"])
+    files: list[int] = delta.get_add_actions(flatten=True).column("modification_time").to_pylist()
+    return max(files, default=int(delta.metadata().created_time))
 
 
 def plain(text: str) -> str:

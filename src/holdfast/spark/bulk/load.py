@@ -42,6 +42,7 @@ from holdfast.crc32 import fastest_crc32
 from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
+from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
 from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
@@ -333,6 +334,8 @@ class _Load:
         began = time.monotonic()
         options = self._options
         folder = path_of(self._url) if is_directory(self._url) else None
+        if self._verdicts_url is not None:
+            table_location(self._verdicts_url)  # before a request is committed whose verdict has no place
         if folder is None or folder.exists():
             with StoreThread(self._url) as thread:
                 thread.start(partial(require_no_leader, options=options.leading)).result()
