@@ -285,11 +285,13 @@ class Deliveries:
                 self._detach(subscriber, "closed")
                 return
             self._join(subscriber)
-            for first, last, *_ in self.backlog.leases(*subscriber.place):
+            for first, last in subscriber.kept:
                 subscriber.sent.add(first, last)  # on the connection before this one
             done(result)
 
         self._service.submit_nowait(attach, attached)
+        # What leaves before the answer is withdrawn after it, with its credit: the subscriber begins with it.
+        subscriber.kept = [(first, last) for first, last, *_ in self.backlog.leases(*subscriber.place)]
 
     def _join(self, subscriber: Subscriber) -> None:
         self._groups.setdefault((subscriber.store, subscriber.durable), _Group()).by_name[subscriber.name] = subscriber
@@ -708,7 +710,7 @@ class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
-        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "left_out", "name", "on_its_way", "paused",
+        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "kept", "left_out", "name", "on_its_way", "paused",
         "room", "sent", "since_ms", "started", "store", "unread", "wants",
     )  # fmt: skip
 
@@ -730,6 +732,8 @@ class Subscriber(ABC):
         """Started messages that were not reported yet; None until the first report."""
         self.unread: deque[Run] = deque()
         """Held messages that were not read yet."""
+        self.kept: list[tuple[int, int]] = []
+        """What it held when it was attached."""
         self.left_out = SequenceSet()
         """Messages that were not sent because they are about to be withdrawn."""
         self.sent = SequenceSet()

@@ -187,8 +187,7 @@ class SubscribeSocket(asyncio.Protocol):
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
             self._token = opened.service.token(asked.store, asked.durable)
-            kept = [(first, last) for first, last, *_ in opened.deliveries.backlog.leases(*subscriber.place)]
-            self._send(_attached_frame(now, asked.prefetch, self._token, kept, created=result.created))
+            self._send(_attached_frame(now, asked.prefetch, self._token, subscriber.kept, created=result.created))
             self._watch()
             if watched is not None:
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
