@@ -17,9 +17,9 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
 from holdfast.given_twice import GivenTwice, pairs_once
-from holdfast.objects.directory.store import DirectoryStore
+from holdfast.objects.directory.store import DirectoryStore, DurableDirectory
 from holdfast.objects.open import open_store
-from holdfast.objects.port import ObjectStore, require_key
+from holdfast.objects.port import ObjectReader, ObjectStore, require_key
 
 UPLOAD_TIMEOUT_MS: Final = 120_000
 """A table's file is up to a few hundred megabytes, in one request, so that only whole files are visible."""
@@ -127,3 +127,10 @@ def open_table_store(url: str) -> ObjectStore:
         # A task moves one file at a time.
         return DirectoryStore(root, writers=1, readers=1)
     return open_store(url, request_timeout_ms=UPLOAD_TIMEOUT_MS, connections_max=CONNECTIONS_MAX)
+
+
+def open_table_reader(url: str) -> ObjectReader:
+    """The same for reads alone: a directory is read in this process, and not made. Raises: as ``open_table_store``."""
+    if url.partition(":")[0].lower() == "file":
+        return DurableDirectory(Path(table_location(url).uri))
+    return open_table_store(url)

@@ -144,7 +144,7 @@ SERVED_STORE_OPTIONS: Final[Table] = {
 }
 TABLE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
-    **dict.fromkeys(("versionAsOf", "timestampAsOf"), (_EVERY_SHAPE, _BATCH)),
+    **dict.fromkeys(("versionAsOf", "timestampAsOf", "pushdown"), (_EVERY_SHAPE, _BATCH)),
     **dict.fromkeys(("startingVersion", "skipChangeCommits", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 WRITE_OPTIONS: Final[Table] = {
@@ -336,7 +336,7 @@ class ServedStoreOptions:
 
 
 TableFilter: TypeAlias = tuple[str, str, object]
-TABLE_OPERATORS: Final = ("=", ">=", "<=", "in")
+TABLE_OPERATORS: Final = ("=", "<", "<=", ">", ">=", "in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +358,7 @@ class TableOptions:
     starting_version: int | None = 0
     skip_change_commits: bool = False
     poll_ms: int = TABLE_POLL_MS
+    pushdown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,6 +569,7 @@ def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> T
         None if starting == LATEST else 0 if starting == EARLIEST else int(starting),
         options.value("skipChangeCommits", _boolean, default=False),
         options.value("pollInterval", parse_duration_ms, TABLE_POLL_MS),
+        options.value("pushdown", _boolean, default=False),
     )
 
 
@@ -1019,16 +1021,17 @@ def _after_seq_or_latest(name: str, text: str) -> tuple[int | None, Position | N
 def _filters(name: str, text: str) -> tuple[TableFilter, ...]:
     try:
         given = json.loads(text, object_pairs_hook=pairs_once)
-        filters = [(column, operator, value) for column, operator, value in given]
-    except (TypeError, ValueError):
-        filters = []
-    if not filters or not all(
-        isinstance(column, str) and operator in TABLE_OPERATORS for column, operator, _ in filters
-    ):
-        raise _invalid(
-            name, f'is {text!r}; valid: [["version", ">=", 7], ...] with the operators {" ".join(TABLE_OPERATORS)}'
-        )
-    return tuple(filters)
+    except ValueError:
+        given = None
+    valid = f'valid: [["version", ">=", 7], ...] with the operators {" ".join(TABLE_OPERATORS)}'
+    if not isinstance(given, list) or not given:
+        raise _invalid(name, f"is {text!r}; {valid}")
+    for each in given:
+        if not (isinstance(each, list) and len(each) == 3 and isinstance(each[0], str)):
+            raise _invalid(name, f"has {json.dumps(each)}, which is not [column, operator, value]; {valid}")
+        if each[1] not in TABLE_OPERATORS:
+            raise _invalid(name, f"has {json.dumps(each)}, whose operator {each[1]!r} is unknown; {valid}")
+    return tuple((column, operator, value) for column, operator, value in given)
 
 
 def _number(name: str, text: str) -> int:

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
+from holdfast.spark.runtime.table_reads import ATTEMPTS_MAX, BACKOFF_SECONDS, TableReads
 
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
@@ -33,8 +34,6 @@ FILES_SCHEMA: Final = pa.schema(
 """A task's report of the files that it wrote. A row without a path names a partition whose older files are replaced."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
 
-ATTEMPTS_MAX: Final = 6
-BACKOFF_SECONDS: Final = 0.2
 ROW_GROUP_ROWS: Final = 128 * 1024
 BLOOM_FALSE_POSITIVES: Final = 0.01
 TASKS_OF_A_READ_MAX: Final = 256
@@ -168,23 +167,8 @@ def _parquet_rows(data: bytes, columns: Collection[str] | None) -> pa.Table:
 
 def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:
     """The bytes of these files. Raises: NotFound, Unavailable."""
-    return asyncio.run(_read(url, paths))
-
-
-async def _read(url: str, paths: Sequence[str]) -> list[bytes]:
-    if not paths:
-        return []
-    async with _opened(url) as store:
-        return [await _read_one(store, path) for path in paths]
-
-
-async def _read_one(store: ObjectStore, path: str) -> bytes:
-    for attempt in range(ATTEMPTS_MAX - 1):
-        try:
-            return await store.read(path)
-        except Unavailable:
-            await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
-    return await store.read(path)
+    with TableReads(url) as reads:
+        return [reads.whole(path) for path in paths]
 
 
 @dataclass(frozen=True, slots=True)

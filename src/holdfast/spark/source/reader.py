@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.source.pushdown import PushWhereItIsOn
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.spark.typed.decode import Format
 
@@ -114,21 +115,6 @@ def _texts(one: Filter, value: object) -> tuple[str, ...] | None:
     return None
 
 
-class _PushWhereItIsOn:
-    """``pushFilters`` of one reader, for sessions with filter push-down on and off.
-
-    Where it is off, Spark refuses a reader that has a ``pushFilters`` of its own, and tests that by ``__func__``.
-    """
-
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, reader: HoldfastBatchReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._reader.narrow(filters)
-
-
 @states_errors
 class HoldfastBatchReader(DataSourceReader):
     """One batch read: planned once, read piece by piece."""
@@ -137,16 +123,13 @@ class HoldfastBatchReader(DataSourceReader):
         self._options = options
         self._pushed: RowFilter | None = None
         if options.pushdown:
-            self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
+            self.pushFilters = PushWhereItIsOn(self._narrow)  # type: ignore[method-assign]
 
-    def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
-        """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
-        kept = list(filters)
+    def _narrow(self, filters: Iterable[Filter]) -> None:
         # A filter on a decoded key does not say which bytes the key has.
         keys_are_bytes = self._options.typing.key.format is Format.BINARY
-        narrowing = [each for each in kept if keys_are_bytes or getattr(each, "attribute", ()) != ("key",)]
+        narrowing = [each for each in filters if keys_are_bytes or getattr(each, "attribute", ()) != ("key",)]
         self._pushed = row_filter_of(narrowing, self._options.shape)
-        return kept
 
     def partitions(self) -> Sequence[LogPartition | SegmentPartition]:
         """The pieces to read. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
