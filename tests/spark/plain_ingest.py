@@ -45,6 +45,12 @@ class Source:
     def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
         return Relation.SAME
 
+    def attach(self, consumer: str) -> None:
+        assert consumer
+
+    def require_same(self) -> None:
+        pass
+
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         return {each: request(each) for each in self.numbers if first <= each <= last}
 

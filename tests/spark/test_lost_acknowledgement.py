@@ -32,8 +32,15 @@ class Client:
     acknowledge_own = DurableClient.acknowledge_own
     _store, _durable = "requests", "spark"
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, subscriber: str) -> None:
+        self.subscriber = subscriber
         self._has_asked = False
+
+    def attach(self) -> None:
+        assert self.subscriber.startswith("spark/ingest/")
+
+    def describe(self) -> None:
+        pass
 
     def last_seq(self) -> int:
         return 100
@@ -71,7 +78,7 @@ def test_a_lost_answer_is_no_other_consumer(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(numbered_source, "DurableClient", Client)
     kept = Client.kept = Kept(1, 2)
     source = DurableSource("http://127.0.0.1:9", "requests", "spark")
-    source._identity = "store:00ff/requests/spark"
+    monkeypatch.setattr(DurableSource, "identity", "store:00ff/requests/spark")
     (tmp_path / "log").mkdir()
     url = (tmp_path / "log").as_uri()
     ingest = Ingest(url, Verdicts(), "orders", request_format=None, source=source, leading=POLITE)

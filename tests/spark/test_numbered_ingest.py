@@ -23,7 +23,7 @@ from holdfast.client.stores import Message, define_spark_stores
 from holdfast.commit.format.transaction import Delete, Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
+from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.objects.open import open_store
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.commit_stream import commit_stream
@@ -277,17 +277,54 @@ def test_a_store_that_was_made_again_is_no_reason_to_leave_requests_out(spark: S
     assert values_of(tmp_path) == in_order(12)
 
 
-def test_something_else_that_consumes_the_durable_ends_the_ingest(spark: SparkSession, tmp_path: Path) -> None:
+def test_something_else_is_refused_the_durable_and_ends_the_ingest_where_an_administrator_gave_it_away(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with a_desk(tmp_path / "desk") as desk:
+        terms = {"type": "standard", "prefetch": 0, "subscriber_timeout": 0.3}
+        desk.client.define_durable("requests", "spark", terms)
         ingest = an_ingest(tmp_path, desk)
         desk.send(0, 2)
         ingest.micro_batch(offered(spark, desk.requests), 0)
+        other = an_ingest(tmp_path / "another", desk)
+        for thief in (
+            lambda: DurableClient(desk.url, "requests", "spark").acknowledge_through(3),
+            lambda: other.micro_batch(offered(spark, desk.requests), 0),
+        ):
+            with pytest.raises(AlreadyOpen, match="spark/ingest/") as refused:
+                thief()
+            assert refused.value.code == Code.DURABLE_BUSY
+        other.close()
         desk.send(2, 4)
-        with DurableClient(desk.url, "requests", "spark") as thief:
-            thief.acknowledge_through(3)
-        with pytest.raises(Fenced) as ended:
-            ingest.micro_batch(offered(spark, desk.requests), 1)
+        ingest.micro_batch(offered(spark, desk.requests), 1)
+        assert (values_of(tmp_path), desk.waiting()) == (in_order(4), 0)
+        desk.send(4, 6)
+        with desk.client.subscriber("requests", "spark", subscriber="reports", take_over=True) as taken:
+            received = taken.receive(timeout=10)
+            assert received is not None
+            taken.acknowledge(received, confirmed=True)
+            with pytest.raises(Fenced) as ended:
+                ingest.micro_batch(offered(spark, desk.requests), 2)
         assert ended.value.code == Code.DURABLE_COLLISION
+        ingest.close()
+
+
+def test_a_durable_that_was_made_again_under_an_ingest_ends_it_and_is_not_acknowledged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with a_desk(tmp_path / "desk") as desk:
+        ingest = an_ingest(tmp_path, desk)
+        desk.send(0, 5)
+        ingest.micro_batch(offered(spark, desk.requests), 0)
+        desk.client.delete_store("requests")
+        define_spark_stores(desk.client)
+        desk.requests.close()
+        desk.send(5, 12)
+        for _ in range(2):  # also when the query is started again with the same object
+            with pytest.raises((Closed, InvalidRequest), match="made again") as ended:
+                ingest.micro_batch(offered(spark, desk.requests), 1)
+            assert ended.value.code == Code.STORE_REPLACED
+        assert desk.waiting() == 7
         ingest.close()
 
 

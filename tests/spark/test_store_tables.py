@@ -17,7 +17,7 @@ from tests.spark.service_process import NO_VIEW, ServiceProcess
 from tests.spark.test_pipeline_exactly_once import Killed, killed_after, killed_before, once
 
 from holdfast import StoreClient
-from holdfast.errors import Closed, InvalidRequest
+from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.spark import RunReport, Schedule, StoreChanges, StoreLatest, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.tables.store_tables import LATEST_MESSAGE_ROWS, merge_messages
@@ -138,6 +138,47 @@ def test_a_table_of_another_durable_and_lost_messages_are_refused(
     with pytest.raises(Closed, match="made again"):
         run(spark, StoreChanges, service, tmp_path / "table")
     assert content(StoreChanges, tmp_path / "table") == published
+
+
+def test_a_second_table_on_a_durable_is_refused_and_the_first_goes_on(
+    spark: SparkSession, service: ServiceProcess, client: StoreClient, tmp_path: Path
+) -> None:
+    client.define_durable("orders", "own", {"type": "standard", "subscriber_timeout": 0.2})
+    published = publish(client, ("a", b"1"))
+    first = StoreChanges(spark, service.url, "orders", "own", (tmp_path / "table").as_uri())
+    place = (tmp_path / "table").as_uri()
+    run_pipeline(first, service.url, place)
+    with pytest.raises(InvalidRequest, match="another subscriber has this durable") as refused:
+        run(spark, StoreLatest, service, tmp_path / "second", durable="own")
+    assert refused.value.code is Code.DURABLE_BUSY
+    published += publish(client, ("a", b"2"))
+    assert run_pipeline(first, service.url, place).version == 2
+    assert content(StoreChanges, tmp_path / "table") == published and acknowledged(client, "own") == 2
+    del first
+    assert run(spark, StoreLatest, service, tmp_path / "second", durable="own").version == 0
+
+
+@pytest.mark.parametrize("what", ["store", "durable"])
+def test_a_store_that_is_made_again_under_a_table_ends_it_and_is_not_acknowledged(
+    spark: SparkSession, service: ServiceProcess, client: StoreClient, tmp_path: Path, what: str
+) -> None:
+    """Between two steps of a job that runs, and while it is stopped: with more messages than the table has."""
+    published = publish(client, *(("a", b"old"),) * 3)
+    place = (tmp_path / "table").as_uri()
+    job = StoreChanges(spark, service.url, "orders", "lake", place)
+    run_pipeline(job, service.url, place)
+    if what == "store":
+        client.delete_store("orders")
+        client.define_store("orders")
+    else:
+        client.delete_durable("orders", "lake")
+    client.define_durable("orders", "lake", {"type": "standard"})
+    publish(client, *(("a", b"new"),) * 5)
+    for again in (job, StoreChanges(spark, service.url, "orders", "lake", place)):
+        with pytest.raises(Closed, match="made again") as refused:
+            run_pipeline(again, service.url, place)
+        assert refused.value.code is Code.STORE_REPLACED
+    assert content(StoreChanges, tmp_path / "table") == published and acknowledged(client) == 0
 
 
 def test_the_newest_message_of_each_key_is_kept_in_the_order_of_keys() -> None:

@@ -179,6 +179,9 @@ class StoreOperations:
                 self._deliveries.started(subscriber, pairs_of(request.started))
             if request.extend:
                 self._deliveries.before_extension(subscriber)
+        if is_there and not (command.ack or command.nack or command.reject or command.extend):
+            acknowledged(Acknowledged(0, []))  # a sign of life: nothing changes, so nothing is written
+            return
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:

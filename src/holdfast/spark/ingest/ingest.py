@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.durable_directory import make_durable_directory
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import AlreadyOpen, Code, CorruptData, InvalidRequest, NotFound
 from holdfast.file_urls import path_of
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
 from holdfast.spark.bulk.requests import (
@@ -121,9 +121,9 @@ class Ingest:
         try:
             protocol.decide(self._requests(frame), number, written)
         except BaseException:
-            if self._source is not None:  # what it has acknowledged is unknown now
+            if self._source is not None:  # what it has acknowledged, and which durable has the name, is unknown now
                 self._source.close()
-            if self._batches.in_flight:
+            if self._batches.in_flight or self._source is not None:
                 self._abandon(stages)
             raise
 
@@ -173,7 +173,11 @@ class Ingest:
         claim = leadership.claim()
         try:
             records = find_records(spark, thread, claim, self._url, self._name, self._source)
-        except (InvalidRequest, NotFound, CorruptData):
+            if self._source is not None:
+                self._source.attach(f"{claim.log_id.hex()}/{self._name}")
+        except (InvalidRequest, NotFound, CorruptData, AlreadyOpen):
+            if self._source is not None:
+                self._source.close()
             leadership.resign()
             raise
         except BaseException:

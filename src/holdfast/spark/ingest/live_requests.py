@@ -16,7 +16,14 @@ from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.ingest.commit_stream import message_source, store_of
-from holdfast.spark.ingest.numbered_source import ANSWER_MS_MAX, DurableSource, NumberedSource, QueueSource, log_id_of
+from holdfast.spark.ingest.numbered_source import (
+    ANSWER_MS_MAX,
+    INGEST_SUBSCRIBER,
+    DurableSource,
+    NumberedSource,
+    QueueSource,
+    log_id_of,
+)
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN
@@ -145,7 +152,7 @@ class LiveRequests:
             _require_right(url, store, "browse", Request("GET", browse_target(path, 0, 1, None, False)))
             _require_right(url, store, "subscribe", request_of("POST", f"{path}/acks", {}))
             with DurableClient(url, store, options["durable"], ANSWER_MS_MAX) as durable:
-                durable.require_own()
+                durable.require_free(INGEST_SUBSCRIBER)
         if verdicts is not None:
             publish = request_of("POST", f"{store_path(verdicts)}/messages", {})
             _require_right(url_of_verdicts, verdicts, "publish", publish)

@@ -36,10 +36,11 @@ class Numbered:
 
         The messages of the newest micro-batch that the log has are acknowledged after its verdicts are durable. So it
         may lack verdicts only if one of its messages comes again, or if Spark repeats it.
-        ``written``: how many micro-batches have their verdicts. Raises: InvalidRequest (the source was put back, or the
-        table is further than the log), and as ``MicroBatches.commit``.
+        ``written``: how many micro-batches have their verdicts. Raises: Closed (``store_replaced``), InvalidRequest
+        (the source was put back, or the table is further than the log), and as ``MicroBatches.commit``.
         """
         batches = self._batches
+        self._source.require_same()
         self._require_same_messages(offered)
         fresh = [each for each in offered if int(each.order) > batches.through]
         earlier = batches.earlier

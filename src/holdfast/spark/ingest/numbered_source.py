@@ -19,11 +19,13 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue import Queue
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
-from holdfast.spark.messages.durable_client import DurableClient
+from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.queue import id_of_queue, time_of_message
 from holdfast.spark.runtime.service_client import service_token
 from holdfast.stores.values.identity import is_continued
 
+INGEST_SUBSCRIBER: Final = f"{SUBSCRIBER}/ingest/"
+"""What the names of the subscribers of all ingests begin with."""
 ANSWER_MS_MAX: Final = 30_000
 """How long a service is tried before Spark is started for nothing."""
 
@@ -58,6 +60,15 @@ class NumberedSource(Protocol):
         ``time_ms``: no message up to ``through`` was published after it; 0: not known. Raises: NotFound (there is no
         such source), Unavailable.
         """
+        ...
+
+    def attach(self, consumer: str) -> None:
+        """Have the source for this ingest alone, until ``close``. Raises: AlreadyOpen (``durable_busy``: something else
+        consumes it, and goes on), Conflict, NotFound, Unavailable."""
+        ...
+
+    def require_same(self) -> None:
+        """Raise Closed (``store_replaced``) if the name has another source now than this object has met; NotFound."""
         ...
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
@@ -144,6 +155,7 @@ class DurableSource:
         self._url = url
         self._names = f"{store}/{durable}"
         self._opened = (url, store, durable, retry_ms)
+        self._subscriber = INGEST_SUBSCRIBER
         self._client: DurableClient | None = None
         self._identity: str | None = None
         self._acknowledged_through = 0
@@ -197,6 +209,17 @@ class DurableSource:
             for each in page
         }
 
+    def attach(self, consumer: str) -> None:
+        """As ``NumberedSource`` has it."""
+        self._subscriber = f"{INGEST_SUBSCRIBER}{consumer}"
+        durable = self._durable()
+        durable.subscriber = self._subscriber
+        durable.attach()
+
+    def require_same(self) -> None:
+        """As ``NumberedSource`` has it. Cost: a request."""
+        self._durable().describe()
+
     def acknowledge(self, through: int) -> None:
         """As ``NumberedSource`` has it. Harmless when repeated."""
         durable = self._durable()
@@ -219,7 +242,7 @@ class DurableSource:
 
     def _durable(self) -> DurableClient:
         if self._client is None:
-            self._client = DurableClient(*self._opened)
+            self._client = DurableClient(*self._opened, subscriber=self._subscriber)
         return self._client
 
 
@@ -260,6 +283,12 @@ class QueueSource:
                     break
                 found[message.seq] = request_in(message.seq, message.payload, {}, message.time_ns // 1_000_000)
         return found
+
+    def attach(self, consumer: str) -> None:
+        """As ``NumberedSource`` has it: any number of readers have a queue at a time."""
+
+    def require_same(self) -> None:
+        """As ``NumberedSource`` has it: the offsets of the stream name the queue."""
 
     def acknowledge(self, through: int) -> None:
         """As ``NumberedSource`` has it."""

@@ -1,36 +1,44 @@
 """One durable of a store, over HTTP: look at its messages by number, and acknowledge them up to a number.
 
 Reading consumes nothing, so any number of tasks read the same messages as often as they must. Only a subscriber that
-holds a message can acknowledge it. ``acknowledge_through`` therefore polls under the name ``SUBSCRIBER`` first, and
-reports none of what it gets as started: no delivery of its own counts. After a crash what it held comes back to the
-durable within ``ack_wait``, and is acknowledged at the next call.
+holds a message can acknowledge it. ``acknowledge_through`` therefore polls first, and reports none of what it gets as
+started: no delivery of its own counts. After a crash what it held comes back to the durable within ``ack_wait``, and is
+acknowledged at the next call. A client that has attached keeps the durable for its ``subscriber``: a thread gives signs
+of life, so the service refuses every other subscriber.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
+from urllib.parse import quote
 
-from holdfast.client import ClientOptions
+from holdfast.client import Client, ClientOptions
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, LimitExceeded, NotFound
+from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
-from holdfast.spark.runtime.service_client import ServiceClient
+from holdfast.spark.runtime.service_client import ServiceClient, service_token
 from holdfast.stores.values.identity import is_continued, is_same, replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
 from holdfast.wire.stores import DeliveredResponse, Page
 
 SUBSCRIBER: Final = "spark"
+"""The name of a client that has no other, and the first part of every other one."""
 PAGE_MESSAGES_MAX: Final = 1_000
 POLL_MESSAGES: Final = 512
 ACKNOWLEDGED_AT_ONCE: Final = 10_000
 ROUNDS_EXTRA_MAX: Final = 1_000
 GIVE_UP_MS: Final = SERVED_STORE_RETRY_MS
+ASK_AGAIN_S: Final = 0.25
+"""Between two looks whether the durable is free. To wait in line could cost its holder the durable."""
 
 
 class DurableClient:
@@ -40,9 +48,19 @@ class DurableClient:
     (``store_replaced``) where the name has another durable now; Unavailable when it has not answered for ``retry_ms``.
     """
 
-    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None, token: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        store: str,
+        durable: str,
+        retry_ms: int | None = None,
+        token: str = "",
+        subscriber: str = SUBSCRIBER,
+    ) -> None:
         self.token = token
         """What every request names; empty before the first answer that has it."""
+        self.subscriber = subscriber
+        self._url = url
         self._retry_ms = GIVE_UP_MS if retry_ms is None else retry_ms
         self._client = ServiceClient(url, ClientOptions(give_up_after_ms=self._retry_ms))
         self._store = store
@@ -50,6 +68,9 @@ class DurableClient:
         self._path = durable_path(store, durable)
         self._held: list[int] = []
         """Messages that an earlier call got and did not acknowledge, ascending."""
+        self._is_attached = False
+        self._ended = threading.Event()
+        self._end = weakref.finalize(self, _end, self._ended, self._client)  # also where no one calls ``close``
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +81,8 @@ class DurableClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+        """Close the connections. The durable is free after its ``subscriber_timeout``."""
+        self._end()
 
     def describe(self) -> Definition:
         """The durable's parameters, counts and subscribers. Raises: NotFound for the store and for the durable."""
@@ -165,13 +186,42 @@ class DurableClient:
         return int(counts["acknowledged"])
 
     def open_own(self, template: str, matcher: Mapping[str, object] | None) -> None:
-        """Find the durable to be standard and without another subscriber, or make it. Raises: Conflict, Fenced,
-        NotFound."""
+        """Find the durable to be standard, or make it. Raises: Conflict, NotFound."""
         try:
-            self.require_own()
+            self.require_standard()
         except NotFound:
             self.create(template, matcher)  # raises NotFound where there is no such store
-            self.require_own()
+            self.require_standard()
+
+    def attach(self) -> None:
+        """Have the durable for ``subscriber``, until ``close``. Harmless when it is attached.
+
+        Waits for a holder whose process has died: twice its ``subscriber_timeout``, and 2 s. Raises: AlreadyOpen
+        (``durable_busy``: another subscriber has the durable; its messages stay with it), NotFound. Cost: two requests.
+        """
+        if self._is_attached:
+            return
+        timeout_s = float(str(self.describe()["subscriber_timeout"]))
+        gives_up_s = time.monotonic() + min(2 * timeout_s + 2, self._retry_ms / 1_000)
+        got: list[Delivery] | None = None
+        while got is None:
+            try:
+                got = self._ask_for(1)
+            except AlreadyOpen as error:
+                if time.monotonic() >= gives_up_s:
+                    raise self._busy(error.fields.get("holder")) from error
+                time.sleep(min(ASK_AGAIN_S, timeout_s / 4))
+        # What came is not worked on: it stays with the durable, and its delivery does not count.
+        returned = {"nack": [[each.seq, 0] for each in got]} if got else {}
+        self._send(self._settling(returned))
+        self._is_attached = True
+        signs = self._settling({}), self._url, timeout_s / 3, self._ended
+        threading.Thread(target=_give_signs_of_life, args=signs, name="holdfast-durable", daemon=True).start()
+
+    def _settling(self, messages: Mapping[str, object]) -> Request:
+        """An acknowledgement, or without messages a sign of life."""
+        body = {"subscriber": self.subscriber, "started": [], "token": self.token, **messages}
+        return request_of("POST", f"{self._path}/acks", body)
 
     def require_same(self, token: str, seq: int, *, fail_on_data_loss: bool) -> None:
         """Return if the numbers up to ``seq`` of the durable that ``token`` names are of the same messages here.
@@ -223,8 +273,8 @@ class DurableClient:
         found = self.first_after(seq - 1)
         return found.published_ms if found is not None and found.seq == seq else None
 
-    def require_own(self) -> Definition:
-        """The description of a standard durable without another subscriber. Raises: Conflict, Fenced."""
+    def require_standard(self) -> Definition:
+        """The description of the durable, if it is of type standard. Raises: Conflict (``type_mismatch``), NotFound."""
         found = self.describe()
         if found["type"] != "standard":
             raise Conflict(
@@ -235,12 +285,26 @@ class DurableClient:
                 durable=self._durable,
                 type=found["type"],
             )
-        subscribers = found["subscribers"]
-        assert isinstance(subscribers, list), "the reference page describes it"
-        others = [each["name"] for each in subscribers if each["name"] != SUBSCRIBER]
-        if others:
-            raise self.collision(subscriber=others[0])
         return found
+
+    def require_free(self, for_prefix: str) -> None:
+        """Return if the durable is standard and no subscriber has it whose name begins otherwise. Raises: AlreadyOpen,
+        Conflict, NotFound."""
+        subscribers = self.require_standard()["subscribers"]
+        assert isinstance(subscribers, list), "the reference page describes it"
+        for each in subscribers:
+            if not str(each["name"]).startswith(for_prefix):
+                raise self._busy(each["name"])
+
+    def _busy(self, holder: object) -> AlreadyOpen:
+        return AlreadyOpen(
+            "another subscriber has this durable; it goes on, and nothing was read or acknowledged here",
+            code=Code.DURABLE_BUSY,
+            hint="give each stream, table, ingest and subscriber a durable of its own, or stop the other one first",
+            store=self._store,
+            durable=self._durable,
+            holder=holder,
+        )
 
     def collision(self, **fields: object) -> Fenced:
         """The error for a durable that something else consumes as well."""
@@ -260,11 +324,15 @@ class DurableClient:
         return page
 
     def _poll(self, count: int) -> list[Delivery]:
-        target = f"{self._path}/messages?subscriber={SUBSCRIBER}&max={count}&wait_ms=0"
+        self.attach()
         try:
-            delivered = decode(self._ask("GET", target), DeliveredResponse)
+            return self._ask_for(count)
         except AlreadyOpen as error:
             raise self.collision(subscriber=error.fields.get("holder")) from error
+
+    def _ask_for(self, count: int) -> list[Delivery]:
+        target = f"{self._path}/messages?subscriber={quote(self.subscriber, safe='')}&max={count}&wait_ms=0"
+        delivered = decode(self._ask("GET", target), DeliveredResponse)
         self._met(delivered.token)
         return delivered.messages
 
@@ -277,9 +345,8 @@ class DurableClient:
                 ranges.append([seq, seq])
         count = 0
         for first in range(0, len(ranges), POLL_MESSAGES):
-            acked = ranges[first : first + POLL_MESSAGES]
-            body = {"subscriber": SUBSCRIBER, "ranges": acked, "started": [], "token": self.token}
-            count += decode(self._ask("POST", f"{self._path}/acks", body), AckedResponse).acknowledged
+            acked = self._settling({"ranges": ranges[first : first + POLL_MESSAGES]})
+            count += decode(self._send(acked), AckedResponse).acknowledged
         return count
 
     def _get(self, target: str) -> Definition:
@@ -292,3 +359,24 @@ class DurableClient:
 
     def _send(self, request: Request) -> Response:
         return self._client.run(ask(self._client.session, request, now_ms(), self._retry_ms))
+
+
+def _end(ended: threading.Event, client: Client) -> None:
+    ended.set()
+    client.close()
+
+
+def _give_signs_of_life(sign: Request, url: str, every_s: float, ended: threading.Event) -> None:
+    """Keep a durable for a subscriber that may be silent for long, until ``ended``.
+
+    A refusal ends it: the next poll of the subscriber gets the reason.
+    """
+    bounds = ClientOptions(give_up_after_ms=max(1, round(every_s * 1_000)))
+    with Client(url, token=service_token(), options=bounds) as client:
+        while not ended.wait(every_s):
+            try:
+                client.run(ask(client.session, sign, now_ms(), bounds.give_up_after_ms))
+            except Unavailable:
+                continue  # it may come back within the time
+            except HoldfastError:
+                return

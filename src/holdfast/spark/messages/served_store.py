@@ -5,13 +5,15 @@ does when Spark has committed their micro-batch. So a micro-batch that was plann
 
 An offset is ``{"seq": 41, "time_ms": T, "token": "..."}``: every message up to 41 has been returned, and none of them
 was published after T; without ``time_ms`` that is not known. ``token`` names the durable (``values.identity``), so one
-that was deleted and made again, or its store, is noticed, also between planning and reading. Messages whose
-delivery is delayed are returned at once. Cost: a request for each poll; reading takes one for each 1,000 messages or
-about 8 MiB; each message is transferred a second time to be acknowledged.
+that was deleted and made again, or its store, is noticed, also between planning and reading. ``query`` is a random id
+of the checkpoint, and in the name of its subscriber: another query is refused while this one runs, and after a crash
+this one continues at once. Messages whose delivery is delayed are returned at once. Cost: a request for each poll;
+reading takes one for each 1,000 messages or about 8 MiB; each message is transferred a second time to be acknowledged.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
 from holdfast.spark.messages.bounds import default_limit, most_rows
-from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, DurableClient
+from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, SUBSCRIBER, DurableClient
 from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.values.messages import Delivery
@@ -121,6 +123,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
 
     def __init__(self, options: ServedStoreOptions) -> None:
         self._options = options
+        self._query = secrets.token_hex(8)
         self._client: DurableClient | None = None
         self._target: int | None = None
         self._asked_ms: float | None = None
@@ -135,8 +138,11 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         return {"_options": self._options}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
-        """Before everything that the durable keeps. Makes the durable. Raises: Conflict, NotFound, Unavailable."""
-        return {"seq": 0, "token": self._opened().token}
+        """Before everything that the durable keeps. Makes the durable.
+
+        Raises: AlreadyOpen (``durable_busy``: another subscriber has it), Conflict (its type), NotFound, Unavailable.
+        """
+        return {"seq": 0, "token": self._attached().token, "query": self._query}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
@@ -149,16 +155,17 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
     def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet.
 
-        Raises: Conflict (the durable's type; another subscriber), NotFound (data loss; no such store), Unavailable.
+        Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
+        Closed (``store_replaced``), Unavailable.
         """
-        begin, time_ms = _numbers(start)
-        token = str(start.get("token", ""))
+        begin, _ = _numbers(start)
         now_ms = time.monotonic() * 1000
         if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
             return dict(start)
         client = self._opened()
         if not self._is_continued:
-            self._continue(client, begin, time_ms, token)
+            self._continue(client, start)
+        self._attached(start)
         first = client.first_after(begin)
         end = begin
         if first is not None:
@@ -170,15 +177,17 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
             self._asked_ms = now_ms
             return dict(start)
         published_ms = client.published_ms(end)
-        offset: Offset = {"seq": end, "token": client.token}
+        offset: Offset = {"seq": end, "token": client.token, "query": self._query}
         return offset if published_ms is None else {**offset, "time_ms": published_ms}
 
-    def _continue(self, client: DurableClient, begin: int, time_ms: int | None, token: str) -> None:
-        """Look, once in a process, whether the durable still has what comes after ``begin``, and acknowledge up to it.
+    def _continue(self, client: DurableClient, start: Mapping[str, int | str]) -> None:
+        """Look, once in a process, whether the durable still has what comes after ``start``, and acknowledge up to it.
 
-        Spark has committed ``begin`` if this process has not planned a micro-batch yet.
+        Spark has committed ``start`` if this process has not planned a micro-batch yet.
         """
+        (begin, time_ms), token = _numbers(start), str(start.get("token", ""))
         is_left = client.require_continued(begin, time_ms, token, fail_on_data_loss=self._options.fail_on_data_loss)
+        self._attached(start)
         if is_left and not self._is_planned and self._options.acknowledge:
             client.acknowledge_left(begin)
             self._acknowledge(client, begin)
@@ -201,7 +210,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
     def commit(self, end: Mapping[str, int | str]) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
         if self._options.acknowledge:
-            self._acknowledge(self._opened(), _numbers(end)[0])
+            self._acknowledge(self._attached(end), _numbers(end)[0])
 
     def _acknowledge(self, client: DurableClient, through: int) -> None:
         self._acknowledged_total = client.acknowledge_own(through, self._acknowledged_through, self._acknowledged_total)
@@ -213,8 +222,18 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         if client is not None:
             client.close()
 
+    def _attached(self, offset: Mapping[str, int | str] | None = None) -> DurableClient:
+        """The client, when no other subscriber can have the durable. With an offset, it is that of the same query."""
+        if offset is not None:
+            self._query = str(offset.get("query", self._query))
+        client = self._opened()
+        if self._options.acknowledge:
+            client.subscriber = f"{SUBSCRIBER}/{self._query}"
+            client.attach()
+        return client
+
     def _opened(self) -> DurableClient:
-        """The client, after the durable was found to be the stream's own; made if there is none."""
+        """The client, after the durable was found to be of the right type; made if there is none."""
         if self._client is None:
             client = _opened(self._options)
             try:

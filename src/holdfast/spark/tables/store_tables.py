@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
@@ -17,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import Conflict, Fenced, InvalidRequest
+from holdfast.errors import AlreadyOpen, Conflict, Fenced, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS, TIMESTAMP
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.messages.durable_client import DurableClient
+from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.served_store import ServedPartition, mean_bytes, pieces_of, served_rows
 from holdfast.spark.options import ServedStoreOptions, parse_served_store_options
 from holdfast.spark.runtime.table_files import FILES_TYPE, new_files
@@ -66,6 +67,9 @@ class StoreJob(DeltaJob):
         super().__init__(spark, service_url, output_url, schema, partition_by)
         given = {"shape": "messages", "url": service_url, "store": store, "durable": durable}
         self._options: ServedStoreOptions = parse_served_store_options(given)
+        self._subscriber = f"{SUBSCRIBER}/table/{blake2b(output_url.encode(), digest_size=8).hexdigest()}"
+        self._own: DurableClient | None = None
+        """Has the durable while this object is there."""
         self._acknowledged_through = 0
         self._acknowledged_total: int | None = None
         self._is_continued = False
@@ -82,22 +86,25 @@ class StoreJob(DeltaJob):
         Raises: InvalidRequest (the durable's type; another subscriber), NotFound (no such store; data loss),
         Unavailable.
         """
-        with self._client() as client:
-            try:
-                client.open_own(self._options.template, self._options.matcher)
-                self._acknowledge(client, after)
-            except (Conflict, Fenced) as error:
-                # To the runner a Conflict is another runner, after which it goes on.
-                raise InvalidRequest(error.message, code=error.code, hint=error.hint, facts=error.fields) from error
-            newest, first = client.last_seq(), client.first_after(after)
-            head = LogHead(self._log_id, newest)
-            if first is None:
-                return Increment(head, after, after, 0, 0, 0)
-            mean = mean_bytes(client)
-            through = min(newest, first.seq - 1 + max(1, step_bytes // mean))
-            through = through if until is None else min(through, until)
-            count = max(0, through - first.seq + 1)
-            return Increment(head, after, max(after, through), count, count * mean, (newest - through) * mean)
+        if self._own is None:
+            self._own = self._client()
+        client = self._own
+        try:
+            client.open_own(self._options.template, self._options.matcher)
+            client.attach()
+            self._acknowledge(client, after)
+        except (Conflict, Fenced, AlreadyOpen) as error:
+            # To the runner a Conflict is another runner, after which it goes on; what is busy it tries again.
+            raise InvalidRequest(error.message, code=error.code, hint=error.hint, facts=error.fields) from error
+        newest, first = client.last_seq(), client.first_after(after)
+        head = LogHead(self._log_id, newest)
+        if first is None:
+            return Increment(head, after, after, 0, 0, 0)
+        mean = mean_bytes(client)
+        through = min(newest, first.seq - 1 + max(1, step_bytes // mean))
+        through = through if until is None else min(through, until)
+        count = max(0, through - first.seq + 1)
+        return Increment(head, after, max(after, through), count, count * mean, (newest - through) * mean)
 
     def _acknowledge(self, client: DurableClient, through: int) -> None:
         if not self._is_continued:
@@ -115,7 +122,10 @@ class StoreJob(DeltaJob):
             self._acknowledged_through = through
 
     def _client(self) -> DurableClient:
-        return DurableClient(self._options.url, self._options.store, self._options.durable, token=self._token)
+        options = self._options
+        return DurableClient(
+            options.url, options.store, options.durable, token=self._token, subscriber=self._subscriber
+        )
 
     def _mapped(self, increment: Increment, work: Work, schema: str) -> DataFrame:
         """What ``work`` makes of the messages of the increment, in the tasks that read them."""
