@@ -1,8 +1,8 @@
 """The type of JSON or msgpack values from a sample of them.
 
-Whole numbers are ``bigint``, other numbers ``double``, and texts are ``string``, also when they look like a date: a
-type that a later value could leave is not chosen. A field that is null in the whole sample is left out; it becomes a
-column when a value has it. Fields are in the order in which they first appear.
+Whole numbers are ``bigint``, or ``decimal(38,0)`` if one is larger; other numbers are ``double``; texts are ``string``,
+also when they look like a date: a type that a later value could leave is not chosen. A field that is null in the whole
+sample is left out; it becomes a column when a value has it. Fields are in the order in which they first appear.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from holdfast.spark.typed.decode import Format
 
 SAMPLE_MAX: Final = 1_000_000
 """Values that one process looks at, which it holds in memory."""
+
+LARGE: Final = pa.decimal128(38, 0)
+"""The type of whole numbers beyond ``bigint``."""
 
 
 def infer_type(values: Iterable[bytes], chosen: Format) -> pa.DataType | None:
@@ -55,7 +58,7 @@ def _type_of(value: Any, place: str) -> pa.DataType:
         case bool():
             return pa.bool_()
         case int():
-            return pa.int64() if -(2**63) <= value < 2**63 else pa.float64()
+            return pa.int64() if -(2**63) <= value < 2**63 else LARGE if abs(value) < 10**38 else pa.float64()
         case float():
             return pa.float64()
         case str():
@@ -86,8 +89,11 @@ def _wider(one: pa.DataType | None, other: pa.DataType, place: str) -> pa.DataTy
         return pa.struct([pa.field(name, kind) for name, kind in fields.items()])
     if pa.types.is_list(one) and pa.types.is_list(other):
         return pa.list_(pa.field("element", _wider(one.value_type, other.value_type, f"{place}[]")))
-    if {one, other} == {pa.int64(), pa.float64()}:
-        return pa.float64()
+    numbers = {one, other}
+    if numbers <= {pa.int64(), LARGE}:
+        return LARGE
+    if numbers <= {pa.int64(), LARGE, pa.float64()}:
+        return pa.float64()  # a whole number that it rounds is a misfit then
     raise InvalidRequest(
         f"values differ in {place}: {type_text(one)} in one and {type_text(other)} in another",
         code=Code.BAD_CONFIGURATION,

@@ -144,6 +144,7 @@ def require_fit(rows: Rows, found: TypedColumns) -> None:
         column=place,
         version=rows["version"][misfit.row].as_py() if "version" in rows.schema.names else None,
         key=bytes(rows["key"][misfit.row].as_py()[:64]),
+        value=bytes(rows["value"][misfit.row].as_py()[:64]) if column == "value" else None,
     )
 
 
