@@ -25,6 +25,7 @@ from tests.spark.service_process import ServiceProcess
 from holdfast import StoreClient
 from holdfast.client import Client
 from holdfast.errors import (
+    Closed,
     Code,
     Conflict,
     Fenced,
@@ -412,6 +413,55 @@ def test_a_store_that_was_put_back_is_an_error(service: ServiceProcess) -> None:
             write(client, options, wanted("second"), parts={0: 5})
         assert refused.value.code is Code.SEQUENCE_GAP
     assert bodies_in(service, options) == expected("first", parts={0: 5})
+
+
+@pytest.mark.parametrize("when", ["before a write", "within a write", "before a task runs again"])
+def test_a_store_that_was_made_again_gets_nothing(service: ServiceProcess, when: str) -> None:
+    """Deleted and made again between two writes, or while the query is stopped; under a task; before a task's second
+    attempt. The store has forgotten the publishers, so every number would pass for a new one."""
+    options = new_options(service)
+    assert options.store is not None
+    parts = {0: 10}
+
+    def made_again(client: StoreClient) -> None:
+        assert options.store is not None
+        client.delete_store(options.store)
+        client.define_store(options.store)
+        client.define_durable(options.store, "all", {"type": "shared"})
+
+    with Client(service.url) as client, StoreClient(service.url) as stores:
+        check_store(client, options)
+        write(client, options, wanted("first"), parts=parts)
+        check_store(client, options)
+        intent = begin(client, options, wanted("second"))
+        batches = [rows("second", 0, 10)]
+        if when == "before a task runs again":
+            publish_partition(client, options, intent, 0, batches)
+            made_again(stores)
+            intent = begin(client, options, wanted("second"))
+        elif when == "within a write":
+
+            def fail_within() -> Iterator[pa.RecordBatch]:
+                yield rows("second", 0, 5)
+                made_again(stores)
+                yield rows("second", 0, 10).slice(5)
+
+            batches = fail_within()  # type: ignore[assignment]
+        else:
+            made_again(stores)
+            with pytest.raises(Closed, match="made again") as refused:
+                check_store(client, options)
+            assert refused.value.code is Code.STORE_REPLACED
+        with pytest.raises(Closed, match="another application name") as ended:
+            publish_partition(client, options, intent, 0, batches)
+        assert ended.value.code is Code.STORE_REPLACED
+        assert bodies_in(service, options) == []
+        going_on = replace(options, supersede=True)
+        check_store(client, going_on)
+        write(client, going_on, wanted("third"), parts=parts)
+        check_store(client, options)
+        write(client, options, wanted("fourth"), parts=parts)
+    assert bodies_in(service, options) == expected("third", "fourth", parts=parts)
 
 
 def test_a_store_that_takes_no_more_and_a_message_that_it_does_not_take_are_clear_errors(

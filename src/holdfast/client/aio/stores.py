@@ -91,9 +91,14 @@ class StoreClient:
         *,
         publisher_id: str | None = None,
         next_seq: int | None = None,
+        store_token: str = "",
         options: PublisherOptions | None = None,
     ) -> Publisher:
-        """A publisher of a store. ``publisher_id`` and ``next_seq``: the application numbers its messages."""
+        """A publisher of a store. ``publisher_id`` and ``next_seq``: the application numbers its messages.
+
+        ``store_token``: the token of the store that these numbers are of, as its description has it. If the store was
+        made again, nothing is published, and the publisher ends with ``store_replaced``.
+        """
         options = options if options is not None else PublisherOptions()
         machine = PublisherMachine(
             self._client.session,
@@ -102,6 +107,7 @@ class StoreClient:
             entropy=secrets.token_hex(12),
             publisher_id=publisher_id,
             next_seq=next_seq,
+            store_token=store_token,
         )
         return Publisher(self._publishing, machine, options)
 

@@ -10,6 +10,8 @@ publisher of its own, and a row always gets the same number:
    chunk, nothing of the partition has been published: it continues under another id, with a new note. Otherwise an
    earlier try may have published rows, and only a person can find out: OutcomeUnknown.
 4. If the store knows a lower number, it was put back to an earlier state: Conflict.
+5. The key ``spark/{application}/store`` has the token of the store that the first write began with. The driver compares
+   it before each write, and tasks send it with each request. So a store that was deleted and made again gets nothing.
 
 Ids are not drawn for each write, because a store remembers 100,000 publishers at most.
 """
@@ -31,14 +33,26 @@ from holdfast.client.protocol.stores.administration import Definition, ask
 from holdfast.client.protocol.stores.messages import decode, request_of, store_path
 from holdfast.client.stores import StoreClient
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, OutcomeUnknown, PermissionDenied, Unavailable
+from holdfast.commit.format.transaction import PointRead, Write
+from holdfast.errors import (
+    Closed,
+    Code,
+    Conflict,
+    HoldfastError,
+    InvalidRequest,
+    OutcomeUnknown,
+    PermissionDenied,
+    Unavailable,
+)
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
 from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, Publishing
+from holdfast.stores.values.identity import is_continued
 from holdfast.stores.values.messages import Message
+from holdfast.values import LogPosition
 from holdfast.wire.parts import Receipt
 
 log = structlog.get_logger("holdfast.spark")
@@ -49,6 +63,7 @@ CHUNK_BYTES: Final = 2**20
 MESSAGE_BYTES: Final = 64
 """What a message adds to a chunk besides its body, key and fields."""
 GIVE_UP_SECONDS: Final = 60.0
+ROUNDS_MAX: Final = 16
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -69,9 +84,11 @@ def open_store_client(options: WriteOptions) -> StoreClient:
 
 
 def check_store(client: Client, options: WriteOptions) -> None:
-    """Look at the store before anything is written. Raises: NotFound; InvalidRequest for a store that confirms nothing.
+    """Look at the store before anything is written.
 
-    A token without the right to look is not refused here. Cost: one request.
+    Raises: NotFound; InvalidRequest for a store that confirms nothing; Closed (``store_replaced``) for another store
+    than the application has written into. A bearer token without the right to look is not refused here. Cost: two
+    requests.
     """
     assert options.store is not None, "the caller writes into a store"
     session = client.session
@@ -89,6 +106,50 @@ def check_store(client: Client, options: WriteOptions) -> None:
             hint="set its publisher_mode to store_confirm_send",
             store=options.store,
         )
+    _require_same_store(client, options, str(found.get("token", "")))
+
+
+def store_key(application: str) -> bytes:
+    """The key of the token of the store into which an application writes."""
+    return f"spark/{application}/store".encode()
+
+
+def _require_same_store(client: Client, options: WriteOptions, token: str) -> None:
+    """Compare the store with the one of earlier writes, and note its token if it is new.
+
+    After a restore the store has another history: then its publishers' numbers show what it lacks.
+    """
+    key = store_key(options.application)
+    try:
+        stored = client.get(key)
+    except InvalidRequest as error:
+        if error.code is not Code.VIEW_DISABLED:
+            raise
+        return  # the record needs a view as well, and its error says so
+    for _ in range(ROUNDS_MAX):
+        known = "" if stored is None else stored.value.decode()
+        if known == token:
+            return
+        if known and not is_continued(known, token) and not options.supersede:
+            raise _another_store(options, known)
+        read_version = client.version().version
+        try:
+            client.commit([Write(key, token.encode())], [PointRead(key, read_version)], read_version=read_version)
+        except Conflict:
+            stored = client.get(key, at=client.version().version)
+        else:
+            return
+    raise Unavailable("other drivers keep changing the store of this application", application=options.application)
+
+
+def _another_store(options: WriteOptions, token: str) -> Closed:
+    return Closed(
+        "the store was deleted and made again, or restored, since this application began to write into it",
+        code=Code.STORE_REPLACED,
+        hint="rows that were written are not in it: write them again under another application name, a stream with a "
+        'new checkpoint; or give .option("supersede", "true") for one run, to continue with the rows that come now',
+        facts={"store": options.store, "application": options.application, "token": token},
+    )
 
 
 def publish_partition(
@@ -161,6 +222,9 @@ class _Sender:
         self._options = options
         self._publishing = intent.publishing
         self._partition = partition
+        assert intent.version is not None, "a write that is done sends nothing"
+        stored = client.get(store_key(options.application), at=LogPosition(intent.version, intent.log_id))
+        self._token = "" if stored is None else stored.value.decode()
         self.notes = PartitionNotes(client, options, intent, partition)
         self._publisher: Publisher | None = None
         self.unmatched = 0
@@ -214,8 +278,14 @@ class _Sender:
         )
         first = self._publisher.next_seq + chunk.first
         try:
-            with self._stores.publisher(self._store, publisher_id=name, next_seq=first, options=bounds) as publisher:
+            with self._stores.publisher(
+                self._store, publisher_id=name, next_seq=first, store_token=self._token, options=bounds
+            ) as publisher:
                 return publisher.publish_batch(chunk.messages)
+        except Closed as error:
+            if error.code is not Code.STORE_REPLACED:
+                raise
+            raise _another_store(self._options, self._token) from error
         except OutcomeUnknown as error:
             raise Unavailable(
                 "the service does not answer whether it has rows",

@@ -581,3 +581,17 @@ def test_nothing_confirmed_is_missing_twice_or_out_of_order_under_any_answers(se
     for item in sent:
         if item.seq:
             assert store.kept[item.seq - 1] == item.message.body
+
+
+def test_a_token_of_a_store_travels_with_remembered_numbers_only() -> None:
+    session = Session(Route((parse_endpoint("http://store:1"),)))
+    options = PublisherOptions()
+    with pytest.raises(InvalidRequest, match="give publisher_id and next_seq"):
+        PublisherMachine(session, "s", options, entropy="e", store_token="00000001.00000002")
+    machine = PublisherMachine(
+        session, "s", options, entropy="e", publisher_id="p", next_seq=7, store_token="00000001.00000002"
+    )
+    machine.add(Message(b"x"), 0.0)
+    step = machine.next_step(0.0)
+    assert isinstance(step, Send)
+    assert msgspec.msgpack.decode(step.request.body)["token"] == "00000001.00000002"

@@ -173,6 +173,7 @@ class PublisherMachine:
         entropy: str,
         publisher_id: str | None = None,
         next_seq: int | None = None,
+        store_token: str = "",
     ) -> None:
         if (publisher_id is None) != (next_seq is None):
             raise InvalidRequest(
@@ -181,13 +182,15 @@ class PublisherMachine:
             )
         if next_seq is not None and (next_seq < 1 or not publisher_id or not options.confirms):
             raise InvalidRequest("a numbered publisher needs an id, a number from 1 on and store_confirm_send")
+        if store_token and next_seq is None:
+            raise InvalidRequest("a store_token is of remembered numbers: give publisher_id and next_seq, too")
         self._session = session
         self._store = store
         self._options = options
         self._entropy = entropy
         self._identities = 0
-        self._token = ""
-        """Of the store that the numbers are of, from its last receipt."""
+        self._token = store_token
+        """Of the store that the numbers are of, as given or from its last receipt."""
         self._numbered_by_application = publisher_id is not None
         self._publisher_id = publisher_id if publisher_id is not None else self._new_id()
         self._next_number = next_seq if next_seq is not None else 1
