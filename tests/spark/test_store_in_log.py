@@ -319,7 +319,7 @@ def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_p
         await leader.define(STORES)
         await leader.publish([b"new"] * 30)
         assert [row["body"] for row in read(site)] == [b"new"] * 30
-        with pytest.raises(NotFound, match="the store was deleted store="):
+        with pytest.raises(Closed, match="made again"):
             follow_again(site, place)
         await leader.checkpoint()
         await leader.publish([b"new"] * 5)
@@ -332,7 +332,7 @@ def test_a_deleted_store_ends_a_stream_and_is_not_mixed_with_its_successor(tmp_p
             follow_again(site, place)
         assert replaced.value.code is Code.STORE_REPLACED
         await leader.publish([b"new"] * 30)
-        with pytest.raises(NotFound, match="the store was deleted store="):
+        with pytest.raises(Closed, match="made again"):
             follow(reader, place)
         reader.stop()
 

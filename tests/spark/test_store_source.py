@@ -149,18 +149,27 @@ def test_messages_that_are_moved_after_planning_are_read_at_their_new_place(tmp_
     run(tmp_path, check, orders={"durables": WORK})
 
 
-def test_a_store_made_anew_after_planning_gives_none_of_its_messages(tmp_path: Path) -> None:
+def test_a_store_that_was_made_again_after_planning_ends_the_read(tmp_path: Path) -> None:
     async def check(service: StoreService) -> None:
-        await publish(service, [b"old"] * 50)
+        await publish(service, [bytes(500)] * 300)
         options = parse_store_options(given(tmp_path))
         pieces = plan_store(options)
-        for definition in (document(others={}), document(orders={"durables": WORK})):
-            await service.submit(Define(0, definition, service.state.revision + 1))
-        await asyncio.sleep(0.005)  # a message of the same millisecond counts as one of before
-        await publish(service, [b"new"] * 60)
+
+        def rows() -> list[bytes]:
+            return [
+                row["body"] for piece in pieces for batch in store_rows(options, piece) for row in batch.to_pylist()
+            ]
+
+        await service.submit(Define(0, document(others={}), service.state.revision + 1))
         await service.compaction.now()
-        rows = [row["body"] for piece in pieces for batch in store_rows(options, piece) for row in batch.to_pylist()]
-        assert b"new" not in rows
+        with pytest.raises(NotFound, match="no such store"):
+            rows()
+        await service.submit(Define(0, document(orders={"durables": WORK}), service.state.revision + 1))
+        await publish(service, [b"new"] * 60)  # perhaps in the same millisecond
+        await service.compaction.now()
+        with pytest.raises(Closed, match="made again") as replaced:
+            rows()
+        assert replaced.value.code is Code.STORE_REPLACED
         assert [row["body"] for row in read(tmp_path)] == [b"new"] * 60
 
     run(tmp_path, check, orders={"durables": WORK})
@@ -273,8 +282,9 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
         assert drained(HoldfastStoreStreamReader(lenient), place)[0] == []
         for definition in (document(others={}), document(orders={"durables": WORK})):
             await service.submit(Define(0, definition, service.state.revision + 1))
-        with pytest.raises(NotFound, match="deleted"):
+        with pytest.raises(Closed, match="made again") as under_way:
             drained(restarted, place)
+        assert under_way.value.code is Code.STORE_REPLACED
         with pytest.raises(Closed, match="made again"):
             drained(HoldfastStoreStreamReader(options), place)
         await publish(service, [b"new"] * 800)  # so that no number is missing

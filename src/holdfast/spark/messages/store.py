@@ -38,10 +38,12 @@ Offset: TypeAlias = dict[str, int | str]
 
 @dataclass
 class StorePartition(InputPartition):
-    """Extents of a store as planned, each with whether missing messages are an error, published up to ``until_ms``."""
+    """Extents of the store with this id, each with whether missing messages are an error, published up to
+    ``until_ms``."""
 
     extents: tuple[tuple[AnyExtent, bool], ...]
     until_ms: int
+    store_id: int = 0
 
 
 def _open(options: StoreOptions) -> AnyReader:
@@ -59,10 +61,10 @@ def _place_on(reader: AnyReader, placed: AnyPlaced) -> AnyPlaced:
     return reader.place_on(placed)
 
 
-def _messages(reader: AnyReader, extent: AnyExtent, until_ms: int) -> tuple[list[StoredMessage], bool]:
+def _messages(reader: AnyReader, extent: AnyExtent, until_ms: int, store_id: int) -> tuple[list[StoredMessage], bool]:
     if isinstance(reader, StoreReader):
         assert isinstance(extent, Extent), "it is of this reader"
-        return reader.messages(extent, until_ms)
+        return reader.messages(extent, until_ms, store_id)
     assert not isinstance(extent, Extent), "it is of this reader"
     return reader.messages(extent)
 
@@ -87,7 +89,7 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
     """The pieces of a store as it is now, in order. Raises: NotFound (no such store; data loss), CorruptData."""
     with _open(options) as reader:
         placed, after, backlog = _start(options, reader)
-    return pieces_of(options, placed.extents, (after, placed.newest_seq), placed.until_ms, backlog)
+    return pieces_of(options, placed.extents, (after, placed.newest_seq), placed, backlog)
 
 
 def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
@@ -105,7 +107,7 @@ def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, in
 
 
 def pieces_of(
-    options: StoreOptions, extents: Sequence[AnyExtent], between: tuple[int, int], until_ms: int, backlog: int
+    options: StoreOptions, extents: Sequence[AnyExtent], between: tuple[int, int], placed: AnyPlaced, backlog: int
 ) -> list[StorePartition]:
     """The messages after ``between[0]`` up to ``between[1]`` in pieces of about the wanted bytes.
 
@@ -124,10 +126,10 @@ def pieces_of(
         waiting.append((extent, is_exact))
         size += extent.bytes
         if size >= options.target_partition_bytes:
-            pieces.append(StorePartition(tuple(waiting), until_ms))
+            pieces.append(StorePartition(tuple(waiting), placed.until_ms, placed.store_id))
             waiting, size = [], 0
     if waiting:
-        pieces.append(StorePartition(tuple(waiting), until_ms))
+        pieces.append(StorePartition(tuple(waiting), placed.until_ms, placed.store_id))
     if (begin := max(expected, exact_after + 1)) <= through:
         raise _lost(options, begin, through)
     return pieces
@@ -162,32 +164,34 @@ def seq_before(reader: AnyReader, placed: AnyPlaced, since_ms: int) -> int:
     low, high = 0, len(extents)
     while low < high:
         middle = (low + high) // 2
-        newest = _newest_ms(reader, extents[middle], placed.until_ms)
+        newest = _newest_ms(reader, extents[middle], placed)
         # Nothing of it is there: it may go either way, as those before it must be looked at.
         if newest is None or newest >= since_ms:
             high = middle
         else:
             low = middle + 1
     for extent in extents[low:]:
-        messages, _ = _messages(reader, extent, placed.until_ms)
+        messages, _ = _messages(reader, extent, placed.until_ms, placed.store_id)
         for one in messages:
             if one.published_ms >= since_ms:
                 return one.seq - 1
     return placed.newest_seq
 
 
-def _newest_ms(reader: AnyReader, extent: AnyExtent, until_ms: int) -> int | None:
-    messages, _ = _messages(reader, extent, until_ms)
+def _newest_ms(reader: AnyReader, extent: AnyExtent, placed: AnyPlaced) -> int | None:
+    messages, _ = _messages(reader, extent, placed.until_ms, placed.store_id)
     return messages[-1].published_ms if messages else None
 
 
 def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.RecordBatch]:
-    """The messages of one piece in order, with the options' columns. Raises: NotFound, CorruptData, Unavailable."""
+    """The messages of one piece in order, with the options' columns.
+
+    Raises: NotFound, Closed (``store_replaced``), CorruptData, Unavailable."""
     waiting: list[StoredMessage] = []
     size = 0
     with _open(options) as reader:
         for extent, is_exact in piece.extents:
-            messages, is_all = _messages(reader, extent, piece.until_ms)
+            messages, is_all = _messages(reader, extent, piece.until_ms, piece.store_id)
             if is_exact and not is_all:
                 raise _lost(options, extent.first_seq, extent.last_seq)
             waiting += messages
@@ -295,7 +299,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             placed = self._placed = self._opened(end).place(begin)
             extents = self._extents = list(placed.extents)
         _require_same(self._options, placed, end, through)
-        return pieces_of(self._options, extents, (begin, through), placed.until_ms, backlog)
+        return pieces_of(self._options, extents, (begin, through), placed, backlog)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one piece."""

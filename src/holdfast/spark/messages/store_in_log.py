@@ -164,7 +164,7 @@ class StoreInLog:
     def place_on(self) -> PlacedInLog:
         """Where the messages after those of the last call are, for a caller that polls.
 
-        *Raises*: as ``place``; ``NotFound`` if the store was deleted meanwhile. *Cost*: one request without news.
+        *Raises*: as ``place``. A store that was made again has another id. *Cost*: one request without news.
         """
         entries, self._entries = self._entries, None  # after an error the next call starts from a checkpoint
         if entries is None:
@@ -185,7 +185,6 @@ class StoreInLog:
         self._so_far, self._begun_at, self._entries = begun.so_far, begun.version, None
         entries = Entries(store)
         await self._follow(entries, claim, head, extents, after_seq)
-        self._so_far.require_store()
         self._entries = entries
         return self._placed(extents, head)
 
@@ -229,8 +228,7 @@ class StoreInLog:
     async def _follow(
         self, entries: Entries, claim: Header, head: Header, extents: list[InPages | InObjects], after_seq: int
     ) -> None:
-        """Note what the log says after the checkpoint, up to ``head``. Raises: NotFound where the store was deleted
-        after ``since``."""
+        """Note what the log says after the checkpoint, up to ``head``. Raises: NotFound where the store is deleted."""
         async with aclosing(entries.through(claim, head, after=self._begun_at)) as batches:
             async for header, found in batches:
                 for entry in found:
@@ -239,12 +237,11 @@ class StoreInLog:
                     for _, record in entry.records:
                         deleted, brought = self._so_far.note(_decoded(record, header))
                         if deleted:
-                            if self.since is not None and entry.version > self.since.version:
-                                raise NotFound("the store was deleted", store=self._store)
                             extents.clear()
                         for each in brought:
                             if each.last_seq > after_seq:
                                 _extend(extents, each, header)
+        self._so_far.require_store()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ service may write a checkpoint and remove pages at any moment. Then:
 
 1. a page of the plan is gone: its messages were consumed, or moved
 2. the index of that checkpoint knows which; the same numbers are looked up there, and read from their new place
-3. a store that was deleted and made again reuses the numbers: messages newer than the plan are left out
+3. a store that was deleted and made again reuses the numbers: it has another id than the plan's, which is an error
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.errors import CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.machine.lineage import Ancestor, Lineage
@@ -239,7 +239,7 @@ class StoreReader:
     def place_on(self, placed: Placed) -> Placed:
         """Where the messages after those of ``placed`` are, for a caller that polls.
 
-        *Raises*: as ``place``; ``NotFound`` if the store was deleted meanwhile. *Cost*: the log since then.
+        *Raises*: as ``place``. A store that was made again has another id. *Cost*: the log since then.
         """
         last = self._log.durable
         if last <= placed.frame:
@@ -249,7 +249,7 @@ class StoreReader:
         try:
             return self._placed_after(known, last, placed.newest_seq, deletion_matters=True)
         except _Moved:
-            # A checkpoint let pages go that were not read yet.
+            # A checkpoint let pages go that were not read yet, or the store was deleted.
             return self.place(placed.newest_seq)
 
     def place_all(self, after_seq: int) -> tuple[StoreSoFar, list[Extent]]:
@@ -265,17 +265,18 @@ class StoreReader:
         except _Moved as error:
             raise CorruptData("the log of the stores does not continue their index", store=self._store) from error
 
-    def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
+    def messages(self, extent: Extent, until_ms: int, store_id: int = 0) -> tuple[list[StoredMessage], bool]:
         """The messages of an extent of a plan with this ``until_ms``, in order, wherever they are now.
 
-        Also returns whether these are all that its numbers ever were. *Raises*: ``CorruptData``, ``Unavailable``.
+        Also returns whether these are all that its numbers ever were. *Raises*: ``Closed`` (``store_replaced``) if the
+        store was made again since ``NotFound`` if it was deleted, ``CorruptData``, ``Unavailable``.
         """
         extents = [extent]
         for _ in range(ATTEMPTS_MAX):
             try:
                 parts = [self._read(each) for each in extents]
             except NotFound:
-                extents = self._look_up_again(extent)
+                extents = self._look_up_again(extent, store_id)
                 continue
             kept = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
             numbers = len(kept) + sum(cleared for _, cleared in parts)
@@ -314,7 +315,7 @@ class StoreReader:
             if deleted:
                 extents = []
                 if deletion_matters:
-                    raise NotFound("the store was deleted", store=self._store)
+                    raise _Moved
             for first, through, size in brought:
                 if through > after_seq:
                     _extend(extents, Extent(self._store, first, through, number, number, size))
@@ -359,11 +360,15 @@ class StoreReader:
         said = (decode_frame(data, number) for number, data in frames)
         return messages_between(said, extent.store, extent.first_seq, extent.last_seq)
 
-    def _look_up_again(self, extent: Extent) -> list[Extent]:
-        try:
-            placed = self.place(extent.first_seq - 1)
-        except NotFound:
-            return []  # the store was deleted, and its messages with it
+    def _look_up_again(self, extent: Extent, store_id: int) -> list[Extent]:
+        placed = self.place(extent.first_seq - 1)
+        if store_id and placed.store_id != store_id:
+            raise Closed(
+                "data loss: the store was deleted and made again since this read was planned",
+                code=Code.STORE_REPLACED,
+                hint="read again; a stream begins with a new checkpoint",
+                facts={"store": self._store},
+            )
         return [
             each._replace(first_seq=max(each.first_seq, extent.first_seq), last_seq=min(each.last_seq, extent.last_seq))
             for each in placed.extents
