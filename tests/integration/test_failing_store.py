@@ -23,7 +23,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.objects.retrying import RetryingStore
 from holdfast.snapshots import make_snapshot
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.plan import live_chain
+from holdfast.spark.source.chain import live_chain
 from holdfast.testing.fault_proxy import Fault, FaultProxy, Rule
 
 OBJECTS = 60

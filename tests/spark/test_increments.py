@@ -15,7 +15,7 @@ from holdfast.errors import InvalidRequest, NotFound, Unavailable
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import Schedule, StepReport, StepResult, run_pipeline
 from holdfast.spark.runtime.table_files import Removed
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 
 
 def haunted_log(root: Path) -> tuple[LogBuilder, int]:

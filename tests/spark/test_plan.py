@@ -29,7 +29,8 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
 from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.runtime.cores import CORES_VARIABLE
-from holdfast.spark.source.plan import Chain, Plan, live_chain, plan_read
+from holdfast.spark.source.chain import Chain, live_chain
+from holdfast.spark.source.plan import Plan, plan_read
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.values import Version
 
@@ -80,7 +81,7 @@ def truncated_log() -> LogBuilder:
 def test_the_live_chain_found_by_sizes_is_the_one_found_by_walking(
     monkeypatch: pytest.MonkeyPatch, seed: int, range_slots: int
 ) -> None:
-    monkeypatch.setattr("holdfast.spark.source.plan.LIST_RANGE_SLOTS", range_slots)
+    monkeypatch.setattr("holdfast.spark.source.chain.LIST_RANGE_SLOTS", range_slots)
     builder = random_log(seed)
     walked = [batch.header.slot for batch in read_plainly(builder.objects)]
     chain = chain_of(builder)
@@ -274,7 +275,7 @@ def test_a_log_that_moves_while_it_is_listed_gives_a_state_it_passed_through(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Leaders write, lose PUTs and are deposed between the pages; nothing that was live before is missed or misread."""
-    monkeypatch.setattr("holdfast.spark.source.plan.LIST_RANGE_SLOTS", 3)
+    monkeypatch.setattr("holdfast.spark.source.chain.LIST_RANGE_SLOTS", 3)
     builder = random_log(seed, reigns=2)
     draw = builder.random
     before = [batch.header.slot for batch in read_plainly(builder.objects)]

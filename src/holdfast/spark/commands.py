@@ -36,7 +36,7 @@ from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pip
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.java_signals import java_without_sigterm
 from holdfast.spark.runtime.session import session, task_errors
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
 from holdfast.spark.tables.log_snapshot import snapshot_into_log

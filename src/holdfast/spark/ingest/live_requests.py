@@ -29,7 +29,7 @@ from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN
 from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 
 REQUESTS_AT_ONCE: Final = 100_000
 BYTES_AT_ONCE: Final = 64 << 20

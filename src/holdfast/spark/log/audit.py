@@ -48,17 +48,8 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
 from holdfast.spark.runtime.table_files import write_table
-from holdfast.spark.source.plan import (
-    Chain,
-    LogHead,
-    Piece,
-    after_truncation,
-    cut,
-    empty_log,
-    index_after,
-    read_header,
-    walk,
-)
+from holdfast.spark.source.chain import Chain, LogHead, after_truncation, empty_log, index_after, read_header, walk
+from holdfast.spark.source.plan import Piece, cut
 from holdfast.spark.source.scan import fetched
 from holdfast.spark.source.shapes import seq_of
 from holdfast.values import slot_text

@@ -31,7 +31,7 @@ from holdfast.segments.table_location import TableLocation, table_location
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult, require_vacuum_hours
 from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_files, remove_files
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 
 log = structlog.get_logger("holdfast.spark.pipeline")
 
@@ -40,6 +40,8 @@ FORMAT: Final = 1
 FORMAT_MAX: Final = 2
 DESCRIPTION_CHARS_MAX: Final = 4_000
 DELTA_TRIES: Final = 5
+SEQ_MARK: Final = "seq"
+"""The mark with the sequence number of a live object at or below the offset, from which the next look goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +437,7 @@ class DeltaJob:
         self._log_url = log_url
         self._output = DeltaOutput(table_location(output_url), self.name, schema, partition_by)
         self._log_id = ""
+        self._near_seq = 0
 
     def log_id(self) -> str:
         """As ``Job``."""
@@ -443,12 +446,18 @@ class DeltaJob:
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
         self._log_id = log_id
-        return self._output.offset(log_id)
+        state = self._output.state(log_id)
+        self._near_seq = 0 if state is None else state.mark(SEQ_MARK)
+        return 0 if state is None else state.offset
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``."""
         return next_increment(
-            self._log_url, after, until=until, step_bytes=step_bytes, begins_with_snapshot=self.begins_with_snapshot
+            *(self._log_url, after),
+            until=until,
+            step_bytes=step_bytes,
+            begins_with_snapshot=self.begins_with_snapshot,
+            near_seq=self._near_seq,
         )
 
     def vacuum(self, hours: int) -> Removed:
@@ -470,6 +479,7 @@ class DeltaJob:
         removed: Sequence[TableFile] = (),
         marks: Mapping[str, int] | None = None,
     ) -> StepResult:
+        marks = {**(marks or {}), **({SEQ_MARK: increment.last_seq} if increment.last_seq else {})}
         replaced = {file.path for file in removed}
         originals = [file for file in state.misplaced() if file.path not in replaced]
         copies = self._copied(originals) if originals else []

@@ -7,18 +7,19 @@ process its rows directly: a row's way to Spark and back to Python costs as much
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from holdfast.commit.format.batch import Header, ItemKind
+from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
+from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest
@@ -26,8 +27,14 @@ from holdfast.snapshots.reading import newest_snapshot, read_part
 from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
 from holdfast.spark.options import Mode, ReadOptions, parse_read_options
 from holdfast.spark.runtime.store_thread import with_store
-from holdfast.spark.source.plan import Chain, LogHead, Plan, live_chain, plan_read, read_header
+from holdfast.spark.source.chain import Chain, LogHead, first_index, live_chain, read_header
+from holdfast.spark.source.part import Frontier, frontier_of, joined, known_object, live_part, newest_before
+from holdfast.spark.source.plan import Part, Plan, plan_of, plan_read
 from holdfast.spark.source.scan import scan
+from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
+
+LOOK_SLOTS: Final = 20_000
+"""Slots that a look lists at a time, in at most 20 pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,9 @@ class Increment:
 
     Shape: ``objects`` and ``log_bytes`` belong to these versions; ``behind_bytes`` is left between ``through`` and the
     head. Empty when ``through == after``. With a ``snapshot`` the step reads that instead of the log, which has lost
-    its beginning: one write for each key, at position 0, without a time.
+    its beginning: one write for each key, at position 0, without a time. ``part`` is the objects as they were listed,
+    so that reading lists nothing again. ``last_seq`` is the sequence number of the last object that ends at or below
+    ``through``, 0 for none: the next increment is found from it.
     """
 
     head: LogHead
@@ -46,6 +55,8 @@ class Increment:
     log_bytes: int
     behind_bytes: int
     snapshot: Manifest | None = None
+    part: Part | None = field(default=None, repr=False, compare=False)
+    last_seq: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -59,17 +70,94 @@ class Increment:
 
 
 def next_increment(
-    url: str, after: int, *, until: int | None = None, step_bytes: int, begins_with_snapshot: bool = False
+    url: str,
+    after: int,
+    *,
+    until: int | None = None,
+    step_bytes: int,
+    begins_with_snapshot: bool = False,
+    near_seq: int = 0,
 ) -> Increment:
     """The increment that follows version ``after``: about ``step_bytes`` of the log, at least one object.
 
     ``until`` bounds it (inclusive). ``begins_with_snapshot``: where the log has lost its beginning, the first increment
-    is a snapshot. Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
+    is a snapshot. ``near_seq`` is the ``last_seq`` of an earlier increment.
+
+    Cost: a LIST page for the end of the log, those of the increment, which may be ``LOOK_SLOTS`` longer, and some
+    headers: about log2(objects) without ``near_seq``. ``behind_bytes`` of what is not listed is an estimate.
+
+    Raises: NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable.
     """
-    return with_store(url, lambda store: _choose(store, after, until, step_bytes, begins_with_snapshot))
+
+    async def choose(store: ObjectStore) -> Increment:
+        try:
+            frontier = await frontier_of(store)
+            found = await _choose(store, frontier, after, until, step_bytes, near_seq)
+        except CorruptData:
+            found = None  # the whole chain says what is damaged, if it is what the step needs
+        return found or await _choose_of_all(store, after, until, step_bytes, begins_with_snapshot)
+
+    return with_store(url, choose)
 
 
 async def _choose(
+    store: ObjectStore, frontier: Frontier, after: int, until: int | None, step_bytes: int, near_seq: int
+) -> Increment | None:
+    """The increment by the objects from the last known one on; None where the whole chain is needed."""
+    newest = frontier.newest
+    head = LogHead(newest.log_id.hex(), newest.last_version)
+    if newest.last_version <= after or (until is not None and until <= after):
+        return Increment(head, after, after, 0, 0, 0)
+    begin = await known_object(store, frontier, near_seq, after)
+    if begin is None:
+        begin = await newest_before(store, frontier, lambda header: header.last_version > after)
+    if begin is None and after == 0:
+        begin = await read_header_if_there(store, FIRST_SLOT)
+    if begin is None:
+        return None
+    ahead = await _ahead(store, frontier, begin, until, step_bytes)
+    if ahead is None:
+        return None
+    chain, last = ahead
+    found = await _step(store, chain, head, last, after, until, step_bytes)
+    rest = last.slot - newest.slot
+    if rest:
+        found = replace(found, behind_bytes=found.behind_bytes + rest * int(chain.sizes.mean()))
+    return found
+
+
+async def _ahead(
+    store: ObjectStore, frontier: Frontier, begin: Header, until: int | None, step_bytes: int
+) -> tuple[Chain, Header] | None:
+    """The chain from ``begin`` on, at least as long as the step, and its last object. None where it has a hole."""
+    chain: Chain | None = None
+    last, slots = begin, LOOK_SLOTS
+    while True:
+        lowest = last.slot - slots
+        upper = frontier.newest
+        if lowest > upper.slot:
+            found = await newest_before(store, frontier, partial(_is_after, slot=lowest))
+            if found is None:
+                return None
+            upper = found
+        if upper.slot == last.slot and upper.slot != frontier.newest.slot:
+            slots *= 2  # a gap that a leader left
+            continue
+        part = await live_part(store, frontier, last, upper)
+        if part is None:
+            return None
+        chain = part if chain is None else joined(chain, part)
+        last = upper
+        is_enough = int(chain.sizes[1:].sum()) >= step_bytes or (until is not None and last.last_version >= until)
+        if is_enough or last.slot == frontier.newest.slot:
+            return chain, last
+
+
+def _is_after(header: Header, slot: int) -> bool:
+    return header.slot < slot
+
+
+async def _choose_of_all(
     store: ObjectStore, after: int, until: int | None, step_bytes: int, begins_with_snapshot: bool
 ) -> Increment:
     chain = await live_chain(store)
@@ -86,13 +174,26 @@ async def _choose(
             return Increment(head, after, found.version, len(found.parts), found.size, behind_bytes, found)
     if newest.last_version <= after or (until is not None and until <= after):
         return Increment(head, after, after, 0, 0, 0)
+    return await _step(store, chain, head, newest, after, until, step_bytes)
+
+
+async def _step(
+    store: ObjectStore, chain: Chain, head: LogHead, newest: Header, after: int, until: int | None, step_bytes: int
+) -> Increment:
+    """The increment at the beginning of a chain that ends with ``newest``."""
     first = await first_above(store, chain, after)
     ends = np.cumsum(chain.sizes[first:])
     last = first + max(1, int(np.searchsorted(ends, step_bytes, side="right"))) - 1
+    if until is not None and until < newest.last_version:
+        past = await first_index(store, chain, lambda header: header.first_version > until)
+        last = max(first, min(last, past - 1))
     through = newest if last == len(chain.slots) - 1 else await read_header(store, int(chain.slots[last]))
     version = through.last_version if until is None else min(through.last_version, until)
+    whole = last if through.last_version <= version else last - 1
     return Increment(
-        head, after, version, last - first + 1, int(ends[last - first]), int(ends[-1] - ends[last - first])
+        *(head, after, version, last - first + 1, int(ends[last - first]), int(ends[-1] - ends[last - first])),
+        part=Part(chain, first, last + 1),
+        last_seq=seq_of(int(chain.slots[whole])) if whole >= 0 else 0,
     )
 
 
@@ -148,13 +249,13 @@ def read_increment(
 ) -> DataFrame:
     """One row per operation of these ``kinds`` in the increment, with these ``columns``. Read when it is used.
 
-    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: the LIST pages, about log2(objects) headers.
+    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing before tasks read.
     """
     options = _options(url, increment, columns, kinds)
     schema = spark_schema(COLUMNS[options.shape], options.columns)
     if increment.snapshot is not None:
         return _mapped_snapshot(spark, options, increment.snapshot, schema, None)
-    return _mapped(spark, options, schema, None)
+    return _mapped(spark, options, increment, schema, None)
 
 
 def map_increment(
@@ -167,7 +268,7 @@ def map_increment(
     options = _options(url, increment, columns, "write,delete,range_delete")
     if increment.snapshot is not None:
         return _mapped_snapshot(spark, options, increment.snapshot, schema, work)
-    return _mapped(spark, options, schema, work)
+    return _mapped(spark, options, increment, schema, work)
 
 
 def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOptions:
@@ -176,8 +277,18 @@ def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOp
     return parse_read_options({**given, **bounds}, Mode.BATCH)
 
 
-def _mapped(spark: SparkSession, options: ReadOptions, schema: StructType | str, work: Work | None) -> DataFrame:
-    plan: Plan = with_store(options.url, lambda store: plan_read(store, options))
+def _wanted(options: ReadOptions) -> RowFilter:
+    return replace(row_filter(options), version_min=options.starting_version, version_max=options.ending_version)
+
+
+def _mapped(
+    spark: SparkSession, options: ReadOptions, increment: Increment, schema: StructType | str, work: Work | None
+) -> DataFrame:
+    plan: Plan = (
+        with_store(options.url, lambda store: plan_read(store, options))
+        if increment.part is None
+        else plan_of(increment.part, options, _wanted(options))
+    )
     if not plan.pieces:
         return spark.createDataFrame([], schema)
     # A range of as many partitions as numbers has one number in each: the piece of that task.
@@ -212,13 +323,13 @@ def as_writes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     schema = arrow_schema(Shape.OPERATIONS, columns)
     rows = rows.sort_by("version")
     made = []
-    for field in schema:
-        if field.name in ("key", "value", "version"):
-            made.append(rows[field.name].cast(field.type))
-        elif field.name in ("position", "kind"):
-            made.append(pa.repeat(pa.scalar(0 if field.name == "position" else "write", field.type), rows.num_rows))
+    for each in schema:
+        if each.name in ("key", "value", "version"):
+            made.append(rows[each.name].cast(each.type))
+        elif each.name in ("position", "kind"):
+            made.append(pa.repeat(pa.scalar(0 if each.name == "position" else "write", each.type), rows.num_rows))
         else:
-            made.append(pa.nulls(rows.num_rows, field.type))
+            made.append(pa.nulls(rows.num_rows, each.type))
     return pa.Table.from_arrays(made, schema=schema)
 
 

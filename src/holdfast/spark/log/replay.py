@@ -30,7 +30,7 @@ from holdfast.objects.port import ObjectReader
 from holdfast.objects.retrying import RetryingStore
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 
 T = TypeVar("T")
 

@@ -323,6 +323,8 @@ class _Run:
                 if self._progress is not None:
                     # What fails in here is the caller's: no store was unavailable, and the step is committed.
                     self._progress(step)
+                if step.through >= goal:
+                    return  # another look would find nothing
 
     def _look(self, goal: int | None) -> Increment:
         if self._log_id is None:

@@ -34,7 +34,8 @@ from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.format.page import decode_header as decode_page_header
 from holdfast.spark.options import Position
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source.plan import OBJECT_COST_BYTES, empty_log, require_log
+from holdfast.spark.source.chain import empty_log, require_log
+from holdfast.spark.source.plan import OBJECT_COST_BYTES
 from holdfast.stores.checkpoint_objects import File, Manifest, list_versions, read_file, read_manifest
 from holdfast.stores.repair.reader import Brought, StoredMessage, StoreReader, StoreSoFar, messages_between
 from holdfast.stores.storage.frames import Relocated, decode_frame

@@ -1,74 +1,45 @@
-"""Plan a read: find the live objects in one listing, bound them by version, and cut them into pieces.
+"""Plan a read: the part of the live chain that it needs, bounded by versions, and cut into pieces.
 
-The size of an object shows whether it is a claim. Slots count down. The next live claim is the first claim at or below
-the jump of the previous claim; every slot between this jump and the next claim must exist. Below the newest claim the
-first missing slot ends the log. A missing slot that is older than an acknowledged object is data loss, unless retention
-removed it; only a hole that a second listing shows again counts. Cost: the LIST pages, one header, and about
-log2(objects) headers per version bound. Memory: 16 bytes per object.
+Where a read begins or ends inside the log, a search of headers finds the object before its first and its last one, and
+only what is between them is listed. Cost: a LIST page for the end of the log, the pages of that part, and about
+log2(objects) headers per bound. Memory: 16 bytes per object of the part.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from pyspark.sql.datasource import InputPartition
 
-from holdfast.commit.format.batch import (
-    CLAIM_BYTES,
-    FIRST_SLOT,
-    HEADER_BYTES,
-    PREFIX,
-    Header,
-    Kind,
-    decode_header,
-    jump,
-    object_name,
-    slot_of,
-)
-from holdfast.commit.format.chain import broken
-from holdfast.commit.leadership.role_records import read_records
-from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier
-from holdfast.commit.reading.reader import read_header as read_genesis
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
+from holdfast.commit.reading.lineage import Lineage
+from holdfast.commit.reading.reader import read_header as read_header_if_there
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.runtime.cores import cores
 from holdfast.spark.runtime.store_thread import with_store
+from holdfast.spark.source.chain import (
+    Chain,
+    Indices,
+    first_index,
+    index_after,
+    lineage_at,
+    live_chain,
+    read_header,
+    require_log,
+)
+from holdfast.spark.source.part import Frontier, frontier_of, live_part, newest_before
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
-from holdfast.values import slot_text
 
-Slots: TypeAlias = npt.NDArray[np.uint64]
-Sizes: TypeAlias = npt.NDArray[np.int64]
-Indices: TypeAlias = npt.NDArray[np.int64]
-
-LIST_RANGE_SLOTS: Final = 20_000
-LIST_RANGES_MAX: Final = 16
 OBJECT_COST_BYTES: Final = 8 * 1024
 """What reading one more object costs a task, as bytes read in the same time; keeps partitions of tiny objects short."""
 WORTH_A_TASK_BYTES: Final = 4 * 2**20
 """A log is cut for idle cores into pieces of at least this: a task costs as much as reading some MiB."""
-LISTINGS_MAX: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Live objects in the order of writing, oldest first.
-
-    Shape: ``slots`` falls strictly, ``sizes`` are bytes as listed. ``truncated`` when retention removed what came
-    before. ``lineage`` is the log's, None where it is not known.
-    """
-
-    slots: Slots
-    sizes: Sizes
-    truncated: bool
-    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +77,12 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest (also ``log_mismatch``), CorruptData,
     Unavailable.
     """
-    chain = await live_chain(store)
+    chain, newest = await planned_chain(store, options, pushed)
     if options.starting_after is not None:
         require_log(chain.lineage, options.starting_after)
     if options.ending_at is not None:
         require_log(chain.lineage, options.ending_at)
     starting = options.starting_version
-    newest = await read_header(store, int(chain.slots[-1]))
     if options.from_latest:
         starting = newest.last_version
     past, ending = await _end(store, chain, options, newest)
@@ -123,9 +93,98 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     if pushed is not None:
         first, past = await _narrowed(store, chain, first, past, pushed)
         wanted = wanted.and_also(pushed)
-    return Plan(
-        cut(chain, first, past, options.target_partition_bytes, _pieces_min(chain, first, past, options)), wanted
+    return plan_of(Part(chain, first, past), options, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The objects ``[first, past)`` of a chain."""
+
+    chain: Chain
+    first: int
+    past: int
+
+
+def plan_of(part: Part, options: ReadOptions, wanted: RowFilter) -> Plan:
+    """The pieces of a part that has been listed."""
+    pieces_min = _pieces_min(part.chain, part.first, part.past, options)
+    return Plan(cut(part.chain, part.first, part.past, options.target_partition_bytes, pieces_min), wanted)
+
+
+async def planned_chain(
+    store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None
+) -> tuple[Chain, Header]:
+    """The live chain as far as the read needs it, at least one object before it, and the newest header of the log.
+
+    The whole chain where the read has no bounds, and where a part cannot be had. Raises: NotFound (``log_empty``),
+    CorruptData, Unavailable.
+    """
+    if _is_bounded(options, pushed):
+        found = await _part(store, options, pushed)
+        if found is not None:
+            return found
+    chain = await live_chain(store)
+    return chain, await read_header(store, int(chain.slots[-1]))
+
+
+def _is_bounded(options: ReadOptions, pushed: RowFilter | None) -> bool:
+    """Whether the read leaves out objects. A read as of a time needs the beginning of the log for its error."""
+    if options.as_of_ms is not None:
+        return False
+    bounds = (
+        *(options.starting_after, options.starting_version, options.starting_ms),
+        *(options.ending_at, options.ending_version, options.ending_ms),
+        *((pushed.version_min, pushed.seq_min) if pushed is not None else ()),
     )
+    return options.from_latest or any(each is not None for each in bounds)
+
+
+async def _part(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None) -> tuple[Chain, Header] | None:
+    try:
+        frontier = await frontier_of(store)
+        begin = await newest_before(store, frontier, _wanted_from(options, pushed, frontier))
+        if begin is None:
+            begin = await read_header_if_there(store, FIRST_SLOT)  # with a hole after it where retention has been
+        last = None if begin is None else await _last(store, frontier, options)
+        if begin is None or last is None:
+            return None
+        chain = await live_part(store, frontier, begin, last if last.slot < begin.slot else begin)
+    except CorruptData:
+        return None  # the whole chain says what is damaged, if it is what the read needs
+    return None if chain is None else (chain, frontier.newest)
+
+
+def _wanted_from(options: ReadOptions, pushed: RowFilter | None, frontier: Frontier) -> Callable[[Header], bool]:
+    """Whether an object is the first that the read wants, or a later one. A filter narrows a read without a start."""
+    after, since_ms = options.starting_after, options.starting_ms
+    lowest = frontier.newest.last_version if options.from_latest else options.starting_version
+    seq = None if after is None else after.seq
+    if after is not None and seq is None:
+        lowest = after.version + 1
+    if seq is None and lowest is None and since_ms is None and pushed is not None:
+        lowest, seq = pushed.version_min, None if pushed.seq_min is None else pushed.seq_min - 1
+    # Of a start by version and one by time the version decides: what is before it may be lost, which is an error.
+    by_time = since_ms if lowest is None else None
+    return lambda header: (
+        (seq is None or header.slot < FIRST_SLOT - seq)
+        and (lowest is None or header.last_version >= lowest)
+        and (by_time is None or header.time_ms >= by_time)
+    )
+
+
+async def _last(store: ObjectStore, frontier: Frontier, options: ReadOptions) -> Header | None:
+    """The last object that the read wants, None where it cannot be found; the newest one without an end."""
+    at, until_ms = options.ending_at, options.ending_ms
+    seq = None if at is None else at.seq
+    highest = options.ending_version if at is None or seq is not None else at.version
+    newest = frontier.newest
+    if seq is not None and seq < seq_of(newest.slot):
+        return await newest_before(store, frontier, lambda header: header.slot < FIRST_SLOT - seq)
+    if highest is not None and highest < newest.last_version:
+        return await newest_before(store, frontier, lambda header: header.first_version > highest)
+    if until_ms is not None and until_ms < newest.time_ms:
+        return await newest_before(store, frontier, lambda header: header.time_ms > until_ms)
+    return newest
 
 
 def _pieces_min(chain: Chain, first: int, past: int, options: ReadOptions) -> int:
@@ -178,7 +237,8 @@ def _past_the_end(option: str, newest: Header, **asked: int) -> InvalidRequest:
 
 
 def ending_version(url: str, options: ReadOptions) -> int | None:
-    """The last version that ``options`` ask for, None for the end of the log. Cost: a plan, for a time or an offset.
+    """The last version that ``options`` ask for, None for the end of the log. Cost: for a time or an offset a search of
+    headers; for ``timestampAsOf`` a listing.
 
     Raises: as ``plan_read``; NotFound (``log_truncated``) also for an end before the oldest object.
     """
@@ -186,6 +246,9 @@ def ending_version(url: str, options: ReadOptions) -> int | None:
         return options.ending_version
 
     async def resolved(store: ObjectStore) -> int | None:
+        found = await _ending_found(store, options)
+        if found is not None:
+            return found
         chain = await live_chain(store)
         if options.ending_at is not None:
             require_log(chain.lineage, options.ending_at)
@@ -203,6 +266,21 @@ def ending_version(url: str, options: ReadOptions) -> int | None:
         )
 
     return with_store(url, resolved)
+
+
+async def _ending_found(store: ObjectStore, options: ReadOptions) -> int | None:
+    """The last version that ``options`` ask for, where it is inside the log and a search of headers finds it."""
+    at = options.ending_at
+    if options.as_of_ms is not None or (at is not None and at.seq is None):
+        return None
+    try:
+        frontier = await frontier_of(store)
+        if at is not None:
+            require_log(await lineage_at(store, frontier.newest, frontier.newest.slot), at)
+        last = await _last(store, frontier, options)
+    except CorruptData:
+        return None
+    return None if last is None or last.slot == frontier.newest.slot else last.last_version
 
 
 async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
@@ -229,11 +307,6 @@ async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, s
     return await first_index(store, chain, lambda header: header.last_version >= lowest)
 
 
-def index_after(chain: Chain, seq: int) -> int:
-    """The index of the first object after ``seq``."""
-    return int(np.count_nonzero(chain.slots >= np.uint64(FIRST_SLOT - seq))) if seq >= 0 else 0
-
-
 async def _narrowed(store: ObjectStore, chain: Chain, first: int, past: int, pushed: RowFilter) -> tuple[int, int]:
     """The part of ``[first, past)`` that may hold rows of a filter. Nothing there is no error: a filter asks."""
     if pushed.seq_min is not None:
@@ -246,200 +319,6 @@ async def _narrowed(store: ObjectStore, chain: Chain, first: int, past: int, pus
     if highest is not None:
         past = min(past, await first_index(store, chain, lambda header: header.first_version > highest))
     return first, past
-
-
-async def read_header(store: ObjectReader, slot: int) -> Header:
-    """The header of an object that the plan saw. Raises: CorruptData (also when it has gone), Unavailable."""
-    try:
-        return decode_header(await store.read(object_name(slot), start=0, length=HEADER_BYTES), slot=slot)
-    except NotFound:
-        raise lost("an object of the live chain is missing", slot) from None
-
-
-async def claim_of(store: ObjectReader, head: Header) -> Header:
-    """The claim of the leader that wrote ``head``. Raises: CorruptData, Unavailable."""
-    if head.kind is Kind.CLAIM:
-        return head
-    claim = await read_header(store, head.claim)
-    if (head.log_id, head.epoch, head.leader_id) != (claim.log_id, claim.epoch, claim.leader_id):
-        raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
-    return claim
-
-
-def require_log(lineage: Lineage | None, position: Position) -> None:
-    """Return if the position is one of the log; a lineage or a log id that is not known may be any.
-
-    Raises: InvalidRequest: ``log_mismatch``, or ``rolled_back`` for a position after the fork of a copied log.
-    """
-    if lineage is None or lineage.holds(position.log_id, position.version):
-        return
-    forked_at = lineage.forked_at.get(position.log_id or "")
-    if forked_at is not None:
-        raise InvalidRequest(
-            "the offset is after the point at which this log was forked",
-            code=Code.ROLLED_BACK,
-            hint="begin a new query, with a new checkpoint and a new target, at or before forked_at",
-            offset_log_id=position.log_id,
-            log_id=lineage.log_id,
-            forked_at=forked_at,
-        )
-    raise InvalidRequest(
-        "the offset belongs to another log than the one at this url",
-        code=Code.LOG_MISMATCH,
-        hint="the log was replaced: begin a new query with a new checkpoint and a new target",
-        offset_log_id=position.log_id,
-        log_id=lineage.log_id,
-    )
-
-
-def lost(rule: str, slot: int, through: int | None = None) -> CorruptData:
-    """The error for an object that must be there and is not."""
-    return CorruptData(
-        f"data loss: {rule}",
-        code=Code.CORRUPT_LOG,
-        hint="if retention removed it while this read ran, read again from a newer startingVersion; else restore it",
-        slot=slot_text(slot),
-        missing_through=None if through is None else slot_text(through),
-    )
-
-
-async def live_chain(store: ObjectStore) -> Chain:
-    """The live chain as the store lists it now. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
-    before: tuple[int, int] | None = None
-    for _ in range(LISTINGS_MAX):
-        newest_rows = await store.list(PREFIX, limit=1)
-        if not newest_rows:
-            raise empty_log(store)
-        # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
-        # it.
-        newest = await read_header(store, _slot(newest_rows[0].key))
-        slots, sizes = await list_slots(store, newest.slot)
-        live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
-        if missing and (await read_records(store)).copying_from(newest.log_id) is not None:
-            # Several objects are under way to a copy at once: what its source acknowledged may be missing here.
-            live, missing = walk(slots, sizes == CLAIM_BYTES, FIRST_SLOT + 1)
-        lineage = await lineage_at(store, newest, int(slots[live][-1]))
-        chain = Chain(slots[live], sizes[live], truncated=bool(missing), lineage=lineage)
-        await _require_claim_at_end(store, chain)
-        if not missing:
-            return chain
-        hole = missing[-1]
-        kept = int(np.count_nonzero(chain.slots > np.uint64(hole[1])))
-        if kept == len(chain.slots):
-            raise lost("an acknowledged object is missing", hole[0])
-        oldest = await read_header(store, int(chain.slots[kept]))
-        if 0 < newest.truncated_through >= oldest.prev_version:
-            return await after_truncation(store, chain, kept, newest.truncated_through)
-        if hole == before:
-            raise lost("an acknowledged object is missing", hole[0], hole[1])
-        before = hole
-    raise Unavailable("log changes faster than it can be listed", url=store.url)
-
-
-async def after_truncation(store: ObjectStore, chain: Chain, kept: int, truncated_through: int) -> Chain:
-    """The chain from ``kept`` on, without what is at or below ``truncated_through``.
-
-    Nobody reads what is there: it is about to be deleted, or the late PUT of another leader brought it back.
-    Raises: CorruptData, Unavailable. Cost: about log2(objects) headers.
-    """
-    rest = replace(chain, slots=chain.slots[kept:], sizes=chain.sizes[kept:], truncated=True)
-    first = await first_index(store, rest, lambda header: header.last_version > truncated_through)
-    first = min(first, len(rest.slots) - 1)
-    return replace(rest, slots=rest.slots[first:], sizes=rest.sizes[first:])
-
-
-async def lineage_at(store: ObjectStore, header: Header, slot: int) -> Lineage:
-    """The lineage of the log whose newest live object is in ``slot``; ``header`` may be that object's.
-
-    Cost: as ``lineage_of``. Raises: CorruptData, Unavailable.
-    """
-    newest = header if header.slot == slot else await read_header(store, slot)
-    genesis = await read_genesis(store, FIRST_SLOT)
-    if genesis is None or genesis.log_id == newest.log_id:
-        return Lineage(newest.log_id.hex())
-    return await lineage_of(store, await claim_of(store, newest))
-
-
-async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
-    """Raise if the chain ends with an object of claim size that is not a claim: the walk jumped over later objects."""
-    newest = int(chain.slots[-1])
-    if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
-        raise broken("object of claim size is no claim", newest)
-
-
-def _slot(key: str) -> int:
-    slot = slot_of(key)
-    if slot is None:
-        raise CorruptData("a key under batches/ is not a slot", code=Code.CORRUPT_LOG, key=key)
-    return slot
-
-
-async def list_slots(store: ObjectStore, newest: int, oldest: int = FIRST_SLOT) -> tuple[Slots, Sizes]:
-    """Every object from ``newest`` back to ``oldest``, both included, newest first."""
-    span = oldest - newest + 1
-    ranges = max(1, min(LIST_RANGES_MAX, span // LIST_RANGE_SLOTS))
-    starts = [newest + span * i // ranges for i in range(ranges + 1)]
-
-    async def part(first: int, past: int) -> tuple[Slots, Sizes]:
-        rows = await store.list(PREFIX, after=object_name(first - 1), limit=past - first)
-        listed = [(slot, row.size) for row in rows if (slot := _slot(row.key)) < past]
-        return np.array([slot for slot, _ in listed], np.uint64), np.array([size for _, size in listed], np.int64)
-
-    parts = await asyncio.gather(*(part(a, b) for a, b in pairwise(starts)))
-    slots = np.concatenate([part_slots for part_slots, _ in parts])
-    sizes = np.concatenate([part_sizes for _, part_sizes in parts])
-    if bool(np.any(slots[1:] <= slots[:-1])):
-        raise CorruptData("the store does not list in order", code=Code.STORE_UNFIT, url=store.url)
-    return slots, sizes
-
-
-def walk(
-    slots: Slots, is_claim: npt.NDArray[np.bool_], durable: int, begin: int = FIRST_SLOT
-) -> tuple[Indices, list[tuple[int, int]]]:
-    """Indices of the live objects, oldest first, and the runs (first, last) of acknowledged slots that are not there.
-
-    ``slots`` rises (newest first). Every live slot at or above ``durable`` was acknowledged before the listing. The
-    walk starts at genesis, or at the live object in ``begin``.
-    """
-    claims = [int(slot) for slot in slots[is_claim][::-1] if slot <= begin]
-    if begin == FIRST_SLOT and (not claims or claims[0] != FIRST_SLOT):
-        raise lost("the log has no genesis claim", FIRST_SLOT)
-    live: list[Indices] = []
-    missing: list[tuple[int, int]] = []
-    claim = claims.pop(0) if claims and claims[0] == begin else None
-    for candidate in [*claims, None]:
-        start = jump(claim) if claim is not None else begin
-        if candidate is not None and candidate > start:
-            continue  # strictly between a live claim and its jump: dead
-        if claim is not None:
-            live.append(np.array([_below(slots, claim)], dtype=np.int64))
-        past = candidate if candidate is not None else min(durable - 1, int(start))
-        acknowledged = np.arange(_below(slots, start + 1), _below(slots, past + 1), -1, dtype=np.int64) - 1
-        missing += _holes(slots[acknowledged], start, past)
-        live.append(acknowledged)
-        if candidate is None:
-            rest = np.arange(_below(slots, past + 1) - 1, -1, -1, dtype=np.int64)
-            landed = slots[rest] == np.uint64(past) - np.arange(len(rest), dtype=np.uint64)
-            live.append(rest[: len(rest) if landed.all() else int(np.argmin(landed))])
-        else:
-            claim = candidate
-    return np.concatenate(live), missing
-
-
-def _below(slots: Slots, slot: int) -> int:
-    """How many of the rising ``slots`` are below ``slot``: its index, where it is listed."""
-    if slot > FIRST_SLOT:
-        return len(slots)
-    return int(np.searchsorted(slots, np.uint64(slot), side="left"))
-
-
-def _holes(present: Slots, start: int, past: int) -> list[tuple[int, int]]:
-    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``present`` lacks."""
-    if len(present) == start - past:
-        return []
-    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), present, np.array([past], dtype=np.uint64)))
-    wide = np.flatnonzero(edges[:-1] - edges[1:] > 1)
-    return [(int(edges[i]) - 1, int(edges[i + 1]) + 1) for i in wide]
 
 
 async def _refuse_loss(
@@ -457,18 +336,6 @@ async def _refuse_loss(
             after_seq=after.seq,
             removed_through=oldest.prev_version,
         )
-
-
-async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
-    """The first index in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
-    low, high = 0, len(chain.slots)
-    while low < high:
-        middle = (low + high) // 2
-        if reached(await read_header(store, int(chain.slots[middle]))):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def cut(chain: Chain, first: int, past: int, target_bytes: int, pieces_min: int = 1) -> list[Piece]:
@@ -521,33 +388,3 @@ class SegmentPartition(InputPartition):
     version_max: int
     wanted: RowFilter
     since_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LogHead:
-    """The newest durable version of a log, and which log it is (its id as 32 hexadecimal digits)."""
-
-    log_id: str
-    version: int
-
-
-def log_head(url: str) -> LogHead:
-    """The id and version in the newest live object of the log. Cost: one LIST page, two rounds of headers.
-
-    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
-    """
-    newest = with_store(url, newest_header)
-    return LogHead(newest.log_id.hex(), newest.last_version)
-
-
-async def newest_header(store: ObjectStore) -> Header:
-    """The header of the newest live object. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise empty_log(store)
-    return frontier[0]
-
-
-def empty_log(store: ObjectStore) -> NotFound:
-    """The error for a log without objects."""
-    return NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)

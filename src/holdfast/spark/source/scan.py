@@ -25,7 +25,8 @@ from holdfast.spark.columns import Shape
 from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
-from holdfast.spark.source.plan import Piece, claim_of, lost, read_header, require_log
+from holdfast.spark.source.chain import claim_of, lost, read_header, require_log
+from holdfast.spark.source.plan import Piece
 from holdfast.spark.source.shapes import RowFilter, batch_rows, operation_rows, transaction_rows
 from holdfast.values import slot_text
 

@@ -25,19 +25,8 @@ from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, Shape, arrow_schema
 from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import read_objects
-from holdfast.spark.source.plan import (
-    LogHead,
-    LogPartition,
-    Plan,
-    SegmentPartition,
-    cut,
-    ending_version,
-    first_index,
-    log_head,
-    plan_read,
-    read_header,
-    require_log,
-)
+from holdfast.spark.source.chain import LogHead, first_index, log_head, read_header, require_log
+from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition, cut, ending_version, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
 from holdfast.spark.source.tail import LogTail, objects_between, pieces_of_stream

@@ -22,12 +22,9 @@ from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, Position, ReadOptions
-from holdfast.spark.source.plan import (
+from holdfast.spark.source.chain import (
     Chain,
-    Piece,
     claim_of,
-    cut,
-    first_object,
     index_after,
     lineage_at,
     list_slots,
@@ -38,6 +35,7 @@ from holdfast.spark.source.plan import (
     require_log,
     walk,
 )
+from holdfast.spark.source.plan import Piece, cut, first_object, planned_chain
 from holdfast.spark.source.shapes import seq_of
 from holdfast.values import LogId
 
@@ -73,7 +71,7 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
         newest = await newest_header(store)
         await require_position(store, newest, after)
         return Position(after.seq, after.version, after.log_id or newest.log_id.hex())
-    chain = await live_chain(store)
+    chain, _ = await planned_chain(store, options)
     if after is not None:
         require_log(chain.lineage, after)
     index = await first_object(store, chain, options, options.starting_version)

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.spark.log.delta_output import DeltaJob
-from holdfast.spark.log.increments import Increment, next_increment
+from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 from holdfast.spark.source.segments import SEGMENT_SCHEMA, index_of_log
 
 SEGMENT_LOG_BYTES_MIN: Final = 64 * 2**20
@@ -44,7 +44,7 @@ class Segments(DeltaJob):
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, but empty while there is less than a segment; a smaller rest stays in the log."""
-        increment = next_increment(self._log_url, after, until=until, step_bytes=max(step_bytes, self._log_bytes_min))
+        increment = super().look(after, until, max(step_bytes, self._log_bytes_min))
         if increment.log_bytes >= self._log_bytes_min:
             return increment
         return replace(increment, through=after, objects=0, log_bytes=0, behind_bytes=increment.log_bytes)

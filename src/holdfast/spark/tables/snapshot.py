@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.spark.log.delta_output import DeltaJob
-from holdfast.spark.log.increments import Increment, next_increment, read_increment
+from holdfast.spark.log.increments import Increment, read_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, tables_of, write_table
 from holdfast.spark.tables.state import newest_values, range_coverage
@@ -35,6 +35,7 @@ class Snapshot(DeltaJob):
     """The state of the log at ``log_url`` in the Delta table at ``output_url``. Each step of a run is a snapshot."""
 
     name = "snapshot"
+    begins_with_snapshot = True
 
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
         super().__init__(spark, log_url, output_url, SCHEMA)
@@ -42,7 +43,7 @@ class Snapshot(DeltaJob):
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, but a snapshot is one step, however long the log is."""
         del step_bytes
-        return next_increment(self._log_url, after, until=until, step_bytes=2**62, begins_with_snapshot=True)
+        return super().look(after, until, 2**62)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""

@@ -27,7 +27,7 @@ from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.served_store import ServedPartition, mean_bytes, pieces_of, served_rows
 from holdfast.spark.options import ServedStoreOptions, parse_served_store_options
 from holdfast.spark.runtime.table_files import FILES_TYPE, new_files
-from holdfast.spark.source.plan import LogHead
+from holdfast.spark.source.chain import LogHead
 from holdfast.spark.tables.buckets import PACKED_TYPE, BucketPart, change_buckets, in_buckets, newest_points
 from holdfast.spark.tables.changes import write_days
 from holdfast.spark.tables.placement import Placement, bucket_count
