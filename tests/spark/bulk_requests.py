@@ -1,7 +1,7 @@
 """Commit requests for bulk tests: drawn at random, as rows for Spark, and judged by the leader's own stages.
 
 Owns: the generator, and the reference: ``commit.sequence`` and ``commit.resolve`` fed one request after the other, each
-before the one before it is answered. Does not own: the bulk stages under test.
+after the one before it is answered. Does not own: the bulk stages under test.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.commit.format.transaction import (
+    Committed,
     Delete,
     Operation,
     PointRead,
@@ -74,12 +75,12 @@ class Verdict:
 
 
 def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHOLE_INPUT) -> list[Verdict]:
-    """The verdicts of a leader that takes the requests one by one, none answered before the next has come."""
+    """The verdicts of a leader that takes the requests one by one, each after the one before is answered."""
     attempts = Attempts(bytes_max=UNBOUNDED)
     sequence = SequenceStage(base, attempts)
     resolve = Resolve(base, attempts, window_ms=0.0, bytes_max=UNBOUNDED)
     assigned = [base]
-    entries: list[CommitEntry | None] = []
+    entries: list[CommitEntry] = []
     verdicts: dict[int, Verdict] = {}
     floors = dict(zip(windows.positions, windows.indexes, strict=True))
     for place, request in enumerate(requests):
@@ -95,22 +96,23 @@ def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHO
             if look_up:
                 verdicts[place] = Verdict("look_up")
             resolve.decide(onward)
+            for each in onward:
+                sequence.complete(each)
         entries.append(entry)
         assigned.append(sequence.assigned)
     for place, entry in enumerate(entries):
-        assert entry is not None
-        verdicts.setdefault(place, _verdict(entry))
-    for entry in entries:
-        for follower in (entry.followers or []) if entry is not None else []:
-            place = next(i for i, each in enumerate(entries) if each is follower)
-            verdicts[place] = replace(_verdict(entry))
+        if place not in verdicts:
+            verdicts[place] = _verdict(entry)
     return [verdicts[place] for place in range(len(requests))]
 
 
 def _verdict(entry: CommitEntry) -> Verdict:
     match entry.outcome:
         case None:
-            return Verdict("committed", entry.version) if entry.accepted else Verdict("follower")
+            assert entry.accepted, "each is decided before the next"
+            return Verdict("committed", entry.version)
+        case Committed(version):
+            return Verdict("committed", version)
         case Rejected(reason, conflicts):
             return Verdict(reason, None, tuple((each.precondition, each.version) for each in conflicts))
         case Reused():

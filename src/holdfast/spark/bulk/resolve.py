@@ -12,7 +12,7 @@ import pickle
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -53,7 +53,15 @@ from holdfast.spark.bulk.requests import (
     read_stream,
     stream,
 )
-from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Numbers, Sequencing, Windows, sequence_requests
+from holdfast.spark.bulk.sequencing import (
+    NONE_REFUSED,
+    WHOLE_INPUT,
+    Fate,
+    Numbers,
+    Sequencing,
+    Windows,
+    sequence_requests,
+)
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
@@ -419,15 +427,24 @@ def resolve_requests(
 ) -> Resolution:
     """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over this many tasks.
 
-    Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests.
+    A refused attempt leaves no record, so the next one under its id is decided again: where ids are shared and refused,
+    all is judged again, with the refusals that the pass before has found. A verdict depends on earlier requests alone,
+    so each pass settles one more attempt at least, and there is a pass for each at most.
+
+    Raises: what tasks raise. Cost: see the module; a pass over the keys of all requests, and another one for each time
+    that an id was refused.
     """
     if not staged.requests or staged.plain:
         return _all_committed(staged.requests, base)
     if partitions is None and staged.items <= ITEMS_IN_ONE_TASK:
         sequencing, resolved = _in_one_task(staged, base, windows, judge=True)
     else:
-        sequencing, _ = _in_one_task(staged, base, windows, judge=False)
-        resolved = resolve_in_rounds(staged, sequencing, base, windows, partitions)
+
+        def judged(refused: frozenset[int]) -> tuple[Sequencing, Resolved]:
+            sequencing, _ = _in_one_task(staged, base, windows, judge=False, refused=refused)
+            return sequencing, resolve_in_rounds(staged, sequencing, base, windows, partitions)
+
+        sequencing, resolved = _settled(judged)
     fates = sequencing.fates.copy()
     pending = fates == Fate.PENDING
     fates[pending] = np.where(resolved.states[pending] == REJECTED, Fate.CONFLICT, Fate.COMMITTED)
@@ -455,7 +472,25 @@ def _all_committed(requests: int, base: int) -> Resolution:
     return Resolution(fates, {}, none, narrow, narrow, ordinals, base, 0, (), 0.0)
 
 
-def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) -> tuple[Sequencing, Resolved]:
+def _settled(judged: Callable[[frozenset[int]], tuple[Sequencing, Resolved]]) -> tuple[Sequencing, Resolved]:
+    """What ``judged`` makes of the attempts that it refuses itself. See ``resolve_requests``."""
+    refused = NONE_REFUSED
+    passes = 0
+    while True:
+        sequencing, resolved = judged(refused)
+        attempts = np.array(sequencing.attempts, np.int64)
+        too_old = np.isin(attempts, resolved.too_old)
+        found = frozenset(attempts[too_old | (resolved.states[attempts] == REJECTED)].tolist())
+        if found == refused:
+            return sequencing, resolved
+        refused = found
+        passes += 1
+        assert passes <= len(sequencing.fates) + 1, "each pass settles an attempt"
+
+
+def _in_one_task(
+    staged: Staged, base: int, windows: Windows, *, judge: bool, refused: frozenset[int] = NONE_REFUSED
+) -> tuple[Sequencing, Resolved]:
     wanted = staged.frame.select("partition", "number", "asks", *(["item_rows"] if judge else []))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -465,17 +500,23 @@ def _in_one_task(staged: Staged, base: int, windows: Windows, *, judge: bool) ->
             for row in batch.to_pylist()
         )
         asks = pa.concat_tables([read_stream(ask) for _, ask, _ in rows])
-        sequencing = sequence_requests(asks, base, windows)
         items = pa.concat_tables([read_stream(item) for _, _, item in rows]) if judge else None
-        resolved = Resolved.empty() if items is None else _judge_all(asks, items, sequencing, base, windows)
-        result = pickle.dumps((sequencing.fates, sequencing.originals, resolved))
+
+        def judged(refused: frozenset[int]) -> tuple[Sequencing, Resolved]:
+            sequencing = sequence_requests(asks, base, windows, refused)
+            return sequencing, _judge_all(asks, items, sequencing, base, windows)
+
+        sequencing, resolved = (
+            _settled(judged) if judge else (sequence_requests(asks, base, windows, refused), Resolved.empty())
+        )
+        result = pickle.dumps((sequencing.fates, sequencing.originals, sequencing.attempts, resolved))
         yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], ["result"])
 
     with task_errors():
         # Coalesced, not shuffled: the chunks are sorted by key in the task, and a shuffle would copy them twice.
         (row,) = wanted.coalesce(1).mapInArrow(work, "result binary").toArrow().to_pylist()
-    fates, originals, resolved = pickle.loads(row["result"])
-    return Sequencing(fates, _assigned(fates), originals), resolved
+    fates, originals, attempts, resolved = pickle.loads(row["result"])
+    return Sequencing(fates, _assigned(fates), originals, attempts), resolved
 
 
 def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, windows: Windows) -> Resolved:

@@ -1,9 +1,11 @@
 """Stage 1 for requests in bulk: which requests get a version, and the fate of the others.
 
-The first attempt under a request id is the original. The same attempt again shares its outcome; another request under
-that id is ``request_id_reused``. An *ordinal* is a request's number among those that get a version, from 1: its
-version is the leader's base + ordinal. Cost: O(requests) array work; a Python step for each request that shares its id
-or names a version above the base. Memory: about 60 bytes per request.
+The first committed attempt under a request id is the original. The same attempt again shares its outcome; another
+request under that id is ``request_id_reused``. A refused attempt leaves no record, so the id is decided again. Verdicts
+come after this stage: it is given the positions that are known to be refused, see ``resolve_requests``. An *ordinal* is
+a request's number among those that get a version, from 1: its version is the leader's base + ordinal. Cost: O(requests)
+array work; a Python step for each request that shares its id or names a version above the base. Memory: about 60 bytes
+per request.
 """
 
 from __future__ import annotations
@@ -88,16 +90,19 @@ class Windows:
 
 
 WHOLE_INPUT: Final = Windows()
+NONE_REFUSED: Final = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True)
 class Sequencing:
     """Every request's fate so far. ``assigned[k]`` is the ordinal after k requests; ``originals`` maps a
-    duplicate's position to its original's. Positions count from 0 here."""
+    duplicate's position to its original's. ``attempts``: the pending requests whose id another request has, too.
+    Positions count from 0 here."""
 
     fates: npt.NDArray[np.uint8]
     assigned: npt.NDArray[np.int32]
     originals: dict[int, int]
+    attempts: tuple[int, ...] = ()
 
     @property
     def pending(self) -> npt.NDArray[np.bool_]:
@@ -119,8 +124,10 @@ def plain_numbers(column: pa.ChunkedArray) -> Numbers:
     return numbers
 
 
-def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing:
-    """Sequence these requests, which are in order."""
+def sequence_requests(
+    asks: pa.Table, base: int, windows: Windows, refused: frozenset[int] = NONE_REFUSED
+) -> Sequencing:
+    """Sequence these requests, which are in order. ``refused``: positions whose verdict is a refusal."""
     count = asks.num_rows
     fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
     fates[fates > 0] += _REFUSED
@@ -138,7 +145,7 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
     chosen = np.flatnonzero(special)
     taken = (fates == 0) & ~special
     assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(taken))).astype(np.int32)
-    sequencer = _OneByOne(asks, base, fates, assigned, groups)
+    sequencer = _OneByOne(asks, base, fates, assigned, groups, refused)
     for position in chosen.tolist():
         sequencer.take(
             position,
@@ -148,7 +155,8 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
             int(floors[position]),
         )
     assigned = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
-    return Sequencing(fates, assigned, sequencer.originals)
+    attempts = np.flatnonzero(shared & (fates == Fate.PENDING)).tolist()
+    return Sequencing(fates, assigned, sequencer.originals, tuple(attempts))
 
 
 def _shared_ids(column: pa.ChunkedArray) -> tuple[Numbers, npt.NDArray[np.bool_]]:
@@ -165,8 +173,15 @@ class _OneByOne:
     """The requests whose fate depends on how many before them got a version, or on another with the same id."""
 
     def __init__(
-        self, asks: pa.Table, base: int, fates: npt.NDArray[np.uint8], assigned: npt.NDArray[np.int32], groups: Numbers
+        self,
+        asks: pa.Table,
+        base: int,
+        fates: npt.NDArray[np.uint8],
+        assigned: npt.NDArray[np.int32],
+        groups: Numbers,
+        refused: frozenset[int],
     ) -> None:
+        self._refused = refused
         self.originals: dict[int, int] = {}
         self._base = base
         self._fates = fates
@@ -199,7 +214,7 @@ class _OneByOne:
             return
         self._fates[position] = Fate.PENDING
         self._taken.append(position)
-        if group >= 0:
+        if group >= 0 and position not in self._refused:
             self._known[group] = position
 
     def _ordinal_after(self, index: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -39,7 +39,10 @@ from holdfast.spark.runtime.store_thread import StoreThread
 
 @dataclass(slots=True)
 class Group:
-    """Requests that are decided together, and the transactions of their batch object: theirs, and the record's."""
+    """Requests that are decided together, and the transactions of their batch object: theirs, and the record's.
+
+    ``entries`` are the accepted ones.
+    """
 
     record: GroupRecord
     entries: list[CommitEntry]
@@ -101,8 +104,16 @@ class Stages:
             None if each.transaction is None or refusal is not None else CommitEntry(each.transaction, lambda _: None)
             for each, refusal in zip(requests, refusals, strict=True)
         ]
-        onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
-        self._resolve.decide(onward)
+        onward: list[CommitEntry] = []
+        look_up: list[CommitEntry] = []
+        for run in _without_repeats([entry for entry in entries if entry is not None]):
+            ordered, below = self._sequence.order(run, self._resolve.floor)
+            self._resolve.decide(ordered)
+            for entry in ordered:
+                if not entry.accepted:
+                    self._sequence.complete(entry)  # a refused attempt leaves no record: its id is decided again
+            onward += ordered
+            look_up += below
         self._look_up(look_up)
         own = {id(entry) for entry in (*onward, *look_up)}
         outcomes = tuple(
@@ -119,7 +130,7 @@ class Stages:
             for e in [*onward, last]
             if e.accepted
         ]
-        return Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
+        return Group(record, [entry for entry in onward if entry.accepted], logged, self._resolve.floor)
 
     def _original(self, follower: CommitEntry) -> CommitEntry:
         assert follower.txn.request_id is not None, "only attempts are followed"
@@ -170,6 +181,21 @@ class Stages:
         for group in groups:
             for entry in group.entries:
                 self._sequence.complete(entry)
+
+
+def _without_repeats(entries: Sequence[CommitEntry]) -> Iterator[list[CommitEntry]]:
+    """The entries in order, in runs in which each request id is once."""
+    run: list[CommitEntry] = []
+    ids: set[str] = set()
+    for entry in entries:
+        request_id = entry.txn.request_id
+        if request_id is not None:
+            if request_id in ids:
+                yield run
+                run, ids = [], set()
+            ids.add(request_id)
+        run.append(entry)
+    yield run
 
 
 def _changes_records(operation: Operation) -> bool:
