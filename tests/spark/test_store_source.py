@@ -299,6 +299,19 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
     run(tmp_path, check, orders={"durables": WORK})
 
 
+def test_a_bound_in_bytes_ends_a_micro_batch_by_the_mean_message(tmp_path: Path) -> None:
+    async def check(service: StoreService) -> None:
+        await publish(service, [bytes(100)] * 40)
+        for bound, ends in (("1000", 10), ("1", 1)):
+            options = parse_store_options(given(tmp_path, maxBytesPerTrigger=bound), Mode.STREAM)
+            reader = HoldfastStoreStreamReader(options)
+            place = reader.latestOffset({"seq": 0, "backlog": 0}, reader.getDefaultReadLimit())
+            assert place["seq"] == ends
+            reader.stop()
+
+    run(tmp_path, check, orders={"durables": WORK})
+
+
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_of_restored_files_a_stream_goes_on_from_what_the_copy_has(tmp_path: Path, has_checkpoint: bool) -> None:
     """What was read after the copy was made has its number no more: as many messages again do not hide that."""

@@ -129,7 +129,7 @@ QUEUE_OPTIONS: Final[Table] = {
 }
 STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("stores", "store", "url", *_MESSAGE_OPTIONS), (_EVERY_SHAPE, _BOTH)),
-    **dict.fromkeys(("maxRowsPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+    **dict.fromkeys(("maxRowsPerTrigger", "maxBytesPerTrigger", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
 }
 SERVED_STORE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("url", "store", "durable", "shape", "columns", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
@@ -291,7 +291,7 @@ class StoreOptions:
     other is empty. At most one of ``after_seq`` (the last message not wanted), ``since`` (an aware time) and
     ``from_latest`` says where to start; ``starting_at`` is the state of the log that ``after_seq`` belongs to, None for
     any, ``store_id`` the store's id, 0 for any, ``store_history`` the history of its numbers, empty for any.
-    ``rows_max`` bounds a micro-batch.
+    ``rows_max`` and, by the mean message, ``bytes_max`` bound a micro-batch.
     """
 
     url: str
@@ -304,6 +304,7 @@ class StoreOptions:
     fail_on_data_loss: bool
     target_partition_bytes: int
     rows_max: int | None
+    bytes_max: int | None
     poll_ms: int
     starting_at: Position | None = None
     store_id: int = 0
@@ -648,6 +649,7 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
         options.value("failOnDataLoss", _boolean, default=True),
         options.value("targetPartitionBytes", _partition_bytes, PARTITION_BYTES_DEFAULT),
         options.value("maxRowsPerTrigger", _count, None),
+        options.value("maxBytesPerTrigger", _count, None),
         options.value(
             "pollInterval",
             parse_duration_ms,

@@ -9,25 +9,31 @@ wanted page to plan, then each page is read once; a poll opens the queue and loo
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.queue import Message, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
-from holdfast.spark.messages.bounds import default_limit, most_rows
+from holdfast.spark.messages.numbered import (
+    Given,
+    NumberedStreamReader,
+    Offset,
+    Pieces,
+    as_rows,
+    foreign,
+    in_batches,
+    number_in,
+)
 from holdfast.spark.options import MessageOptions, QueuePosition
 from holdfast.spark.runtime.worker_errors import states_errors
-
-Offset = dict[str, int | str]
 
 
 @dataclass
@@ -39,9 +45,11 @@ class MessagePartition(InputPartition):
     queue_id: str | None = None
 
 
-BATCH_MESSAGES: Final = 32 * 1024
-BATCH_BYTES: Final = 8 * 2**20
-"""A yielded record batch closes at either bound."""
+_VALUES: Final[Mapping[str, Callable[[Message], object]]] = {
+    "seq": lambda one: one.seq,
+    "time": lambda one: one.time_ns // 1000,
+    "payload": lambda one: one.payload,
+}
 
 
 def plan_messages(options: MessageOptions) -> list[MessagePartition]:
@@ -194,9 +202,10 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
     with Queue(options.queue, read_only=True, damage="raise" if options.fail_on_data_loss else "skip") as queue:
         _require_id(queue, options, piece.queue_id)
         seen = piece.first_seq - 1
-        for batch in _batches(queue, piece):
+        wanted = takewhile(lambda one: one.seq <= piece.last_seq, queue.read(seq=piece.first_seq))
+        for batch in in_batches((one, len(one.payload)) for one in wanted):
             seen = batch[-1].seq
-            yield _rows(batch, options.columns)
+            yield as_rows(batch, options.columns, QUEUE_COLUMNS, _VALUES)
     if seen < piece.last_seq and options.fail_on_data_loss:
         raise NotFound(
             "data loss: messages have gone since this read was planned",
@@ -207,28 +216,6 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
         )
 
 
-def _batches(queue: Queue, piece: MessagePartition) -> Iterator[list[Message]]:
-    waiting: list[Message] = []
-    size = 0
-    for message in queue.read(seq=piece.first_seq):
-        if message.seq > piece.last_seq:
-            break
-        waiting.append(message)
-        size += len(message.payload)
-        if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
-            yield waiting
-            waiting, size = [], 0
-    if waiting:
-        yield waiting
-
-
-def _rows(messages: Sequence[Message], columns: Sequence[str]) -> pa.RecordBatch:
-    seqs, times, payloads = zip(*messages, strict=True)
-    values = {"seq": seqs, "time": [time_ns // 1000 for time_ns in times], "payload": payloads}
-    arrays = [pa.array(values[name], QUEUE_COLUMNS[name]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
-
-
 def _offset(queue: Queue, seq: int) -> Offset:
     """The offset after message ``seq``, with what shows later that this is still the same message."""
     queue_id, time_ns = id_of_queue(queue), time_of_message(queue, seq)
@@ -236,49 +223,29 @@ def _offset(queue: Queue, seq: int) -> Offset:
     return {"seq": seq, **named, **({} if time_ns is None else {"time_ns": time_ns})}
 
 
-def _position(offset: Mapping[str, int | str]) -> QueuePosition:
-    try:
-        queue_id, time_ns = offset.get("queue"), offset.get("time_ns")
-        return QueuePosition(
-            int(offset["seq"]),
-            None if queue_id is None else str(queue_id),
-            None if time_ns is None else int(time_ns),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        ) from None
+def _position(offset: Given) -> QueuePosition:
+    queue_id, time_ns = offset.get("queue"), offset.get("time_ns")
+    if time_ns is not None and not isinstance(time_ns, int):
+        raise foreign(offset)
+    return QueuePosition(number_in(offset, "seq"), None if queue_id is None else str(queue_id), time_ns)
 
 
 @states_errors
-class HoldfastMessageReader(DataSourceReader):
+class HoldfastMessageReader(Pieces[MessageOptions, MessagePartition], DataSourceReader):
     """One batch read of a queue."""
 
-    def __init__(self, options: MessageOptions) -> None:
-        self._options = options
+    _rows_of = staticmethod(message_rows)
 
     def partitions(self) -> Sequence[MessagePartition]:
         """The pieces to read. Raises: NotFound."""
         return plan_messages(self._options)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        if isinstance(partition, MessagePartition):
-            yield from message_rows(self._options, partition)
-
 
 @states_errors
-class HoldfastQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's view of a queue. Lives in one process; is copied into tasks for ``read`` alone."""
+class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePartition]):
+    """One streaming query's view of a queue."""
 
-    def __init__(self, options: MessageOptions) -> None:
-        self._options = options
-        self._target: int | None = None
-        self._asked_ms: float | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """What a task needs: the options."""
-        return {"_options": self._options}
+    _rows_of = staticmethod(message_rows)
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: as ``plan_messages``."""
@@ -286,49 +253,29 @@ class HoldfastQueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         with self._opened() as queue:
             return _offset(queue, queue.last_seq if options.from_latest else _first_wanted(queue, options) - 1)
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
-        return default_limit(self._options.rows_max, self._options.bytes_max)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The queue as it is now is all that this query reads."""
+    def _newest(self) -> int:
         with self._opened() as queue:
-            self._target = queue.last_seq
+            return queue.last_seq
 
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; ``start`` itself when there is none yet.
-
-        Raises: NotFound (no queue; messages have gone), InvalidRequest (another queue; a number given twice).
-        """
-        now_ms = time.monotonic() * 1000
-        if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
-            return dict(start)
+    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+        """Raises: NotFound (no queue; messages have gone), InvalidRequest (another queue; a number given twice)."""
         begin = _position(start)
         with self._opened() as queue:
             _require_position(queue, self._options, begin)
-            newest = queue.last_seq
-            end = newest if self._target is None else max(begin.seq, min(newest, self._target))
-            if not isinstance(limit, ReadAllAvailable) and end > begin.seq:
-                end = min(end, begin.seq + most_rows(self._options, lambda: _mean_bytes(queue, begin.seq + 1)))
-            if end > begin.seq:
-                # What was removed takes no part in a bound of rows.
-                end = max(end, _first_after(queue, self._options, begin.seq) - 1)
-                return _offset(queue, end)
-        self._asked_ms = now_ms
-        return dict(start)
+            end = self._until(queue.last_seq)
+            if end <= begin.seq:
+                return None
+            end = min(end, begin.seq + rows_max(lambda: _mean_bytes(queue, begin.seq + 1)))
+            # What was removed takes no part in a bound of rows.
+            return _offset(queue, max(end, _first_after(queue, self._options, begin.seq) - 1))
 
-    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[MessagePartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[MessagePartition]:
         """The pieces between two offsets. Raises: as ``latestOffset``."""
         begin, until = _position(start), _position(end)
         with self._opened() as queue:
             for each in (begin, until):
                 _require_position(queue, self._options, each)
             return _pieces(queue, self._options, _first_after(queue, self._options, begin.seq), until.seq)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece."""
-        if isinstance(partition, MessagePartition):
-            yield from message_rows(self._options, partition)
 
     def _opened(self) -> Queue:
         """The queue as it is now. It is not kept open, so that a queue that was deleted and made again is noticed."""

@@ -14,25 +14,22 @@ reading takes one for each 1,000 messages or about 8 MiB; each message is transf
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
-from holdfast.spark.messages.bounds import default_limit, most_rows
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, SUBSCRIBER, DurableClient
+from holdfast.spark.messages.numbered import Given, NumberedStreamReader, Offset, Pieces, as_rows, number_in
 from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.values.messages import Delivery
 
-Offset = dict[str, int | str]
 PAGE_BYTES: Final = 8 * 2**20
 PIECES_MAX: Final = 10_000
 
@@ -80,12 +77,7 @@ def served_rows(options: ServedStoreOptions, piece: ServedPartition) -> Iterator
     """The messages of one piece in order, with the options' columns. Raises: as ``DurableClient``."""
     with _opened(options, piece.token) as client:
         for messages in client.messages(piece.after, piece.through, piece.page):
-            yield _rows(messages, options.columns)
-
-
-def _rows(messages: Sequence[Delivery], columns: Sequence[str]) -> pa.RecordBatch:
-    arrays = [pa.array([_VALUES[name](one) for one in messages], SERVED_STORE_COLUMNS[name]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            yield as_rows(messages, options.columns, SERVED_STORE_COLUMNS, _VALUES)
 
 
 def _opened(options: ServedStoreOptions, token: str = "") -> DurableClient:
@@ -93,11 +85,10 @@ def _opened(options: ServedStoreOptions, token: str = "") -> DurableClient:
 
 
 @states_errors
-class HoldfastServedStoreReader(DataSourceReader):
+class HoldfastServedStoreReader(Pieces[ServedStoreOptions, ServedPartition], DataSourceReader):
     """One batch read of what a durable keeps; it consumes nothing."""
 
-    def __init__(self, options: ServedStoreOptions) -> None:
-        self._options = options
+    _rows_of = staticmethod(served_rows)
 
     def partitions(self) -> Sequence[ServedPartition]:
         """The pieces to read. Raises: NotFound; InvalidRequest for a map; Unavailable."""
@@ -111,31 +102,22 @@ class HoldfastServedStoreReader(DataSourceReader):
                 )
             return pieces_of(self._options, client, 0, client.last_seq())
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        if isinstance(partition, ServedPartition):
-            yield from served_rows(self._options, partition)
-
 
 @states_errors
-class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's durable. Lives in one process; is copied into tasks for ``read`` alone."""
+class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, ServedPartition]):
+    """One streaming query's durable."""
+
+    _rows_of = staticmethod(served_rows)
 
     def __init__(self, options: ServedStoreOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._query = secrets.token_hex(8)
         self._client: DurableClient | None = None
-        self._target: int | None = None
-        self._asked_ms: float | None = None
         self._is_planned = self._is_continued = False
         self._acknowledged_through = 0
         """Up to here this process has acknowledged."""
         self._acknowledged_total: int | None = None
         """How many messages of the durable were acknowledged when this process did so last."""
-
-    def __getstate__(self) -> dict[str, object]:
-        """What a task needs: the options. Connections stay where they are open."""
-        return {"_options": self._options}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Before everything that the durable keeps. Makes the durable.
@@ -144,48 +126,33 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         """
         return {"seq": 0, "token": self._attached().token, "query": self._query}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
-        return default_limit(self._options.rows_max, self._options.bytes_max)
+    def _newest(self) -> int:
+        return self._opened().last_seq()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The durable as it is now is all that this query reads."""
-        self._target = self._opened().last_seq()
-
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; ``start`` itself when there is none yet.
-
-        Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
-        Closed (``store_replaced``), Unavailable.
-        """
-        begin, _ = _numbers(start)
-        now_ms = time.monotonic() * 1000
-        if self._target is None and self._asked_ms is not None and now_ms - self._asked_ms < self._options.poll_ms:
-            return dict(start)
+    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+        """Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
+        Closed (``store_replaced``), Unavailable."""
         client = self._opened()
         if not self._is_continued:
             self._continue(client, start)
         self._attached(start)
-        first = client.first_after(begin)
-        end = begin
-        if first is not None:
-            newest = client.last_seq()
-            end = newest if self._target is None else min(newest, self._target)
-            if not isinstance(limit, ReadAllAvailable):
-                end = min(end, first.seq - 1 + most_rows(self._options, lambda: mean_bytes(client)))
-        if first is None or end < first.seq:
-            self._asked_ms = now_ms
-            return dict(start)
+        first = client.first_after(number_in(start, "seq"))
+        if first is None:
+            return None
+        end = min(self._until(client.last_seq()), first.seq - 1 + rows_max(lambda: mean_bytes(client)))
+        if end < first.seq:
+            return None
         published_ms = client.published_ms(end)
         offset: Offset = {"seq": end, "token": client.token, "query": self._query}
         return offset if published_ms is None else {**offset, "time_ms": published_ms}
 
-    def _continue(self, client: DurableClient, start: Mapping[str, int | str]) -> None:
+    def _continue(self, client: DurableClient, start: Given) -> None:
         """Look, once in a process, whether the durable still has what comes after ``start``, and acknowledge up to it.
 
         Spark has committed ``start`` if this process has not planned a micro-batch yet.
         """
-        (begin, time_ms), token = _numbers(start), str(start.get("token", ""))
+        begin, token = number_in(start, "seq"), str(start.get("token", ""))
+        time_ms = number_in(start, "time_ms") if "time_ms" in start else None
         is_left = client.require_continued(begin, time_ms, token, fail_on_data_loss=self._options.fail_on_data_loss)
         self._attached(start)
         if is_left and not self._is_planned and self._options.acknowledge:
@@ -193,24 +160,19 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
             self._acknowledge(client, begin)
         self._is_continued = True
 
-    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[ServedPartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[ServedPartition]:
         """The pieces between two offsets. Raises: NotFound, Unavailable."""
         self._is_planned = True
         client = self._opened()
         if not self._is_continued:  # of a micro-batch that was planned before a restart
             lenient = not self._options.fail_on_data_loss
-            client.require_same(str(end.get("token", "")), _numbers(end)[0], fail_on_data_loss=not lenient)
-        return pieces_of(self._options, client, _numbers(start)[0], _numbers(end)[0])
+            client.require_same(str(end.get("token", "")), number_in(end, "seq"), fail_on_data_loss=not lenient)
+        return pieces_of(self._options, client, number_in(start, "seq"), number_in(end, "seq"))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece."""
-        if isinstance(partition, ServedPartition):
-            yield from served_rows(self._options, partition)
-
-    def commit(self, end: Mapping[str, int | str]) -> None:
+    def commit(self, end: Given) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
         if self._options.acknowledge:
-            self._acknowledge(self._attached(end), _numbers(end)[0])
+            self._acknowledge(self._attached(end), number_in(end, "seq"))
 
     def _acknowledge(self, client: DurableClient, through: int) -> None:
         self._acknowledged_total = client.acknowledge_own(through, self._acknowledged_through, self._acknowledged_total)
@@ -222,7 +184,7 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
         if client is not None:
             client.close()
 
-    def _attached(self, offset: Mapping[str, int | str] | None = None) -> DurableClient:
+    def _attached(self, offset: Given | None = None) -> DurableClient:
         """The client, when no other subscriber can have the durable. With an offset, it is that of the same query."""
         if offset is not None:
             self._query = str(offset.get("query", self._query))
@@ -243,13 +205,3 @@ class HoldfastServedStoreStreamReader(DataSourceStreamReader, SupportsTriggerAva
                 raise
             self._client = client
         return self._client
-
-
-def _numbers(offset: Mapping[str, int | str]) -> tuple[int, int | None]:
-    try:
-        time_ms = offset.get("time_ms")
-        return int(offset["seq"]), None if time_ms is None else int(time_ms)
-    except (KeyError, TypeError, ValueError):
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        ) from None

@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from holdfast.errors import Closed, Code, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
+from holdfast.spark.messages.numbered import (
+    Given,
+    NumberedStreamReader,
+    Offset,
+    Pieces,
+    as_rows,
+    foreign,
+    in_batches,
+    number_in,
+)
 from holdfast.spark.options import Position, StoreOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
@@ -33,7 +42,6 @@ if TYPE_CHECKING:  # a task that reads files does not need it
 AnyExtent: TypeAlias = "Extent | InPages | InObjects"
 AnyPlaced: TypeAlias = "Placed | PlacedInLog"
 AnyReader: TypeAlias = "StoreReader | StoreInLog"
-Offset: TypeAlias = dict[str, int | str]
 
 
 @dataclass
@@ -79,9 +87,6 @@ _VALUES: Final[Mapping[str, Callable[[StoredMessage], object]]] = {
     "ttl_ms": lambda one: one.message.ttl_ms or None,
     "deliver_at": lambda one: one.message.deliver_at_ms * 1000 if one.message.deliver_at_ms else None,
 }
-BATCH_MESSAGES: Final = 32 * 1024
-BATCH_BYTES: Final = 8 * 2**20
-"""A yielded record batch closes at either bound."""
 EVERYTHING: Final = 2**63 - 1
 
 
@@ -187,112 +192,84 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
     """The messages of one piece in order, with the options' columns.
 
     Raises: NotFound, Closed (``store_replaced``), CorruptData, Unavailable."""
-    waiting: list[StoredMessage] = []
-    size = 0
     with _open(options) as reader:
-        for extent, is_exact in piece.extents:
-            messages, is_all = _messages(reader, extent, piece.until_ms, piece.store_id)
-            if is_exact and not is_all:
-                raise _lost(options, extent.first_seq, extent.last_seq)
-            waiting += messages
-            size += extent.bytes
-            if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
-                yield _rows(waiting, options.columns)
-                waiting, size = [], 0
-    if waiting:
-        yield _rows(waiting, options.columns)
+        for batch in in_batches(_stored(options, reader, piece)):
+            yield as_rows(batch, options.columns, STORE_COLUMNS, _VALUES)
 
 
-def _rows(messages: Sequence[StoredMessage], columns: Sequence[str]) -> pa.RecordBatch:
-    arrays = [pa.array([_VALUES[name](one) for one in messages], STORE_COLUMNS[name]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+def _stored(options: StoreOptions, reader: AnyReader, piece: StorePartition) -> Iterator[tuple[StoredMessage, int]]:
+    for extent, is_exact in piece.extents:
+        messages, is_all = _messages(reader, extent, piece.until_ms, piece.store_id)
+        if is_exact and not is_all:
+            raise _lost(options, extent.first_seq, extent.last_seq)
+        yield from ((one, len(one.message.body)) for one in messages)
 
 
 @states_errors
-class HoldfastStoreReader(DataSourceReader):
+class HoldfastStoreReader(Pieces[StoreOptions, StorePartition], DataSourceReader):
     """One batch read of a store."""
 
-    def __init__(self, options: StoreOptions) -> None:
-        self._options = options
+    _rows_of = staticmethod(store_rows)
 
     def partitions(self) -> Sequence[StorePartition]:
         """The pieces to read. Raises: NotFound, CorruptData, Unavailable."""
         return plan_store(self._options)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        if isinstance(partition, StorePartition):
-            yield from store_rows(self._options, partition)
-
 
 @states_errors
-class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's view of a store. Lives in one process; is copied into tasks for ``read`` alone."""
+class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartition]):
+    """One streaming query's view of a store."""
+
+    _rows_of = staticmethod(store_rows)
 
     def __init__(self, options: StoreOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._reader: AnyReader | None = None
         self._placed: AnyPlaced | None = None
         self._extents: list[AnyExtent] = []
-        self._target: int | None = None
-        self._asked_ms = 0.0
-
-    def __getstate__(self) -> dict[str, object]:
-        """What a task needs: the options. Files stay where they are open."""
-        return {"_options": self._options}
+        self._placed_ms = 0.0
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         placed, after, _ = _start(self._options, self._opened())
         return _offset(after, after if self._options.after_seq else placed.newest_seq, placed)
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Spark hands this back to ``latestOffset``; the bound itself is this source's option."""
-        return ReadAllAvailable() if self._options.rows_max is None else ReadMaxRows(self._options.rows_max)
+    def _newest(self) -> int:
+        return self._opened().place(2**63 - 2).newest_seq
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The store as it is now is all that this query reads."""
-        self._target = self._opened().place(2**63 - 2).newest_seq
-
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; ``start`` itself when there is none yet."""
-        begin, backlog = _numbers(start)
+    def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
+        """Raises: NotFound (no such store; data loss), Closed (``store_replaced``), CorruptData, Unavailable."""
+        begin, backlog = number_in(start, "seq"), number_in(start, "backlog")
         placed = self._place(start, begin)
         _require_same(self._options, placed, start, begin)
-        newest = placed.newest_seq
-        if newest < begin:
-            raise NotFound(
-                "data loss: the store was deleted and made again since this stream's checkpoint",
-                code=Code.LOG_TRUNCATED,
-                hint="begin a new stream, with a new checkpoint",
-                store=self._options.store,
-                newest_seq=newest,
-                read_through=begin,
-            )
-        end = newest if self._target is None else max(begin, min(newest, self._target))
-        if not isinstance(limit, ReadAllAvailable) and self._options.rows_max is not None:
-            end = min(end, begin + self._options.rows_max)
-        return dict(start) if end == begin else _offset(end, backlog, placed)
+        if placed.newest_seq < begin:
+            raise _replaced(self._options)
+        end = min(self._until(placed.newest_seq), begin + rows_max(self._mean_bytes))
+        return None if end <= begin else _offset(end, backlog, placed)
 
-    def _place(self, start: Mapping[str, int | str], begin: int) -> AnyPlaced:
+    def _mean_bytes(self) -> int:
+        numbers = sum(extent.last_seq - extent.first_seq + 1 for extent in self._extents)
+        return sum(extent.bytes for extent in self._extents) // max(1, numbers)
+
+    def _place(self, start: Given, begin: int) -> AnyPlaced:
         """The store, looked at no more often than every ``poll_ms``; the extents after ``begin`` are remembered."""
         now_ms = time.monotonic() * 1000
         placed = self._placed
         if placed is None:
             placed = self._opened(start).place(begin)
             self._extents = list(placed.extents)
-        elif self._asked_ms + self._options.poll_ms <= now_ms:
+        elif self._placed_ms + self._options.poll_ms <= now_ms:
             placed = _place_on(self._opened(), placed)
             self._extents += placed.extents
         else:
             return placed
-        self._placed, self._asked_ms = placed, now_ms
+        self._placed, self._placed_ms = placed, now_ms
         return placed
 
-    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[StorePartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[StorePartition]:
         """The pieces between two offsets. Raises: NotFound, CorruptData, Unavailable."""
-        begin, backlog = _numbers(start)
-        through, _ = _numbers(end)
+        begin, backlog = number_in(start, "seq"), number_in(start, "backlog")
+        through = number_in(end, "seq")
         placed, extents = self._placed, self._extents
         if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
             # A micro-batch from before a restart; or the remembered extents begin after it.
@@ -301,14 +278,9 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         _require_same(self._options, placed, end, through)
         return pieces_of(self._options, extents, (begin, through), placed, backlog)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one piece."""
-        if isinstance(partition, StorePartition):
-            yield from store_rows(self._options, partition)
-
-    def commit(self, end: Mapping[str, int | str]) -> None:
+    def commit(self, end: Given) -> None:
         """Spark will never ask for what is before ``end`` again."""
-        through, _ = _numbers(end)
+        through = number_in(end, "seq")
         self._extents = [extent for extent in self._extents if extent.last_seq > through]
 
     def stop(self) -> None:
@@ -317,7 +289,7 @@ class HoldfastStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         if reader is not None:
             reader.__exit__()
 
-    def _opened(self, offset: Mapping[str, int | str] | None = None) -> AnyReader:
+    def _opened(self, offset: Given | None = None) -> AnyReader:
         """The open reader. With an offset, what it reads next must be the log of that offset."""
         if self._reader is None:
             self._reader = _open(self._options)
@@ -338,7 +310,7 @@ def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
     return offset
 
 
-def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Mapping[str, int | str], seq: int) -> None:
+def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Given, seq: int) -> None:
     """Return if an offset is of the store that has the name, and what it has read, up to ``seq``, is still the same.
 
     Of a log its position says the second. Raises: Closed (``store_replaced``)."""
@@ -347,30 +319,21 @@ def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Mapping[str,
     if is_same and isinstance(placed, Placed) and history:
         is_same = placed.lineage.has(history, placed.store_id, seq)
     if not is_same:
-        raise Closed(
-            "data loss: the store was deleted and made again, or restored, since this stream's checkpoint",
-            code=Code.STORE_REPLACED,
-            hint="begin a new stream, with a new checkpoint",
-            store=options.store,
-        )
+        raise _replaced(options)
 
 
-def _numbers(offset: Mapping[str, int | str]) -> tuple[int, int]:
-    try:
-        return int(offset["seq"]), int(offset["backlog"])
-    except (KeyError, TypeError, ValueError):
-        raise _foreign(offset) from None
+def _replaced(options: StoreOptions) -> Closed:
+    return Closed(
+        "data loss: the store was deleted and made again, or restored, since this stream's checkpoint",
+        code=Code.STORE_REPLACED,
+        hint="begin a new stream, with a new checkpoint",
+        store=options.store,
+    )
 
 
-def _position(offset: Mapping[str, int | str]) -> Position:
+def _position(offset: Given) -> Position:
     """The state of the log that an offset rests on."""
     version, log_id = offset.get("version"), offset.get("log_id")
     if not (isinstance(version, int) and isinstance(log_id, str) and is_log_id(log_id)):
-        raise _foreign(offset)
+        raise foreign(offset)
     return Position(None, version, log_id)
-
-
-def _foreign(offset: Mapping[str, int | str]) -> InvalidRequest:
-    return InvalidRequest(
-        "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-    )

@@ -269,7 +269,7 @@ class StoreReader:
         """The messages of an extent of a plan with this ``until_ms``, in order, wherever they are now.
 
         Also returns whether these are all that its numbers ever were. *Raises*: ``Closed`` (``store_replaced``) if the
-        store was made again since ``NotFound`` if it was deleted, ``CorruptData``, ``Unavailable``.
+        store has another id, ``NotFound`` if it was deleted, ``CorruptData``, ``Unavailable``.
         """
         extents = [extent]
         for _ in range(ATTEMPTS_MAX):
