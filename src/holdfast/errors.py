@@ -61,6 +61,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found"
     LOG_EMPTY = "log_empty"
     LOG_TRUNCATED = "log_truncated"
+    STAGE_LOST = "stage_lost"
     ROLLED_BACK = "rolled_back"
     CORRUPT_LOG = "corrupt_log"
     CORRUPT_BATCH = "corrupt_batch"

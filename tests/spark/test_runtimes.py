@@ -106,9 +106,9 @@ def bare_python(folder: Path) -> Path:
     packages = sysconfig.get_path("platlib")
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
     path.chmod(0o755)
-    command = [path, "-c", "import pyarrow, holdfast"]
+    command = [path, "-c", "import pyarrow, holdfast.errors"]
     missing = subprocess.run(command, env={"PYTHONPATH": ""}, capture_output=True, text=True, check=False)
-    assert "No module named 'holdfast'" in missing.stderr
+    assert "No module named 'holdfast" in missing.stderr
     return path
 
 

@@ -25,7 +25,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime import service_client
 from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.digest import Sent, digest_text
-from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range, token_of
+from holdfast.spark.sink.micro_batch import MicroBatch, token_of
 from holdfast.spark.sink.record import (
     Record,
     StreamProgress,
@@ -37,6 +37,7 @@ from holdfast.spark.sink.record import (
     progress_range,
     read_record,
     record_key,
+    wanted_micro_batch,
 )
 from holdfast.spark.sink.task import digest_partition, send_partition
 
@@ -101,10 +102,8 @@ def write(
     batches = {partition: [rows(name or wanted.name, partition, count)] for partition, count in parts.items()}
     if intent.version is not None:
         sent = [send_partition(client, options, intent, partition, batch) for partition, batch in batches.items()]
-    elif intent.compares:
-        sent = [digest_partition(options, partition, batch) for partition, batch in batches.items()]
     else:
-        sent = [Sent(partition, is_read=False) for partition in batches]
+        sent = [digest_partition(options, partition, batch) for partition, batch in batches.items()]
     assert intent.version is None or [part.transactions for part in sent] == list(parts.values())
     finish(client, options, wanted, sent)
 
@@ -119,19 +118,17 @@ def stream(
 ) -> None:
     """A whole micro-batch: the first task with a row makes the intent."""
     planned = plan_micro_batch(client, options)
-    wanted = planned.wanted(micro_batch)
+    wanted = wanted_micro_batch(micro_batch)
     sent: list[Sent] = []
     for partition, count in counts.items():
         batches = [rows(f"{name}-{micro_batch.number}", partition, count)]
-        intent = begin(client, options, wanted, planned) if count and not planned.is_written else None
+        intent = begin(client, options, wanted, planned) if count else None
         if intent is None:
-            sent.append(Sent(partition, is_read=not planned.is_written))
+            sent.append(Sent(partition))
         elif intent.version is None:
             sent.append(digest_partition(options, partition, batches))
         else:
             sent.append(send_partition(client, options, intent, partition, batches))
-    if planned.is_written:
-        return
     (finish if any(part.transactions for part in sent) else finish_empty)(client, options, wanted, sent)
 
 
@@ -435,7 +432,7 @@ def test_a_micro_batch_that_comes_again_without_the_rows_that_it_sent_is_refused
     options = new_options(service)
     with Client(service.url) as client:
         planned = plan_micro_batch(client, options)
-        intent = begin(client, options, planned.wanted(MicroBatch(QUERY, 0)), planned)
+        intent = begin(client, options, wanted_micro_batch(MicroBatch(QUERY, 0)), planned)
         send_partition(client, options, intent, 1, [rows("vanished", 1, 3)])
         with pytest.raises(InvalidRequest, match="not those that an earlier try"):
             stream(client, options, MicroBatch(QUERY, 0), {0: 0, 1: 0})
@@ -467,9 +464,9 @@ def test_a_zombie_of_a_stream_is_refused_before_it_makes_an_intent(service: Serv
             stream(client, options, MicroBatch(QUERY, 2), {0: 1})
             before = record_of(client, options)
             with pytest.raises(Fenced, match="moved on"):
-                begin(client, options, zombie.wanted(MicroBatch(QUERY, 1)), zombie)
+                begin(client, options, wanted_micro_batch(MicroBatch(QUERY, 1)), zombie)
             with pytest.raises(Fenced, match="moved on"):
-                finish(client, options, zombie.wanted(MicroBatch(QUERY, 1)), [Sent(0, 1, 1)])
+                finish(client, options, wanted_micro_batch(MicroBatch(QUERY, 1)), [Sent(0, 1, 1)])
             assert record_of(client, options) == before
 
 
@@ -549,75 +546,9 @@ def test_the_digest_counts_rows_whatever_their_order_and_partition_and_never_cha
     assert digest_text([one]) == digest_text(two)
     twice = digest_partition(options, 0, [every, every])
     assert twice.total not in (0, one.total)
-    kinds = {"kind": ["write", "delete", "range_delete"], "end": [None, None, b"z"], "value": [b"v", None, None]}
+    kinds = {"kind": ["write", "delete", "range_delete"], "end": [None, None, b"d"], "value": [b"v", None, None]}
     mixed = digest_partition(options, 0, [pa.record_batch({"key": [b"a", b"b", b"c"], **kinds})])
-    assert digest_text([mixed]) == "3:ff8e1ea23308009f"
-
-
-def test_records_of_earlier_versions_are_continued(service: ServiceProcess, tmp_path: Path) -> None:
-    """They named a micro-batch by its range of offsets, and kept no digest."""
-    (tmp_path / "offsets").mkdir()
-
-    def offsets(number: int) -> StreamRange:
-        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"seq":{number}}}')
-        found = stream_range(str(tmp_path))
-        assert found is not None
-        return found
-
-    ranges = [offsets(number) for number in range(3)]
-
-    def old(state: str, number: int) -> bytes:
-        """What an earlier version wrote for the micro-batch of this number."""
-        done = [ranges[each].token for each in range(number)][::-1]
-        end = ranges[number].end if state == "done" else ranges[number - 1].end
-        fields = {"state": state, "token": ranges[number].token, "read_version": 7, "name": "a -> b", "end": end}
-        return msgspec.json.encode({**fields, "recent": done, "format": 1})
-
-    def place(state: str, number: int) -> WriteOptions:
-        options = new_options(service, checkpoint=str(tmp_path))
-        client.commit([Write(record_key(options.application), old(state, number))])
-        return options
-
-    with Client(service.url) as client:
-        following, unfinished, finished, strange = (
-            place("done", 1),
-            place("intent", 2),
-            place("done", 2),
-            place("done", 0),
-        )
-        stream(client, following, MicroBatch(QUERY, 2), {0: 2}, "following")
-        stream(client, unfinished, MicroBatch(QUERY, 2), {0: 2}, "unfinished")
-        stream(client, finished, MicroBatch(QUERY, 2), {0: 2}, "finished")
-        with pytest.raises(InvalidRequest, match="written more than the checkpoint"):
-            stream(client, strange, MicroBatch(QUERY, 2), {0: 2}, "strange")
-        elsewhere = replace(place("done", 1), checkpoint="s3a://bucket/checkpoint")
-        with pytest.raises(InvalidRequest, match="written more than the checkpoint") as refused:
-            stream(client, elsewhere, MicroBatch(QUERY, 2), {0: 2}, "strange")
-        assert "checkpointLocation" in refused.value.hint
-        ids = {txn.request_id for txn in service.transactions()}
-        old_name = f"spark/{unfinished.application}/{ranges[2].token}/0/0/0"
-        assert old_name in ids, "an unfinished write goes on under the ids that it had"
-        offsets(3)
-        for options in (following, unfinished, finished):
-            stream(client, options, MicroBatch(QUERY, 3), {0: 1}, "next")
-            assert record_of(client, options).stream is not None
-    assert names(service, "following-") == {"following-2"} and names(service, "unfinished-") == {"unfinished-2"}
-    assert names(service, "finished-") == names(service, "strange-") == set()
-
-
-def test_a_batch_of_an_earlier_version_without_a_digest_is_accepted_again(service: ServiceProcess) -> None:
-    options = new_options(service)
-    with Client(service.url) as client:
-        fields = {"state": "done", "token": token_of("then"), "read_version": 7, "name": "then", "end": None}
-        record = msgspec.json.encode({**fields, "recent": [token_of("before")], "format": 1})
-        client.commit([Write(record_key(options.application), record)])
-        for name in ("then", "before"):
-            write(client, options, wanted(name))
-        write(client, options, wanted("now"))
-        for name in ("then", "before", "now"):
-            write(client, options, wanted(name))
-    assert written(service, "then") == written(service, "before") == []
-    assert written(service, "now") == expected("now")
+    assert digest_text([mixed]) == "3:91d01ac909e95751"
 
 
 def test_a_task_writes_to_no_other_log_than_its_driver(service: ServiceProcess) -> None:
@@ -679,12 +610,12 @@ def test_a_service_that_does_not_answer_is_reported_early_and_named_in_the_error
 def test_records_are_what_they_say() -> None:
     record = Record("intent", "9f" * 16, 7, name="2026-01-31")
     assert msgspec.json.encode(record) == (
-        b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","end":null,"recent":[],'
-        b'"format":1,"digest":null,"stream":null}'
+        b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","recent":[],'
+        b'"format":1,"digest":null,"stream":null,"direct":false}'
     )
     streamed = msgspec.structs.replace(record, state="done", stream=StreamProgress("8f6e", 3, "41:00000000000000ff"))
     text = msgspec.json.encode(streamed)
-    assert text.endswith(b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"}}')
+    assert text.endswith(b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"},"direct":false}')
     assert msgspec.json.decode(text, type=Record) == streamed
 
 

@@ -51,6 +51,7 @@ from holdfast.spark.sink.record import (
     plan_micro_batch,
     progress_range,
     read_record,
+    wanted_micro_batch,
 )
 from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
 from holdfast.stores.values.messages import Message
@@ -158,7 +159,7 @@ def write(
 def stream(client: Client, options: WriteOptions, micro_batch: MicroBatch, parts: dict[int, int], name: str) -> None:
     """A whole micro-batch: the first task with a row makes the intent."""
     planned = plan_micro_batch(client, options)
-    wanted = planned.wanted(micro_batch)
+    wanted = wanted_micro_batch(micro_batch)
     sent: list[Sent] = []
     for partition, count in parts.items():
         if not count:

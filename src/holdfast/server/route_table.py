@@ -9,6 +9,7 @@ from holdfast.server.commit.retention_routes import RetentionHost, retention_rou
 from holdfast.server.commit.routes import log_routes
 from holdfast.server.commit.snapshot_route import SnapshotSender, snapshot_route
 from holdfast.server.commit.sse import Subscriptions, subscribe_route
+from holdfast.server.commit.staged_routes import staged_routes
 from holdfast.server.commit.storage_route import storage_route
 from holdfast.server.gateway import Gateway
 from holdfast.server.health import StoreWatch, description_routes, health_routes
@@ -47,6 +48,7 @@ def route_table(
         snapshot_route(SnapshotSender(gateway, retention)),
         *inspection_routes(gateway, configuration),
         storage_route(gateway),
+        *staged_routes(gateway),
         *log_job_routes(jobs),
         *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),

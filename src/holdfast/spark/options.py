@@ -153,6 +153,8 @@ WRITE_OPTIONS: Final[Table] = {
     "token": (_EVERY_SHAPE, _BATCH),
     "transactionKey": (_EVERY_SHAPE, _BOTH),
     "supersede": (_EVERY_SHAPE, _BOTH),
+    "stagingLocation": (_EVERY_SHAPE, _BOTH),
+    "direct": (_EVERY_SHAPE, _BOTH),
     **dict.fromkeys(("checkpointLocation", "queryName"), (_EVERY_SHAPE, _STREAM)),
 }
 STORE_WRITE_OPTIONS: Final[Table] = {
@@ -369,9 +371,10 @@ class WriteOptions:
     Shape: ``url`` is the service's address, not the log's. ``application`` names the writer permanently: its record is
     under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
     ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
-    ``supersede`` continues although the record shows other progress. ``checkpoint`` is Spark's, where the stream itself
-    names it: read only to continue after a record of an earlier version. ``store`` is the message store that the rows
-    go to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
+    ``supersede`` continues although the record shows other progress. ``store`` is the message store that the rows go
+    to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
+    ``staging_location`` is the object store that keeps the rows until all of them are fixed; None: the service does.
+    ``direct``: tasks send their rows at once, so each try must have the same rows in the same order.
     """
 
     url: str
@@ -379,8 +382,9 @@ class WriteOptions:
     token: str | None = None
     transaction_key: str | None = None
     supersede: bool = False
-    checkpoint: str | None = None
     store: str | None = None
+    staging_location: str | None = None
+    direct: bool = False
 
 
 class _Given:
@@ -711,13 +715,17 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     if token is not None and not (0 < len(token) <= TOKEN_LENGTH_MAX and token.isprintable()):
         raise _invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
     supersede = options.value("supersede", _boolean, default=False)
-    checkpoint = options.text("checkpointLocation")
+    staging = options.value("stagingLocation", _url, default=None)
+    direct = options.value("direct", _boolean, default=False)
+    if direct and staging is not None:
+        raise _invalid("stagingLocation", "has no effect with direct=true, which stages nothing")
     if not is_into_store:
-        return WriteOptions(url, application, token, options.text("transactionKey"), supersede, checkpoint)
+        key = options.text("transactionKey")
+        return WriteOptions(url, application, token, key, supersede, None, staging, direct)
     store = options.text("store") or ""
     if not 0 < len(store) <= STORE_NAME_MAX:
         raise _invalid("store", f"names the message store that the rows go to, 1 to {STORE_NAME_MAX} characters")
-    return WriteOptions(url, f"{application}@{store}", token, None, supersede, checkpoint, store)
+    return WriteOptions(url, f"{application}@{store}", token, None, supersede, store, staging, direct)
 
 
 # -- rules that need several options ----------------------------------------------------------------------------------

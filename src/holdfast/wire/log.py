@@ -355,6 +355,28 @@ class Conflicts(msgspec.Struct, frozen=True):
     places: tuple[ConflictingPlace, ...]
 
 
+class StagedObject(msgspec.Struct, frozen=True):
+    """An object of a bulk write. ``name``: in a listing, the write, a slash and the object's name."""
+
+    name: str
+    bytes: int
+    modified_ms: int | None = None
+    """When it was created, by the clock of the log's store; None where that has none."""
+
+
+class StagedObjects(msgspec.Struct, frozen=True):
+    """A page of the objects of an application. ``next_after``: continue above this name; None at the end."""
+
+    objects: list[StagedObject]
+    next_after: str | None = None
+
+
+class StagedRemoved(msgspec.Struct, frozen=True):
+    """How many objects of a bulk write were removed."""
+
+    removed: int
+
+
 class SnapshotOfLog(msgspec.Struct, frozen=True):
     """A snapshot: the value of every key at ``version``, up to the object ``slot``."""
 

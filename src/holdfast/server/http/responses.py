@@ -34,7 +34,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
         Code.DELETES_MESSAGES, Code.ALREADY_OPEN, Code.LEASE_LOST, Code.STORE_REFUSED, Code.DUPLICATE,
         Code.STORE_REPLACED,
     ),
-    410: (Code.LOG_TRUNCATED, Code.QUEUE_TRIMMED),
+    410: (Code.LOG_TRUNCATED, Code.STAGE_LOST, Code.QUEUE_TRIMMED),
     412: (Code.NO_QUORUM, Code.REVISION_MISMATCH),
     413: (Code.TOO_LARGE, Code.MESSAGE_TOO_LARGE),
     429: (Code.RATE_LIMITED,),

@@ -710,8 +710,8 @@ class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
     __slots__ = (
-        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "kept", "left_out", "name", "on_its_way", "paused",
-        "room", "sent", "since_ms", "started", "store", "unread", "wants",
+        "acknowledged_ms", "address", "delivered_ms", "durable", "gone", "kept", "left_out", "name", "on_its_way",
+        "paused", "room", "sent", "since_ms", "started", "store", "unread", "wants",
     )  # fmt: skip
 
     def __init__(self, store: str, durable: str, name: str) -> None:

@@ -2,14 +2,16 @@
 
 1. Read the record under ``spark/{application}``.
 2. Commit an intent there, if the record has not changed. No row has been sent before.
-3. Tasks send their transactions. After a crash the next run with this token sends the rest, with the same ids.
-4. Commit done with a digest of the rows, if the record has not changed, and remove the progress of the tasks. A replay
-   then does nothing, and is refused if it has other rows.
+3. Fix the rows: tasks stage them, and the driver creates the ``manifest``. After a crash before this the next run
+   begins with its own rows; after it, with those of the manifest.
+4. Send the transactions. After a crash the next run with this token sends the rest, with the same ids.
+5. Commit done with a digest of the rows, if the record has not changed, and remove the progress of the partitions. A
+   replay then does nothing, and is refused if it has other rows.
 
-In a batch the driver does 1 and 2. In a stream it does 1, and the first task with a row does 2: a micro-batch without
-rows writes nothing. Only the first one of a query always makes a record, which shows that the stream has begun here.
-A driver whose application has moved on is Fenced at 2, in its tasks, or at 4. Two drivers with the same token help
-each other. Readers may see part of a write before it is done.
+In a batch the driver does 2 before the tasks. In a stream it does 2 after them: a micro-batch without rows writes
+nothing. Only the first one of a query always makes a record, which shows that the stream has begun here. With
+``direct`` there is no 3, and tasks do 4, in a stream also 2. A driver whose application has moved on is Fenced at 2, 4
+or 5. Two drivers with the same token help each other. Readers may see part of a write before it is done.
 
 A write into a message store also keeps its publishers here: the intent has the number that the next message of each
 partition gets, and done moves it on. Where a write was given up, or the log is another one, nothing shows which numbers
@@ -30,7 +32,7 @@ from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Publisher, Sent, digest_text
-from holdfast.spark.sink.micro_batch import MicroBatch, StreamRange, stream_range
+from holdfast.spark.sink.micro_batch import MicroBatch
 
 T = TypeVar("T")
 
@@ -79,37 +81,41 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
     batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
-    ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. Records of earlier versions
-    have neither; their ``recent`` are tokens alone, and ``end`` is the digest of a stream's end offset. ``publishing``
-    is in the record of a write into a message store alone.
+    ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. ``direct``: tasks send their
+    own rows. ``publishing`` is in the record of a write into a message store alone.
     """
 
     state: Literal["intent", "done"]
     token: str
     read_version: int
     name: str = ""
-    end: str | None = None
     recent: tuple[str, ...] = ()
     format: Literal[1] = 1
     digest: str | None = None
     stream: StreamProgress | None = None
+    direct: bool = False
     publishing: Publishing | msgspec.UnsetType = msgspec.UNSET
 
     def has_done(self, token: str) -> bool:
         """Whether the write of this token is done."""
         return token in self._done()
 
+    @property
+    def done(self) -> frozenset[str]:
+        """The tokens of the writes that are known to be done."""
+        return frozenset(self._done())
+
     def digest_of(self, token: str) -> str | None:
-        """The digest of the rows of a write that is done; None where an earlier version kept none."""
+        """The digest of the rows of a write that is done."""
         return self._done().get(token)
 
-    def _done(self) -> dict[str, str | None]:
+    def _done(self) -> dict[str, str]:
         """The digests of all writes that are known to be done, by token."""
-        done: dict[str, str | None] = {}
+        done: dict[str, str] = {}
         for each in self.recent:
             token, _, digest = each.partition(":")
-            done[token] = digest or None
-        if self.state == "done":
+            done[token] = digest
+        if self.state == "done" and self.digest is not None:
             done[self.token] = self.digest
         if self.stream is not None:
             done[self.stream.micro_batch.token] = self.stream.digest
@@ -171,51 +177,40 @@ ROUNDS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a write is: its token, its text for people (empty for one that cannot come again), a stream's micro-batch.
-
-    ``earlier`` is the micro-batch's range of offsets, where the record is of a version that named it so.
-    """
+    """What a write is: its token, its text for people (empty for one that cannot come again), its micro-batch."""
 
     token: str
     name: str
     micro_batch: MicroBatch | None = None
-    earlier: StreamRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
     """An intent in the log. ``version`` is the record's; None where the write is done already and nothing is sent.
 
-    ``log_id`` is the log that holds it: tasks write to no other one. None from a service before log ids. ``compares``:
-    the rows of a write that is done are digested, because the record knows the digest of those that were written.
-    ``publishing``: into a message store, the publishers as they are before this write.
+    ``log_id`` is the log that holds it: nothing is written to another one. ``publishing``: into a message store, the
+    publishers as they are before this write. ``is_new``: this run committed it, so no row has been sent.
     """
 
     token: str
     version: int | None
     log_id: str | None = None
-    compares: bool = False
     publishing: Publishing | None = None
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The record as the driver of a stream found it when it planned a micro-batch.
 
-    A task commits the intent only on this record. ``version`` is the record's, None where there is none. The rest is
-    about a record that an earlier version wrote: ``earlier`` names the micro-batch as that version did;
-    ``unfinished`` is the token of its write, if it was begun; ``is_written``: it is done.
+    The intent is committed only on this record. ``version`` is the record's, None where there is none; ``unfinished``
+    the token of a write that was begun; ``done`` those of the writes that are known to be done.
     """
 
     version: int | None
     log_id: str | None
-    earlier: StreamRange | None = None
     unfinished: str | None = None
-    is_written: bool = False
-
-    def wanted(self, micro_batch: MicroBatch) -> Wanted:
-        """The write of this micro-batch."""
-        return Wanted(self.unfinished or micro_batch.token, str(micro_batch), micro_batch, self.earlier)
+    done: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,18 +241,19 @@ def read_record(client: Client, application: str) -> FoundRecord:
     return FoundRecord(decode(stored.value, key, Record), stored.version, max(read_version, stored.version))
 
 
+def wanted_micro_batch(micro_batch: MicroBatch) -> Wanted:
+    """What a micro-batch writes."""
+    return Wanted(micro_batch.token, str(micro_batch), micro_batch)
+
+
 def plan_micro_batch(client: Client, options: WriteOptions) -> Planned:
     """Read the record before a micro-batch. Raises: as ``read_record``. Cost: two requests."""
     found = read_record(client, options.application)
     record, log_id = found.record, client.session.log_id
-    if record is None or record.stream is not None or options.checkpoint is None:
+    if record is None:
         return Planned(found.version, log_id)
-    earlier = stream_range(options.checkpoint)
-    if earlier is None:
-        return Planned(found.version, log_id)
-    is_begun = record.state == "intent" and record.token == earlier.token
-    unfinished = earlier.token if is_begun else None
-    return Planned(found.version, log_id, earlier, unfinished, is_written=record.has_done(earlier.token))
+    unfinished = record.token if record.state == "intent" else None
+    return Planned(found.version, log_id, unfinished, record.done)
 
 
 def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planned | None = None) -> Intent:
@@ -275,8 +271,9 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             raise _other_log(options, planned.log_id, client.session.log_id)
         if record is not None:
             if record.has_done(wanted.token):
-                return Intent(wanted.token, None, compares=record.digest_of(wanted.token) is not None)
+                return Intent(wanted.token, None)
             if record.state == "intent" and record.token == wanted.token:
+                _require_way(record, options)
                 return _intent(record, found.read_version, client.session.log_id)
         if planned is not None and planned.version != found.version:
             break
@@ -287,20 +284,33 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             token=wanted.token,
             read_version=found.read_version,
             name=wanted.name,
-            end=None if record is None else record.end,
             recent=_recent(record),
             stream=None if record is None else record.stream,
+            direct=options.direct,
             publishing=_publishing(record, options, client.session.log_id),
         )
         version = _replace(client, options, intent, found.read_version, log_id=log_id)
         if version is not None:
-            return _intent(intent, version, client.session.log_id)
+            return _intent(intent, version, client.session.log_id, is_new=True)
     raise _fenced(options.application, wanted.token)
 
 
-def _intent(record: Record, version: int, log_id: str | None) -> Intent:
+def _intent(record: Record, version: int, log_id: str | None, *, is_new: bool = False) -> Intent:
     publishing = None if record.publishing is msgspec.UNSET else record.publishing
-    return Intent(record.token, version, log_id, publishing=publishing)
+    return Intent(record.token, version, log_id, publishing, is_new)
+
+
+def _require_way(record: Record, options: WriteOptions) -> None:
+    """Raise InvalidRequest where a write goes on in another way than it began: rows would be sent twice."""
+    if record.direct != options.direct:
+        began = str(record.direct).lower()
+        raise InvalidRequest(
+            f"this write was begun with direct={began}",
+            code=Code.BAD_CONFIGURATION,
+            hint=f'give .option("direct", "{began}") until it is done',
+            application=options.application,
+            unfinished=record.name,
+        )
 
 
 def _publishing(record: Record | None, options: WriteOptions, log_id: str | None) -> Publishing | msgspec.UnsetType:
@@ -323,8 +333,7 @@ def _recent(record: Record | None) -> tuple[str, ...]:
     stream = record.stream
     if record.state != "done" or (stream is not None and record.token == stream.micro_batch.token):
         return record.recent
-    newest = record.token if record.digest is None else f"{record.token}:{record.digest}"
-    return (newest, *record.recent)[:RECENT_MAX]
+    return (f"{record.token}:{record.digest}", *record.recent)[:RECENT_MAX]
 
 
 def _require_follows(record: Record | None, wanted: Wanted, options: WriteOptions, log_id: str | None) -> None:
@@ -353,25 +362,15 @@ def _require_follows(record: Record | None, wanted: Wanted, options: WriteOption
         )
     if micro_batch is None:
         return
-    stream, written = record.stream, record.name
-    if stream is None:
-        # The record of an earlier version names the end of a range of offsets.
-        follows = record.end is None or (wanted.earlier is not None and wanted.earlier.start == record.end)
-        if wanted.earlier is None:
-            hint = (
-                'an earlier version wrote the record: give .option("checkpointLocation", "/a/directory/of/the/driver")'
-            )
-    else:
-        follows = stream.query == micro_batch.query and stream.number < micro_batch.number
-        written = str(stream.micro_batch)
-    if not follows:
+    stream = record.stream
+    if stream is not None and not (stream.query == micro_batch.query and stream.number < micro_batch.number):
         raise InvalidRequest(
             "this application has written more than the checkpoint of this stream knows of",
             code=Code.BAD_CONFIGURATION,
             hint="the checkpoint was deleted or put back, or belongs to another query: restore it, or use another "
             f"application name; {hint}",
             application=options.application,
-            written=written,
+            written=str(stream.micro_batch),
             offered=wanted.name,
         )
 
@@ -434,16 +433,19 @@ def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> 
     if wanted.micro_batch is None:
         return msgspec.structs.replace(record, state="done", name=wanted.name, digest=digest)
     stream = StreamProgress(wanted.micro_batch.query, wanted.micro_batch.number, digest)
-    return msgspec.structs.replace(record, state="done", name=wanted.name, end=None, stream=stream)
+    return msgspec.structs.replace(record, state="done", name=wanted.name, stream=stream)
 
 
 def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, digest: str, *, are_read: bool) -> None:
     """Raise unless a write that is done comes again with the rows that it had."""
     written = record.digest_of(wanted.token)
-    if written in (None, digest) or not are_read or (options.supersede and wanted.micro_batch is not None):
+    if written == digest or not are_read or (options.supersede and wanted.micro_batch is not None):
         return
     if wanted.micro_batch is None:
-        hint = "nothing of this write is in the log: give other rows a token of their own"
+        hint = (
+            "the write of this token is complete. If its rows differ each time they are computed, nothing is missing; "
+            "if these are other rows, none of them is in the log: give them a token of their own"
+        )
     else:
         hint = (
             "nothing of this try is in the log: restore the checkpoint that belongs to it. If the rows have values "
@@ -459,6 +461,12 @@ def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, di
         written=written,
         offered=digest,
     )
+
+
+def has_notes(client: Client, application: str, token: str) -> bool:
+    """Whether a row of this write may have been sent. Cost: two requests."""
+    begin_key, end_key = progress_range(application, token)
+    return bool(client.range(begin_key, end_key, limit=1, at=client.version().version).items)
 
 
 def _require_notes_fit(

@@ -240,7 +240,7 @@ def send_partition(
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
     count = chunks = total = 0
-    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+    for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
         count += len(chunk.transactions)
         total += hash_of(chunk.transactions)
         chunks = chunk.number + 1

@@ -1,8 +1,8 @@
 """``write.format("holdfast")`` and ``writeStream``: the writers that Spark calls.
 
-Spark creates the writer on the driver and pickles it into tasks, whose ``write`` sends. After all tasks it calls
-``commit`` on the driver; a stream's in another process, on a new writer. ``abort`` undoes nothing: a write that runs
-again finds its own intent, or done, and sends only what is missing.
+Spark creates the writer on the driver and pickles it into tasks, whose ``write`` stages the rows of a partition. After
+all tasks it calls ``commit`` on the driver, which fixes the rows and sends them; a stream's in another process, on a
+new writer. ``abort`` undoes nothing: a write that runs again finds its manifest, or done, and sends what is missing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.sink.digest import Sent
+from holdfast.spark.sink.manifest import Partition, find
 from holdfast.spark.sink.micro_batch import MicroBatch, running_micro_batch, token_of
-from holdfast.spark.sink.record import Intent, Wanted, begin, finish, finish_empty, plan_micro_batch
+from holdfast.spark.sink.record import Intent, Wanted, begin, finish, finish_empty, plan_micro_batch, wanted_micro_batch
+from holdfast.spark.sink.sending import digest_rows, send_now, send_staged
 from holdfast.spark.sink.service import open_client
-from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
-from holdfast.spark.sink.task import digest_partition, send_partition
+from holdfast.spark.sink.stage import open_stage
+from holdfast.spark.sink.staging import stage_partition
+from holdfast.spark.sink.store_task import check_store
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task reports: the write it worked for, and what it did."""
+    """What a task reports: the write it worked for, what it sent or read, and what it staged."""
 
     token: str
     sent: Sent
+    staged: Partition | None = None
     micro_batch: MicroBatch | None = None
 
 
@@ -46,7 +50,7 @@ def wanted_batch(options: WriteOptions) -> Wanted:
 def running_task() -> TaskContext:
     """The context of this task."""
     context = TaskContext.get()
-    assert context is not None, "only tasks send"
+    assert context is not None, "only tasks write"
     return context
 
 
@@ -61,22 +65,31 @@ class HoldfastBatchWriter(DataSourceArrowWriter):
             if options.store is not None:
                 check_store(client, options)
             self._intent: Intent = begin(client, options, self._wanted)
+        self._is_fixed = not self._intent.is_new and _is_fixed(options, self._wanted.token)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task: send the missing transactions of its partition. Raises: as ``send_partition``."""
-        partition = running_task().partitionId()
-        return Written(self._wanted.token, _write(self._options, self._intent, partition, iterator))
+        """In a task: stage the rows of its partition. Raises: as ``stage_partition``, with ``direct`` ``send_now``."""
+        options, partition, token = self._options, running_task().partitionId(), self._wanted.token
+        if self._intent.version is None:
+            return Written(token, digest_rows(options, partition, iterator))
+        if options.direct:
+            return Written(token, send_now(options, self._intent, partition, iterator))
+        if self._is_fixed:
+            return Written(token, Sent(partition, is_read=False))
+        return _staged(options, token, partition, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when every task is done. Raises: Fenced; InvalidRequest; what the client raises."""
+        """On the driver, when every task is done: send what is missing.
+
+        Raises: Fenced; InvalidRequest; NotFound (``stage_lost``); what the client raises.
+        """
         written = _reports(messages, self._options)
-        with open_client(self._options) as client:
-            finish(client, self._options, self._wanted, [each.sent for each in written])
+        _end(self._options, self._wanted, self._intent, written)
 
 
 @states_errors
 class HoldfastStreamWriter(DataSourceStreamArrowWriter):
-    """The write of one micro-batch. Made on the driver, where it reads the record: the first row makes the intent."""
+    """The write of one micro-batch. Made on the driver, where it reads the record: rows make the intent."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -86,46 +99,79 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
             self._planned = plan_micro_batch(client, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task: commit the intent, unless there are no rows, and send what is missing.
+        """In a task: stage the rows of its partition. With ``direct``: commit the intent, if there are any, and send.
 
-        Raises: as ``begin`` and ``send_partition``.
+        Raises: as ``stage_partition``, ``begin`` and ``send_now``.
         """
-        context = running_task()
+        options, context = self._options, running_task()
         micro_batch, partition = running_micro_batch(context), context.partitionId()
-        wanted = self._planned.wanted(micro_batch)
+        wanted = wanted_micro_batch(micro_batch)
         first = next((batch for batch in iterator if batch.num_rows), None)
-        sent = Sent(partition, is_read=not self._planned.is_written)
-        if first is not None and not self._planned.is_written:
-            with open_client(self._options) as client:
-                intent = begin(client, self._options, wanted, self._planned)
-            sent = _write(self._options, intent, partition, chain([first], iterator))
-        return Written(wanted.token, sent, micro_batch)
+        if first is None:
+            return Written(wanted.token, Sent(partition), None, micro_batch)
+        rows = chain([first], iterator)
+        if wanted.token in self._planned.done:
+            return Written(wanted.token, digest_rows(options, partition, rows), None, micro_batch)
+        if options.direct:
+            with open_client(options) as client:
+                intent = begin(client, options, wanted, self._planned)
+            return Written(wanted.token, send_now(options, intent, partition, rows), None, micro_batch)
+        if self._planned.unfinished == wanted.token and _is_fixed(options, wanted.token):
+            return Written(wanted.token, Sent(partition, is_read=False), None, micro_batch)
+        return _staged(options, wanted.token, partition, rows, micro_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver, when every task is done. Raises: Fenced; InvalidRequest; what the client raises."""
-        written = _reports(messages, self._options)
+        """On the driver, when every task is done: send what is missing.
+
+        Raises: Fenced; InvalidRequest; NotFound (``stage_lost``); what the client raises.
+        """
+        options = self._options
+        written = _reports(messages, options)
         micro_batch = written[0].micro_batch if written else None
-        if micro_batch is None or self._planned.is_written:
+        if micro_batch is None:
             return
-        wanted = self._planned.wanted(micro_batch)
+        wanted = wanted_micro_batch(micro_batch)
         if micro_batch.number != batchId or any(each.token != wanted.token for each in written):
-            raise _other_write(self._options)
+            raise _other_write(options)
         sent = [each.sent for each in written]
-        end = finish if any(part.transactions or not part.is_read for part in sent) else finish_empty
-        with open_client(self._options) as client:
-            end(client, self._options, wanted, sent)
-
-
-def _write(options: WriteOptions, intent: Intent, partition: int, batches: Iterator[pa.RecordBatch]) -> Sent:
-    if intent.version is not None:
-        send = send_partition if options.store is None else publish_partition
         with open_client(options) as client:
-            return send(client, options, intent, partition, batches)
-    if intent.compares:
-        if options.store is not None:
-            return digest_messages(partition, batches)
-        return digest_partition(options, partition, batches)
-    return Sent(partition, is_read=False)
+            if all(part.is_read and not part.transactions for part in sent):
+                finish_empty(client, options, wanted, sent)
+                return
+            intent = begin(client, options, wanted, self._planned)
+        _end(options, wanted, intent, written)
+
+
+def _is_fixed(options: WriteOptions, token: str) -> bool:
+    """Whether an earlier run has fixed the rows of this write."""
+    if options.direct:
+        return False
+    with open_client(options) as client, open_stage(options, client) as stage:
+        return find(stage, token) is not None
+
+
+def _staged(
+    options: WriteOptions,
+    token: str,
+    partition: int,
+    rows: Iterator[pa.RecordBatch],
+    micro_batch: MicroBatch | None = None,
+) -> Written:
+    with open_client(options) as client, open_stage(options, client) as stage:
+        staged, sent = stage_partition(stage, options, token, partition, rows)
+    return Written(token, sent, staged, micro_batch)
+
+
+def _end(options: WriteOptions, wanted: Wanted, intent: Intent, written: Sequence[Written]) -> None:
+    """Send what is missing, unless tasks have, and commit that the write is done."""
+    sent = [each.sent for each in written]
+    with open_client(options) as client:
+        if intent.version is None or options.direct:
+            finish(client, options, wanted, sent)
+            return
+        is_fixed = any(not part.is_read for part in sent)
+        staged = [each.staged for each in written if each.staged is not None]
+        send_staged(client, options, wanted, intent, None if is_fixed else staged)
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> list[Written]:

@@ -1,0 +1,149 @@
+"""Send the rows of a write: those that its manifest names, from the driver over several connections, or a task's own.
+
+The driver sends, and not the service: a transaction takes the way of every other one, with its rights and limits. Only
+rows of the manifest are sent, in its order, so each partition is cut into the same chunks in every run. A sender looks
+at the record before each chunk (``progress``), so nothing is sent after done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from holdfast.client import Client
+from holdfast.errors import Code, HoldfastError, NotFound
+from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.service_client import ServiceClient
+from holdfast.spark.sink.digest import Sent
+from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, rows_of, stage_lost
+from holdfast.spark.sink.record import Intent, Wanted, finish, has_notes, read_record
+from holdfast.spark.sink.service import open_client
+from holdfast.spark.sink.stage import Stage, open_stage
+from holdfast.spark.sink.store_task import digest_messages, publish_partition
+from holdfast.spark.sink.task import digest_partition, send_partition
+
+CONNECTIONS: Final = 4
+REPORT_SECONDS: Final = 10.0
+
+log = structlog.get_logger("holdfast.spark.sink")
+
+
+def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+    """In a task with ``direct``: send the missing rows of its partition. Raises: as ``send_partition``."""
+    if intent.version is None:
+        return digest_rows(options, partition, batches)
+    with open_client(options) as client:
+        return _send(client, options, intent, partition, batches)
+
+
+def digest_rows(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+    """Read the rows of a partition, check that each can be sent, and send none. Raises: InvalidRequest."""
+    if options.store is not None:
+        return digest_messages(partition, batches)
+    return digest_partition(options, partition, batches)
+
+
+def send_staged(
+    client: ServiceClient, options: WriteOptions, wanted: Wanted, intent: Intent, staged: Sequence[Partition] | None
+) -> None:
+    """On the driver: fix the rows, send what is missing of them, and commit that the write is done.
+
+    ``staged``: what the tasks of this run staged; None where they found a manifest. After a crash the next run with
+    this token goes on from the manifest. Raises: Fenced; NotFound (``stage_lost``); what the client raises.
+    """
+    token = wanted.token
+    with open_stage(options, client) as stage:
+        try:
+            manifest = _fixed(client, stage, options, token, staged)
+            sent = _Senders(options, intent, token, manifest).run()
+        except NotFound as error:
+            if error.code is Code.STAGE_LOST and _is_done(client, options, token):
+                return  # another driver has sent everything, and removed it
+            raise
+        finish(client, options, wanted, sent)
+        try:
+            stage.remove_abandoned(token)
+        except HoldfastError as error:  # the rows are committed; what stays is removed after the next write
+            log.warning("stage_not_removed", application=options.application, error=error.statement())
+
+
+def _fixed(
+    client: Client, stage: Stage, options: WriteOptions, token: str, staged: Sequence[Partition] | None
+) -> Manifest:
+    """The rows of the write: of this run where no row of another one may have been sent. Raises: NotFound."""
+    if staged is not None and not has_notes(client, options.application, token):
+        return fix(stage, token, staged)
+    manifest = find(stage, token)
+    if manifest is None:
+        raise stage_lost(token, NAME)
+    return manifest
+
+
+def _is_done(client: Client, options: WriteOptions, token: str) -> bool:
+    record = read_record(client, options.application).record
+    return record is not None and record.has_done(token)
+
+
+@dataclass
+class _Senders:
+    options: WriteOptions
+    intent: Intent
+    token: str
+    manifest: Manifest
+    _lock: Lock = field(default_factory=Lock)
+    _rows: int = 0
+    _reported: float = 0.0
+    _publishers: dict[int, Sent] = field(default_factory=dict[int, Sent])
+
+    def run(self) -> list[Sent]:
+        """Send every partition; what each is. Raises: the first error; the others have ended then."""
+        todo = deque(self.manifest.partitions)
+        count = min(CONNECTIONS, len(todo))
+        self._reported = time.monotonic()
+        if count:
+            with ThreadPoolExecutor(count, "holdfast-sink") as threads:
+                running = [threads.submit(self._work, todo) for _ in range(count)]
+                for each in running:
+                    each.result()
+        return [self._publishers[each.partition] for each in self.manifest.partitions]
+
+    def _work(self, todo: deque[Partition]) -> None:
+        with open_client(self.options) as client, open_stage(self.options, client) as stage:
+            while todo:
+                try:
+                    partition = todo.popleft()
+                except IndexError:
+                    return
+                try:
+                    rows = rows_of(stage, self.token, partition)
+                    sent = _send(client, self.options, self.intent, partition.partition, rows)
+                except BaseException:
+                    todo.clear()
+                    raise
+                self._note(partition, sent)
+
+    def _note(self, partition: Partition, sent: Sent) -> None:
+        with self._lock:
+            self._publishers[partition.partition] = sent
+            self._rows += sum(part.rows for part in partition.parts)
+            now = time.monotonic()
+            if now - self._reported < REPORT_SECONDS:
+                return
+            self._reported = now
+            rows = sum(part.rows for each in self.manifest.partitions for part in each.parts)
+            log.info("rows_sent", application=self.options.application, rows=self._rows, of_rows=rows)
+
+
+def _send(
+    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
+) -> Sent:
+    send = send_partition if options.store is None else publish_partition
+    return send(client, options, intent, partition, batches)
