@@ -19,7 +19,7 @@ from holdfast.spark.log import increments
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import FILES_SCHEMA
-from holdfast.spark.source.plan import Plan, plan_read
+from holdfast.spark.source.plan import Plan, plan_of, plan_read
 
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 TASKS = "2"
@@ -75,9 +75,19 @@ class LocalFrame:
         return self._table()
 
 
-def _mapped(spark: object, options: ReadOptions, schema: StructType | str, work: increments.Work | None) -> LocalFrame:
+def _mapped(
+    spark: object,
+    options: ReadOptions,
+    increment: increments.Increment,
+    schema: StructType | str,
+    work: increments.Work | None,
+) -> LocalFrame:
     del spark, schema
-    plan: Plan = with_store(options.url, lambda store: plan_read(store, options))
+    plan: Plan = (
+        with_store(options.url, lambda store: plan_read(store, options))
+        if increment.part is None
+        else plan_of(increment.part, options, increments._wanted(options))
+    )
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number in range(len(plan.pieces)):

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Event
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from tests.s3_lane import gateway, s3_bucket, s3_url
+from tests.spark.local_frames import local
+from tests.spark.log_builder import random_log
 
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.segments.table_location import table_location
 from holdfast.spark.log.delta_output import DeltaOutput
+from holdfast.spark.options import TableOptions
+from holdfast.spark.pipeline import Changes, run_pipeline
 from holdfast.spark.runtime.table_files import NewFile, write_table
+from holdfast.spark.source.table import open_table
 
-__all__ = ["gateway", "s3_bucket", "s3_url"]
+__all__ = ["gateway", "local", "s3_bucket", "s3_url"]
 
 ROWS = pa.table({"key": pa.array([b"a", b"b"], pa.binary())})
 
@@ -147,3 +154,17 @@ def test_a_table_of_another_log_or_pipeline_is_not_vacuumed(tmp_path: Path) -> N
     with pytest.raises(InvalidRequest, match="another table here"):
         DeltaOutput(table_location(root.as_uri()), "latest", ROWS.schema).vacuum("log", 0)
     assert files_in(root) == before
+
+
+def test_a_missing_file_of_the_table_ends_a_run_at_once(local: SparkSession, tmp_path: Path) -> None:
+    """What no retry changes is not tried again; ``run_pipeline`` waits between tries, and this one must not."""
+    log, output = random_log(21, reigns=2).write_to(tmp_path / "log"), (tmp_path / "table").as_uri()
+    for _ in range(2):
+        run_pipeline(Changes(local, log, output), log, output, step_bytes=1, progress=None)
+    (tmp_path / "table" / "_delta_log" / f"{1:020d}.json").unlink()
+    stop = Event()
+    stop.wait = lambda timeout=None: pytest.fail("it waits to try again")  # type: ignore[method-assign]
+    with pytest.raises(CorruptData, match="a file of the table is missing"):
+        run_pipeline(Changes(local, log, output), log, output, stop=stop, progress=None)
+    with pytest.raises(CorruptData, match="a file of the table is missing"):
+        open_table(TableOptions(output))

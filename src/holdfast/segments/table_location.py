@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.file_urls import path_of
 from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.directory.store import DirectoryStore, DurableDirectory
@@ -34,6 +34,8 @@ _S3_OPTIONS: Final[Mapping[str, str]] = {
 _NOT_IN_DELTA: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f\\\[\]^|]")
 """What deltalake cannot have in a path: it decodes a percent sequence once more and takes a backslash for a slash when
 it reads its log, ends on the other marks, and refuses control characters."""
+
+_MISSING: Final = re.compile(r"\bnot found\b|no such file|found gap|\bNoSuchKey\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,22 @@ def _unfit(part: str, path: str) -> InvalidRequest:
         found=part,
         path=path,
     )
+
+
+def table_failure(error: Exception, uri: str, what: str) -> CorruptData | Unavailable:
+    """What deltalake's ``error`` means: a file of the table's log is missing, which no retry changes, or anything else.
+
+    deltalake reports both by one class, so its text decides.
+    """
+    cause = " ".join(str(error).split())[:300]
+    if isinstance(error, FileNotFoundError) or _MISSING.search(cause) is not None:
+        return CorruptData(
+            "a file of the table is missing",
+            hint="restore the file, or make the table again in another place",
+            url=uri,
+            cause=cause,
+        )
+    return Unavailable(what, url=uri, cause=cause)
 
 
 def open_table_store(url: str) -> ObjectStore:

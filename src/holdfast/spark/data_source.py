@@ -134,7 +134,10 @@ class HoldfastDataSource(DataSource):
 
         if overwrite:
             raise InvalidRequest(
-                "a log only grows", code=Code.BAD_CONFIGURATION, hint='use mode("append") or outputMode("append")'
+                "a log only grows",
+                code=Code.BAD_CONFIGURATION,
+                hint='use mode("append"), or outputMode("append"); write other output modes from foreachBatch, '
+                "each micro-batch as a batch with a token of its own",
             )
         if not self.options and catalog.options_of_table(schema) is not None:
             raise InvalidRequest(

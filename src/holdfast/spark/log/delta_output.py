@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 from pyspark.sql import SparkSession
 
 from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
-from holdfast.segments.table_location import TableLocation, table_location
+from holdfast.segments.table_location import TableLocation, table_failure, table_location
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult, require_vacuum_hours
 from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_files, remove_files
@@ -178,13 +178,21 @@ class DeltaOutput:
         ) from failure
 
     def find(self) -> DeltaTable | None:
-        """The table as it is now, None when there is none. Raises: Unavailable."""
+        """The table as it is now, None when there is none. Raises: CorruptData (a file of its log is missing),
+        Unavailable."""
+        try:
+            return self._found()
+        except CorruptData:
+            # The files of the log may have gone between a listing and a read: a clean-up removes them in that order.
+            return self._found()
+
+    def _found(self) -> DeltaTable | None:
         try:
             return DeltaTable(self.location.uri, storage_options=dict(self.location.options))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise Unavailable("the table cannot be read", url=self.location.uri, cause=_line(error)) from error
+            raise table_failure(error, self.location.uri, "the table cannot be read") from error
 
     def _create(self, log_id: str, settings: Mapping[str, int]) -> None:
         about: dict[str, object] = {"pipeline": self.pipeline, "log_id": log_id, "format": FORMAT, **settings}

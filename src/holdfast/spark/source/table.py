@@ -32,8 +32,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.segments.table_location import open_table_reader, table_location
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.segments.table_location import open_table_reader, table_failure, table_location
 from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.pushdown import PushWhereItIsOn
@@ -48,7 +48,8 @@ BEFORE_FIRST: Final = -1
 def open_table(options: TableOptions) -> DeltaTable:
     """The table at the version that the options name, else the newest.
 
-    Raises: NotFound (no table, or no such version), InvalidRequest (a table of a later reader version), Unavailable.
+    Raises: NotFound (no table, or no such version), InvalidRequest (a table of a later reader version), CorruptData (a
+    file of its log is missing), Unavailable.
     Cost: the Delta log.
     """
     return _opened(options.table, options.version_as_of, options.timestamp_as_of)
@@ -72,7 +73,7 @@ def _opened(url: str, version: int | None, moment: datetime | None = None) -> De
                 asked=version if version is not None else str(moment),
                 cause=cause,
             ) from error
-        raise Unavailable("the table cannot be read", url=location.uri, cause=cause) from error
+        raise table_failure(error, location.uri, "the table cannot be read") from error
     if table.protocol().min_reader_version > READER_VERSION_MAX:
         raise InvalidRequest(
             "the table needs a newer Delta reader",
