@@ -145,7 +145,10 @@ SERVED_STORE_OPTIONS: Final[Table] = {
 TABLE_OPTIONS: Final[Table] = {
     **dict.fromkeys(("table", "columns", "filters", "targetPartitionBytes"), (_EVERY_SHAPE, _BOTH)),
     **dict.fromkeys(("versionAsOf", "timestampAsOf", "pushdown"), (_EVERY_SHAPE, _BATCH)),
-    **dict.fromkeys(("startingVersion", "skipChangeCommits", "pollInterval"), (_EVERY_SHAPE, _STREAM)),
+    **dict.fromkeys(
+        ("startingVersion", "skipChangeCommits", "pollInterval", "maxFilesPerTrigger", "maxBytesPerTrigger"),
+        (_EVERY_SHAPE, _STREAM),
+    ),
 }
 WRITE_OPTIONS: Final[Table] = {
     "url": (_EVERY_SHAPE, _BOTH),
@@ -349,7 +352,8 @@ class TableOptions:
     Shape: ``table`` is its URL; ``columns`` None means all; a row is read if it passes all ``filters``, which are
     (column, operator, value) with a value of JSON. A batch reads the newest version, ``version_as_of``, or the
     version at the aware time ``timestamp_as_of``. ``starting_version`` is the first version that a stream returns: 0
-    means the table as it is, then what later versions add; None means what comes after the newest version.
+    means the table as it is, then what later versions add; None means what comes after the newest version. A
+    micro-batch of a stream takes at most ``files_max`` files of at most ``bytes_max`` bytes together, and at least one.
     """
 
     table: str
@@ -362,6 +366,8 @@ class TableOptions:
     skip_change_commits: bool = False
     poll_ms: int = TABLE_POLL_MS
     pushdown: bool = False
+    files_max: int | None = None
+    bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,6 +581,8 @@ def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> T
         options.value("skipChangeCommits", _boolean, default=False),
         options.value("pollInterval", parse_duration_ms, TABLE_POLL_MS),
         options.value("pushdown", _boolean, default=False),
+        options.value("maxFilesPerTrigger", _count, None),
+        options.value("maxBytesPerTrigger", _count, None),
     )
 
 

@@ -5,9 +5,8 @@ store, so a table on S3 needs no Hadoop. The reader sees tables of Delta reader 
 keeps, and those of other writers without deletion vectors and column mapping. The option ``filters`` leaves out files
 and row groups by partition and statistics, then rows; with ``pushdown`` the filters of a query do, too (decision 0009).
 
-The offset of a stream is ``{"version": 12, "table_id": "..."}``: everything up to that version of the table has been
-returned. A stream begins with the table as it is, then returns the files that later versions add. A version that
-removes rows raises InvalidRequest, unless ``skipChangeCommits`` leaves such versions out.
+A stream begins with the table as it is, then returns the files that later versions add; ``table_places`` says what its
+offsets are. A version that removes rows raises InvalidRequest, unless ``skipChangeCommits`` leaves such versions out.
 
 Source: the Delta transaction protocol, PROTOCOL.md of the delta-io project.
 """
@@ -22,14 +21,20 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, InvalidRequest, NotFound
@@ -38,11 +43,18 @@ from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.pushdown import PushWhereItIsOn
 from holdfast.spark.source.table_filters import pushed_tests, tests_of
+from holdfast.spark.source.table_places import (
+    BEFORE_FIRST,
+    Addition,
+    Offset,
+    Place,
+    end_of_batch,
+    place_of,
+    rows_between,
+)
 from holdfast.spark.source.table_rows import TablePartition, constant, packed, rows
 
 READER_VERSION_MAX: Final = 1
-BEFORE_FIRST: Final = -1
-"""The offset of a stream that has not returned the table as it was at its start."""
 
 
 def open_table(options: TableOptions) -> DeltaTable:
@@ -159,9 +171,6 @@ class HoldfastTableReader(DataSourceReader):
             yield from rows(self._options.table, self._schema, partition)
 
 
-Offset: TypeAlias = dict[str, int | str]
-
-
 @states_errors
 class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's view of a table."""
@@ -176,61 +185,75 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """Where a query without a checkpoint begins. Raises: as ``open_table``."""
         table = _opened(self._options.table, None)
         starting = self._options.starting_version
-        version = table.version() if starting is None else starting - 1
-        return {"version": version, "table_id": str(table.metadata().id)}
+        return Place(table.version() if starting is None else starting - 1).offset(table.metadata().id)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """A micro-batch takes all versions that are there."""
-        return ReadAllAvailable()
+        """What a micro-batch takes: all that is there without bounds. Spark shows it, and the options decide."""
+        if self._options.files_max is not None:
+            return ReadMaxFiles(self._options.files_max)
+        return ReadAllAvailable() if self._options.bytes_max is None else ReadMaxBytes(self._options.bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """The table as it is now is all that this query reads."""
+        """The table as it is now is all that this query reads, in micro-batches within the bounds."""
         self._target = _opened(self._options.table, None).version()
 
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: ARG002, N802  Spark's names
-        """The newest version of the table; ``start`` itself when there is none yet. Raises: as ``open_table``."""
-        begin = _version_of(start)
-        if self._target is not None:
-            return {**start, "version": max(begin, self._target)}
-        now_s = time.monotonic()
-        if self._asked_s is not None and (now_s - self._asked_s) * 1000 < self._options.poll_ms:
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends: the newest version, or what its bounds allow; ``start`` for nothing new.
+
+        Raises: as ``open_table``; with bounds as ``partitions``.
+        """
+        begin = place_of(start)
+        newest = self._target
+        if newest is None:
+            now_s = time.monotonic()
+            if self._asked_s is not None and (now_s - self._asked_s) * 1000 < self._options.poll_ms:
+                return dict(start)
+            table = _opened(self._options.table, None)
+            _require_same(table, start)
+            newest = table.version()
+            self._asked_s = now_s
+        if begin.version >= newest:
             return dict(start)
-        self._asked_s = now_s
-        table = _opened(self._options.table, None)
-        _require_same(table, start)
-        return {**start, "version": max(begin, table.version())}
+        end = Place(newest)
+        bounds = (self._options.files_max, self._options.bytes_max)
+        if bounds != (None, None) and not isinstance(limit, ReadAllAvailable):
+            end = end_of_batch(begin, self._additions(start, begin, newest), *bounds)
+            if end.version < newest:
+                self._asked_s = None  # there is more: the next micro-batch does not wait
+        return end.offset(start["table_id"])
 
     def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[TablePartition]:
         """The pieces between two offsets, always the same ones. Raises: as ``open_table``; NotFound (a version was
         removed), InvalidRequest (a version removes rows).
         """
-        begin, last = _version_of(start), _version_of(end)
+        begin, last = place_of(start), place_of(end)
         if begin >= last:
             return []
-        if begin == BEFORE_FIRST:
-            table = _opened(self._options.table, last)
-            _require_same(table, start)
-            return self._packed(_files(table), _schema_of(table))
-        schema = _schema_of(_opened(self._options.table, None))
-        added = asyncio.run(_added(self._options, schema, begin + 1, last))
-        return self._packed(added, schema)
-
-    def _packed(self, files: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[TablePartition]:
+        base = last.version if last.base is None else last.base
+        newest = base if begin.version == BEFORE_FIRST and begin.base is None else last.version + bool(last.files)
+        files = rows_between(begin, last, self._additions(start, begin, newest))
+        schema = _schema_of(_opened(self._options.table, base if begin.version == BEFORE_FIRST else None))
         return packed(files, tests_of(self._options.filters, schema), self._options.target_partition_bytes)
+
+    def _additions(self, start: Mapping[str, int | str], begin: Place, newest: int) -> Iterator[Addition]:
+        """What comes after a place: the table as it was at the start of the stream, then what each version adds."""
+        version = begin.version
+        if version == BEFORE_FIRST:
+            base = newest if begin.base is None else begin.base
+            table = _opened(self._options.table, base)
+            _require_same(table, start)
+            yield Addition(Place(BEFORE_FIRST, 0, base), _files(table), Place(base))
+            version = base
+        if version >= newest:
+            return
+        schema = _schema_of(_opened(self._options.table, None))
+        for each in range(version + 1, newest + 1):
+            yield Addition(Place(each - 1), asyncio.run(_added(self._options, schema, each, each)), Place(each))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
         if isinstance(partition, TablePartition):
             yield from rows(self._options.table, self._schema, partition)
-
-
-def _version_of(offset: Mapping[str, int | str]) -> int:
-    version = offset.get("version")
-    if not isinstance(version, int) or "table_id" not in offset:
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not a table's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        )
-    return version
 
 
 def _require_same(table: DeltaTable, offset: Mapping[str, int | str]) -> None:
