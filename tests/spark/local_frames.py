@@ -17,9 +17,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.spark.log import increments
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import FILES_SCHEMA
-from holdfast.spark.source.plan import Plan, plan_of, plan_read
 
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 TASKS = "2"
@@ -83,11 +81,7 @@ def _mapped(
     work: increments.Work | None,
 ) -> LocalFrame:
     del spark, schema
-    plan: Plan = (
-        with_store(options.url, lambda store: plan_read(store, options))
-        if increment.part is None
-        else plan_of(increment.part, options, increments._wanted(options))
-    )
+    plan = increments.plan_of_increment(options, increment)
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number in range(len(plan.pieces)):

@@ -277,18 +277,19 @@ def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOp
     return parse_read_options({**given, **bounds}, Mode.BATCH)
 
 
-def _wanted(options: ReadOptions) -> RowFilter:
-    return replace(row_filter(options), version_min=options.starting_version, version_max=options.ending_version)
+def plan_of_increment(options: ReadOptions, increment: Increment) -> Plan:
+    """The pieces of an increment: of its part, which lists nothing, or of a new plan. Raises: as ``plan_read``."""
+    if increment.part is None:
+        planned: Plan = with_store(options.url, lambda store: plan_read(store, options))
+        return planned
+    versions = RowFilter(version_min=increment.after + 1, version_max=increment.through)
+    return plan_of(increment.part, options, row_filter(options).and_also(versions))
 
 
 def _mapped(
     spark: SparkSession, options: ReadOptions, increment: Increment, schema: StructType | str, work: Work | None
 ) -> DataFrame:
-    plan: Plan = (
-        with_store(options.url, lambda store: plan_read(store, options))
-        if increment.part is None
-        else plan_of(increment.part, options, _wanted(options))
-    )
+    plan = plan_of_increment(options, increment)
     if not plan.pieces:
         return spark.createDataFrame([], schema)
     # A range of as many partitions as numbers has one number in each: the piece of that task.
