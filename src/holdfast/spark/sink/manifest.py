@@ -29,10 +29,13 @@ class StagedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """The rows of one partition, as one try of its task staged them."""
+    """The rows of one partition, as one try of its task staged them. The numbers are those of ``Sent``."""
 
     partition: int
     parts: tuple[StagedPart, ...] = ()
+    transactions: int = 0
+    chunks: int = 0
+    total: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from holdfast.spark.sink.record import Intent, Wanted, finish, has_notes, read_r
 from holdfast.spark.sink.service import open_client
 from holdfast.spark.sink.stage import Stage, open_stage
 from holdfast.spark.sink.store_task import digest_messages, publish_partition
-from holdfast.spark.sink.task import digest_partition, send_partition
+from holdfast.spark.sink.task import digest_partition, send_checked, send_partition
 
 CONNECTIONS: Final = 4
 REPORT_SECONDS: Final = 10.0
@@ -40,8 +40,9 @@ def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Ite
     """In a task with ``direct``: send the missing rows of its partition. Raises: as ``send_partition``."""
     if intent.version is None:
         return digest_rows(options, partition, batches)
+    send = send_partition if options.store is None else publish_partition
     with open_client(options) as client:
-        return _send(client, options, intent, partition, batches)
+        return send(client, options, intent, partition, batches)
 
 
 def digest_rows(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
@@ -123,12 +124,18 @@ class _Senders:
                 except IndexError:
                     return
                 try:
-                    rows = rows_of(stage, self.token, partition)
-                    sent = _send(client, self.options, self.intent, partition.partition, rows)
+                    sent = self._send(client, partition, rows_of(stage, self.token, partition))
                 except BaseException:
                     todo.clear()
                     raise
                 self._note(partition, sent)
+
+    def _send(self, client: Client, partition: Partition, rows: Iterable[pa.RecordBatch]) -> Sent:
+        number = partition.partition
+        if self.options.store is not None:
+            return publish_partition(client, self.options, self.intent, number, rows)
+        send_checked(client, self.options, self.intent, number, rows)
+        return Sent(number, partition.transactions, partition.chunks, partition.total)
 
     def _note(self, partition: Partition, sent: Sent) -> None:
         with self._lock:
@@ -140,10 +147,3 @@ class _Senders:
             self._reported = now
             rows = sum(part.rows for each in self.manifest.partitions for part in each.parts)
             log.info("rows_sent", application=self.options.application, rows=self._rows, of_rows=rows)
-
-
-def _send(
-    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> Sent:
-    send = send_partition if options.store is None else publish_partition
-    return send(client, options, intent, partition, batches)

@@ -33,7 +33,7 @@ def stage_partition(
     """
     parts = _Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}")
     sent = digest_rows(options, partition, parts.kept(batches))
-    return Partition(partition, parts.whole()), sent
+    return Partition(partition, parts.whole(), sent.transactions, sent.chunks, sent.total), sent
 
 
 class _Parts:

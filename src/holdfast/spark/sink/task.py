@@ -237,6 +237,15 @@ def send_partition(
     return Sent(partition, count, chunks, total)
 
 
+def send_checked(
+    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """As ``send_partition``, for rows that ``digest_partition`` has read: they are not checked or digested again."""
+    sender = _Sender(client, options, intent, partition)
+    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+        sender.send(chunk)
+
+
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
     count = chunks = total = 0
