@@ -327,6 +327,9 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("GET", "/v1/range?end=%25", None, 400, "bad_base64"),
     ("GET", "/v1/snapshot", None, 404, "not_found"),
     ("GET", "/v1/snapshot?format=parquet", None, 400, "malformed"),
+    ("PUT", "/v1/staged/job/write/Part", None, 400, "malformed"),
+    ("GET", "/v1/staged/job/write/part", None, 404, "not_found"),
+    ("DELETE", "/v1/staged/job/Write", None, 400, "malformed"),
     ("GET", "/livez?standby=perhaps", None, 400, "malformed"),
     ("GET", "/readyz?stores=true", None, 404, "not_found"),
 )  # fmt: skip

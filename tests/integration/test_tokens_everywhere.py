@@ -53,6 +53,7 @@ async def routes(found: Serving) -> dict[str, str]:
 def _asked(name: str) -> tuple[str, str, bytes | None]:
     method, _, path = name.partition(" ")
     parts = {"{request_id}": "r" * 20, "{key}": KEY, "{policy_id}": "all", "{version}": "1"}
+    parts |= {"{application}": "job", "{write}": "write", "{name}": "part"}
     filled = path
     for part, value in parts.items():
         filled = filled.replace(part, value)

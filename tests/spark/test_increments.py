@@ -56,6 +56,8 @@ class Reached:
         self._url = url
         self.reached = 0
 
+    settles = False
+
     def log_id(self) -> str:
         return log_head(self._url).log_id
 

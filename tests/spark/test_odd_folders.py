@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.matrix import matrix
 from tests.spark.bulk_requests import SCHEMA, Request
@@ -212,5 +211,5 @@ def check_with_spark(spark: SparkSession, root: Path, name: str, *, whole: bool)
 def test_spark_reports_the_folder_that_delta_cannot_have(spark: SparkSession, tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "table"), pa.table({"version": [1]}))
     (tmp_path / "table").rename(tmp_path / "a%20b")
-    with pytest.raises(PySparkException, match=r"a table cannot be here.*choose a path without %"):
+    with pytest.raises(InvalidRequest, match=r"a table cannot be here.*choose a path without %"):
         read_table(spark, (tmp_path / "a%20b").as_uri())

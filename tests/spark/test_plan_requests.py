@@ -275,6 +275,8 @@ class Counted:
         self._url = url
         self.reached = self.looks = 0
 
+    settles = False
+
     def log_id(self) -> str:
         return log_head(self._url).log_id
 

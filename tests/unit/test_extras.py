@@ -31,7 +31,9 @@ OF_ANOTHER: Final = {"server": ("holdfast.segments",)}
 ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake"),
     ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
+    ("holdfast.objects.cloud", "obstore"),
     ("holdfast.spark.source.frames", "msgpack"),
+    ("holdfast.spark.typed.exact", "msgpack"),
     ("holdfast.wire.each_once", "msgpack"),
 }
 """Imports within functions for what only some applications have; the reference says so. Bodies in msgpack come to the

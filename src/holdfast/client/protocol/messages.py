@@ -203,7 +203,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum disk_full",
     errors.AlreadyOpen: "durable_busy",
     errors.Fenced: "leader_changed leader_alive deposed durable_collision lease_lost",
-    errors.NotFound: "not_found log_empty log_truncated no_such_key",
+    errors.NotFound: "not_found log_empty log_truncated stage_lost no_such_key",
     CorruptData: "corrupt_log corrupt_batch corrupt_queue store_unfit directory_replaced",
     errors.Backpressure: "overloaded rate_limited store_full cluster_full disk_limit",
     errors.Closed: "closed not_promoted log_retired sync_failed store_replaced",

@@ -513,6 +513,8 @@ class Verify(DeltaJob):
         super().__init__(spark, log_url, output_url, SCHEMA)
         self.audit = Audit(0)
 
+    settles = False
+
     def log_id(self) -> str:
         """As ``Job``, from the newest object that can be read."""
         return with_store(self._log_url, surveyed_log_id)

@@ -447,6 +447,8 @@ class DeltaJob:
         self._log_id = ""
         self._near_seq = 0
 
+    settles = False
+
     def log_id(self) -> str:
         """As ``Job``."""
         return log_head(self._log_url).log_id

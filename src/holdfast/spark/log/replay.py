@@ -55,6 +55,8 @@ class Replay:
         self._service: CommitService | None = None
         self._key = b""
 
+    settles = False
+
     def log_id(self) -> str:
         """As ``Job``."""
         return log_head(self._log_url).log_id

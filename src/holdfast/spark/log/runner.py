@@ -177,6 +177,11 @@ class Job(Protocol):
         """The pipeline's name."""
         ...
 
+    @property
+    def settles(self) -> bool:
+        """Whether its look settles what the output has, so that a run ends with one."""
+        ...
+
     def log_id(self) -> str:
         """The log's id, as ``LogHead``."""
         ...
@@ -323,7 +328,7 @@ class _Run:
                 if self._progress is not None:
                     # What fails in here is the caller's: no store was unavailable, and the step is committed.
                     self._progress(step)
-                if step.through >= goal:
+                if step.through >= goal and not self._job.settles:
                     return  # another look would find nothing
 
     def _look(self, goal: int | None) -> Increment:

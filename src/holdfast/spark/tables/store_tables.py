@@ -76,6 +76,8 @@ class StoreJob(DeltaJob):
         self._token = ""
         """Of the durable whose messages the table has."""
 
+    settles = True  # it acknowledges what the table has
+
     def log_id(self) -> str:
         """The name of the source in the table: a table has the messages of one durable."""
         return f"{self._options.store}/{self._options.durable}"

@@ -13,13 +13,12 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
-import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -97,7 +96,7 @@ class Exact:
             if row in suspects.twice and not self._has_twice(data) and row not in suspects.rounded:
                 return _NOTHING
             value = self._parsed(data)
-        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
+        except (ValueError, TypeError, RecursionError):
             return _NOTHING
         if pa.types.is_struct(self._kind) and isinstance(value, dict) and _twice(value, self._kind) is None:
             return dict(_of_fields(value, self._kind))
@@ -110,7 +109,7 @@ class Exact:
             if self._is_json:
                 self._json.decode(data.decode())
             else:
-                msgpack.unpackb(data, object_pairs_hook=_once, strict_map_key=False)
+                _unpack(data, _once)
         except _TwiceError:
             return True
         return False
@@ -119,7 +118,14 @@ class Exact:
         """The value with numbers of JSON as ``_Number``, times as ``msgpack.Timestamp``, and objects as ``_Twice``."""
         if self._is_json:
             return self._digits.decode(data.decode())
-        return msgpack.unpackb(data, object_pairs_hook=_marked, strict_map_key=False)
+        return _unpack(data, _marked)
+
+
+def _unpack(data: bytes, pairs: Callable[[Any], Any]) -> Any:
+    """The value in msgpack, whose package only those have who read that format."""
+    import msgpack
+
+    return msgpack.unpackb(data, object_pairs_hook=pairs, strict_map_key=False)
 
 
 def _matches(values: pa.Array, pattern: str) -> Any:
@@ -229,8 +235,9 @@ def _lost(value: Any, kind: pa.DataType) -> str | None:
         is_number = isinstance(value, (int, float, _Number)) and not isinstance(value, bool)
         return _rounded(value, kind) if is_number else None
     if pa.types.is_timestamp(kind):
-        if isinstance(value, msgpack.Timestamp):
-            return f"{value.nanoseconds} ns do not fit a time in microseconds" if value.nanoseconds % 1000 else None
+        nanoseconds = getattr(value, "nanoseconds", None)  # of a ``msgpack.Timestamp``
+        if nanoseconds is not None:
+            return f"{nanoseconds} ns do not fit a time in microseconds" if nanoseconds % 1000 else None
         if isinstance(value, str) and not isinstance(value, _Number):
             fraction = _FRACTION.search(value)
             if fraction is not None and fraction[1][6:].strip("0"):
