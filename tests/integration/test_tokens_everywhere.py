@@ -93,7 +93,7 @@ def test_every_route_checks_the_token_and_its_keys() -> None:
                 writes = name.startswith(("POST /v1/commit", "GET /v1/status"))
                 if writes or name.startswith(("PUT", "DELETE", "POST")):
                     assert await status_of(found, name, READER) == 403, name
-                if name.startswith(("PUT", "DELETE")) or name == last:
+                if (name.startswith(("PUT", "DELETE")) and "/staged/" not in name) or name == last:
                     assert await status_of(found, name, WRITER) == 403, name
                 if name != last:
                     assert await status_of(found, name, ADMIN) not in (401, 403), name

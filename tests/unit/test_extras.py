@@ -26,12 +26,11 @@ PARTS: Final = {
     "spark": ("holdfast.spark", "pyspark_holdfast"),
 }
 """What each extra is for: every module of these packages, and what those import."""
-OF_ANOTHER: Final = {"server": ("holdfast.segments",)}
+OF_ANOTHER: Final = {"server": ("holdfast.segments",), "console": ("holdfast.segments",)}
 """Packages that a part loads when a setting asks for them; then the other extra is needed, too."""
 ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake"),
     ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
-    ("holdfast.objects.cloud", "obstore"),
     ("holdfast.spark.source.frames", "msgpack"),
     ("holdfast.spark.typed.exact", "msgpack"),
     ("holdfast.wire.each_once", "msgpack"),
