@@ -913,7 +913,10 @@ def test_every_route_was_asked_and_every_code_of_the_reference_was_answered(main
         for path, methods in main.ask("GET", "/openapi.json").json["paths"].items()
         for method in methods
     }
-    asked = {re.sub(r"(/v1/status|/v1/keys|/v1/retention|/v1/staged|/v1/log/transactions)/.*", r"\1", one) for one in main.asked}
+    asked = {
+        re.sub(r"(/v1/status|/v1/keys|/v1/retention|/v1/staged|/v1/log/transactions)/.*", r"\1", one)
+        for one in main.asked
+    }
     assert {re.sub(r"/\{.*", "", one) for one in described} <= asked
     listed = set(re.findall(r"^\| `(\w+)` \| \d{3} \|", REFERENCE.read_text(), re.MULTILINE))
     assert len(listed) > 20
