@@ -75,7 +75,7 @@ EVENTS = {
     "segments_of_another_log": "the table of segments belongs to another log and is not used",
     "service_does_not_answer": "a sink waits for the service",
     "no_durable_wants_rows": "a sink published rows that the store dropped, because no durable wants them",
-    "rows_sent": "a sink has sent so many rows of a write",
+    "rows_sent": "how many rows of a write a sink has sent",
     "stage_not_removed": "a write is done, and what it staged could not be removed; a later write does it",
     "no_durable_wants_verdicts": "an ingest published verdicts that the store dropped, because no durable wants them",
     "snapshot_begins": "a snapshot is made, and why",

@@ -1,4 +1,4 @@
-"""A write whose rows Spark computes anew, on a real cluster that loses an executor or its driver: each key once.
+"""A write whose rows Spark computes again, on a real cluster that loses an executor or its driver: each key once.
 
 Five plans, ten moments, one kill each: staged objects or committed keys say when. A job that ended is run again with
 its token and another number of partitions. ``HOLDFAST_PROVE=1`` runs all with 40,000 rows.
@@ -96,7 +96,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def reached(service: ServiceProcess, token: str, what: str, count: int) -> Callable[[], bool]:
-    """Whether so many objects of a write are staged, or so many of its keys committed."""
+    """Whether this number of objects is staged, or of keys committed."""
 
     def staged() -> bool:
         with ServiceClient(service.url, ClientOptions()) as client:

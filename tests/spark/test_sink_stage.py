@@ -132,7 +132,7 @@ def objects_left(options: WriteOptions) -> list[str]:
 def kill_everywhere(
     service: ServiceProcess, fate: Fate, name: str, folder: Path | None, after: bool, step: int
 ) -> None:
-    """A write is killed at each request and run again twice, its rows dealt anew each time: each key is there once.
+    """A write is killed at each request and run again twice, its rows dealt again each time: each key is there once.
 
     Raises: AssertionError, and what a run raises that should have come to its end.
     """

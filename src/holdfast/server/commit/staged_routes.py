@@ -1,4 +1,4 @@
-"""``/v1/staged``: objects that a bulk write keeps beside the log until its rows are committed.
+"""``/v1/staged``: objects that a bulk write keeps next to the log until its rows are committed.
 
 A write sends no row before all of its rows are fixed. Its tasks may reach the service alone, so the service keeps what
 they stage, under ``staged/{application}/{write}/{name}`` in the log's store. An object never changes: the first one

@@ -1,6 +1,6 @@
 """The manifest of a write: which staged objects are its rows, in which order. From then on nothing else is.
 
-The driver creates it when every task has staged. The first manifest of a write stays, whoever made it, and only what it
+The driver creates it when every task has staged. The first manifest of a write stays, also of two drivers. Only what it
 names is sent: a run that finds one does not look at its own rows. So it does not matter in which order rows come when
 they are computed again, nor how many tries a task had.
 """

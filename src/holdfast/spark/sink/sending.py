@@ -102,7 +102,7 @@ class _Senders:
     _lock: Lock = field(default_factory=Lock)
     _rows: int = 0
     _reported: float = 0.0
-    _publishers: dict[int, Sent] = field(default_factory=dict[int, Sent])
+    _sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
 
     def run(self) -> list[Sent]:
         """Send every partition; what each is. Raises: the first error; the others have ended then."""
@@ -114,7 +114,7 @@ class _Senders:
                 running = [threads.submit(self._work, todo) for _ in range(count)]
                 for each in running:
                     each.result()
-        return [self._publishers[each.partition] for each in self.manifest.partitions]
+        return [self._sent[each.partition] for each in self.manifest.partitions]
 
     def _work(self, todo: deque[Partition]) -> None:
         with open_client(self.options) as client, open_stage(self.options, client) as stage:
@@ -139,7 +139,7 @@ class _Senders:
 
     def _note(self, partition: Partition, sent: Sent) -> None:
         with self._lock:
-            self._publishers[partition.partition] = sent
+            self._sent[partition.partition] = sent
             self._rows += sum(part.rows for part in partition.parts)
             now = time.monotonic()
             if now - self._reported < REPORT_SECONDS:

@@ -1,4 +1,4 @@
-"""Where a write keeps its rows until all of them are fixed: beside the log, through the service, or in a store that
+"""Where a write keeps its rows until all of them are fixed: next to the log, through the service, or in a store that
 ``stagingLocation`` names.
 
 An object never changes: of two with one name the first stays. Names: ``manifest``, and one for each part of each try of
