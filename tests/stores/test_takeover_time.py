@@ -116,6 +116,11 @@ def test_the_anchor_in_the_log_names_its_leader_and_comes_with_a_look_and_with_t
     asyncio.run(scenario())
 
 
+async def lead(store: MemoryStore) -> CommitService:
+    options = ServiceOptions(allow_new=True, take_over=True, probe=False, stores_mode=StoresMode.LOG)
+    return await CommitService.lead(store, options)
+
+
 @pytest.mark.parametrize("stood_by", [True, False])
 def test_a_new_leader_counts_by_the_log_from_the_object_of_the_last_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_by: bool
@@ -128,10 +133,6 @@ def test_a_new_leader_counts_by_the_log_from_the_object_of_the_last_record(
         start(self, last_ms, *anchors, by_log=by_log)
 
     monkeypatch.setattr(StoreClock, "start", noted)
-
-    async def lead(store: MemoryStore) -> CommitService:
-        options = ServiceOptions(allow_new=True, take_over=True, probe=False, stores_mode=StoresMode.LOG)
-        return await CommitService.lead(store, options)
 
     async def scenario() -> None:
         flags = {"log.url": "memory:", "stores.directory": str(tmp_path)}

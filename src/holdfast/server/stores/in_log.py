@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -143,7 +144,7 @@ class LocalCopy:
         self._settings = settings
         self._stores: FollowedStores | None = None
         self._entries = Entries(store)
-        self._applying: asyncio.Future[None] | None = None
+        self._running: asyncio.Future[FollowedStores | None] | None = None
         self.heard: Heard | None = None
         """The last record that this process knows of as a standby; None: it has not stood by. At a take-over the time
         goes on from there by this process's own count."""
@@ -200,10 +201,10 @@ class LocalCopy:
             return await self._bring_up_to(claim, newest)
 
     async def _bring_up_to(self, claim: Header, newest: Header) -> FollowedStores:
-        await self._applied()
+        await self._settle()
         stores = self._stores
         if stores is None:
-            stores = self._stores = await self._open(claim, newest)
+            stores = await self._open(claim, newest)
             self._entries = Entries(self._store)
         progress = _Progress(stores.version, newest.last_version)
         waiting: list[LoggedEntry] = []
@@ -229,30 +230,35 @@ class LocalCopy:
             if made is not None:
                 seconds = round(time.monotonic() - began, 2)
                 _log.info("stores_begin_with_checkpoint", version=made.version, bytes=made.size, seconds=seconds)
-        settings = self._settings
-        return await asyncio.to_thread(
-            FollowedStores.open,
-            self.directory,
-            page_bytes=settings.page_size_bytes,
-            memory_bytes=settings.memory_bytes,
-        )
+        page, memory = self._settings.page_size_bytes, self._settings.memory_bytes
+        await self._run(partial(FollowedStores.open, self.directory, page_bytes=page, memory_bytes=memory))
+        assert self._stores is not None, "they are open"
+        return self._stores
 
     async def _apply(self, stores: FollowedStores, entries: Sequence[LoggedEntry]) -> None:
-        """On a thread, which cannot be stopped: a caller that is cancelled leaves it, and the next one waits for it."""
         if entries:
             plain = [(entry.version, [record for _, record in entry.records]) for entry in entries]
-            applying = self._applying = asyncio.ensure_future(asyncio.to_thread(stores.follow, plain))
-            await asyncio.shield(asyncio.wait({applying}))
-            await self._applied()
-            applying.result()
+            await self._run(partial(stores.follow, plain))
 
-    async def _applied(self) -> None:
-        """Wait for what was left. Stores that could not apply it are half changed: they are opened again."""
-        applying, self._applying = self._applying, None
-        if applying is not None:
-            await asyncio.wait({applying})
-            if applying.exception() is not None:
-                await self.close()
+    async def _run(self, work: Callable[[], FollowedStores | None]) -> None:
+        """On a thread, which cannot be stopped: a caller that is cancelled leaves it, and the next one waits for it."""
+        running = self._running = asyncio.ensure_future(asyncio.to_thread(work))
+        await asyncio.shield(asyncio.wait({running}))
+        await self._settle()
+        running.result()
+
+    async def _settle(self) -> None:
+        """Wait for what was left. Stores that it opened are kept. Stores that could not apply it are half changed: they
+        are opened again."""
+        running = self._running
+        if running is None:
+            return
+        await asyncio.wait({running})
+        self._running = None
+        if running.exception() is not None:
+            await self.close()
+        elif (opened := running.result()) is not None:
+            self._stores = opened
 
     def give_away(self) -> None:
         """The stores are served: they are not this object's any more, and what it heard ends with them."""
@@ -261,7 +267,7 @@ class LocalCopy:
 
     async def close(self) -> None:
         """Close the files."""
-        await self._applied()
+        await self._settle()
         stores, self._stores = self._stores, None
         if stores is not None:
             await asyncio.to_thread(stores.close)
