@@ -611,11 +611,13 @@ def test_records_are_what_they_say() -> None:
     record = Record("intent", "9f" * 16, 7, name="2026-01-31")
     assert msgspec.json.encode(record) == (
         b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","recent":[],'
-        b'"format":1,"digest":null,"stream":null,"direct":false}'
+        b'"format":1,"digest":null,"stream":null,"direct":false,"micro_batch":null}'
     )
     streamed = msgspec.structs.replace(record, state="done", stream=StreamProgress("8f6e", 3, "41:00000000000000ff"))
     text = msgspec.json.encode(streamed)
-    assert text.endswith(b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"},"direct":false}')
+    assert text.endswith(
+        b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"},"direct":false,"micro_batch":null}'
+    )
     assert msgspec.json.decode(text, type=Record) == streamed
 
 

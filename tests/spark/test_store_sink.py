@@ -44,13 +44,13 @@ from holdfast.spark.sink.micro_batch import MicroBatch, token_of
 from holdfast.spark.sink.record import (
     Publishing,
     Wanted,
-    _replace,
     begin,
     finish,
     finish_empty,
     plan_micro_batch,
     progress_range,
     read_record,
+    replace_record,
     wanted_micro_batch,
 )
 from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
@@ -395,7 +395,7 @@ def test_a_log_that_is_a_copy_draws_other_publishers(service: ServiceProcess) ->
         before = publishing_of(client, options)
         of_another = msgspec.structs.replace(before, log_id="0" * 32)
         older = msgspec.structs.replace(found.record, publishing=of_another)
-        assert _replace(client, options, older, found.read_version) is not None
+        assert replace_record(client, options, older, found.read_version) is not None
         write(client, options, wanted("second"))
         assert publishing_of(client, options).run != before.run
     assert bodies_in(service, options) == expected("first", "second")
@@ -409,7 +409,7 @@ def test_a_store_that_was_put_back_is_an_error(service: ServiceProcess) -> None:
         assert found.record is not None
         ahead = msgspec.structs.replace(publishing_of(client, options), partitions=(Publisher(0, 90),))
         newer = msgspec.structs.replace(found.record, publishing=ahead)
-        assert _replace(client, options, newer, found.read_version) is not None
+        assert replace_record(client, options, newer, found.read_version) is not None
         with pytest.raises(Conflict, match="put back to an earlier state") as refused:
             write(client, options, wanted("second"), parts={0: 5})
         assert refused.value.code is Code.SEQUENCE_GAP

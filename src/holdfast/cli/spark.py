@@ -317,6 +317,24 @@ def doctor(
         raise typer.Exit(Exit.NO)
 
 
+@commands.command(name="give-up")
+def give_up(
+    service: Annotated[str, typer.Option("--service", help="The service that the write goes to.")],
+    application: Annotated[
+        str, typer.Option("--application", help="The application of the write; APPLICATION@STORE for a message store.")
+    ],
+    write: Annotated[str, typer.Option("--write", help="The write's name, as `unfinished=` of the error has it.")],
+    staging_location: Annotated[
+        str | None, typer.Option("--staging-location", help="The stagingLocation of the write, if it has one.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a write that cannot be finished: nothing more of it is sent. Print which of its rows are committed."""
+    from holdfast.spark import commands as jobs
+
+    jobs.give_up(service, application, write, staging_location, partial(print_result, as_json=as_json))
+
+
 @commands.command()
 def resolve(
     requests: FromOption,

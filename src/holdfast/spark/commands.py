@@ -33,9 +33,12 @@ from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
+from holdfast.spark.options import Mode, parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.java_signals import java_without_sigterm
 from holdfast.spark.runtime.session import session, task_errors
+from holdfast.spark.sink import give_up as sink
+from holdfast.spark.sink.service import open_client
 from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
@@ -272,6 +275,26 @@ def _output_access(to: str) -> Diagnosis:
         fix = error.hint if isinstance(error, InvalidRequest) else ""
         return Diagnosis("output", "bad", statement_of(error), fix or "name a place that this user may write to")
     return replace(diagnose(to, writes=True)[-1], check="output")
+
+
+def give_up(
+    service: str, application: str, write: str, staging_location: str | None, show: Callable[[JobResult], None]
+) -> None:
+    """Give up the unfinished write of an application, and ``show`` what is known of its rows before that is forgotten.
+
+    Raises: as ``sink.give_up``, InvalidRequest.
+    """
+    named, _, store = application.partition("@")
+    given = {"url": service, "application": named, "stagingLocation": staging_location, "store": store or None}
+    options = parse_write_options({name: text for name, text in given.items() if text is not None}, Mode.BATCH)
+    with open_client(options) as client:
+        rows = sink.give_up(client, options, write)
+        transactions = {
+            known: sum(each.last - each.first + 1 for each in rows if each.known == known)
+            for known in ("committed", "not committed", "undecidable")
+        }
+        show(JobResult({"application": application, "write": write, **transactions}, [asdict(each) for each in rows]))
+        sink.forget(client, options, write)
 
 
 @dataclass(frozen=True, slots=True)

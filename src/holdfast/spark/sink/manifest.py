@@ -89,7 +89,7 @@ def stage_lost(write: str, name: str) -> NotFound:
     return NotFound(
         "the staged rows of this write are gone, and some of them may be committed",
         code=Code.STAGE_LOST,
-        hint="look for what is committed; then give the rest a token of its own, with supersede=true for that run",
+        hint="give it up: `holdfast spark give-up` lists what is committed; then write the rest under another token",
         write=write,
         name=name,
     )

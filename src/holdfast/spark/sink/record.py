@@ -21,11 +21,12 @@ were used: the next write gets publishers with other ids.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import msgspec
+import structlog
 
 from holdfast.client import Client
 from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Write
@@ -35,9 +36,12 @@ from holdfast.spark.sink.digest import Publisher, Sent, digest_text
 from holdfast.spark.sink.micro_batch import MicroBatch
 
 T = TypeVar("T")
+log = structlog.get_logger("holdfast.spark.sink")
 
 RECENT_MAX: Final = 64
 """How many tokens are remembered: a batch with an older one would be written again."""
+GIVEN_UP: Final = "given up"
+"""The digest of a write that was given up (``give_up``). It is done: nothing more of it is sent."""
 
 
 class StreamProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +86,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
     batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
     ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. ``direct``: tasks send their
-    own rows. ``publishing`` is in the record of a write into a message store alone.
+    own rows. ``micro_batch``: the one that this write is. ``publishing`` is in the record of a write into a message
+    store alone.
     """
 
     state: Literal["intent", "done"]
@@ -94,6 +99,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None = None
     stream: StreamProgress | None = None
     direct: bool = False
+    micro_batch: MicroBatch | None = None
     publishing: Publishing | msgspec.UnsetType = msgspec.UNSET
 
     def has_done(self, token: str) -> bool:
@@ -126,14 +132,17 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
 
     Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
-    up, ``digest`` that of every transaction up to the end of this chunk. ``publisher``: into a message store, with the
-    number of the partition's first row.
+    up, ``digest`` that of every transaction up to the end of this chunk, ``first`` the index of the chunk's first
+    transaction and ``count`` how many it has. ``publisher``: into a message store, with the number of the partition's
+    first row.
     """
 
     chunk: int
     digest: str
     attempts: tuple[int, ...] = ()
     format: Literal[1] = 1
+    first: int = 0
+    count: int = 0
     publisher: Publisher | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -287,12 +296,13 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             recent=_recent(record),
             stream=None if record is None else record.stream,
             direct=options.direct,
+            micro_batch=wanted.micro_batch,
             publishing=_publishing(record, options, client.session.log_id),
         )
-        version = _replace(client, options, intent, found.read_version, log_id=log_id)
+        version = replace_record(client, options, intent, found.read_version, log_id=log_id)
         if version is not None:
             return _intent(intent, version, client.session.log_id, is_new=True)
-    raise _fenced(options.application, wanted.token)
+    raise fenced(options.application, wanted.token)
 
 
 def _intent(record: Record, version: int, log_id: str | None, *, is_new: bool = False) -> Intent:
@@ -321,7 +331,8 @@ def _publishing(record: Record | None, options: WriteOptions, log_id: str | None
     if options.store is None:
         return msgspec.UNSET
     kept = None if record is None else record.publishing
-    if record is None or record.state != "done" or not isinstance(kept, Publishing) or kept.log_id != log_id:
+    is_whole = record is not None and record.state == "done" and record.digest_of(record.token) != GIVEN_UP
+    if not is_whole or not isinstance(kept, Publishing) or kept.log_id != log_id:
         return Publishing(secrets.token_hex(8), log_id)
     return kept
 
@@ -395,9 +406,9 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
             break
         _require_notes_fit(client, options, wanted, sent, found.read_version)
         done = _done(record, wanted, digest, sent)
-        if _replace(client, options, done, found.read_version, RangeDelete(*notes)) is not None:
+        if replace_record(client, options, done, found.read_version, RangeDelete(*notes)) is not None:
             return
-    raise _fenced(options.application, wanted.token)
+    raise fenced(options.application, wanted.token)
 
 
 def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent]) -> None:
@@ -421,9 +432,12 @@ def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Se
         begun = Record(
             "intent", wanted.token, found.read_version, wanted.name, recent=_recent(record), publishing=publishing
         )
-        if _replace(client, options, _done(begun, wanted, digest_text(sent), sent), found.read_version) is not None:
+        if (
+            replace_record(client, options, _done(begun, wanted, digest_text(sent), sent), found.read_version)
+            is not None
+        ):
             return
-    raise _fenced(options.application, wanted.token)
+    raise fenced(options.application, wanted.token)
 
 
 def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> Record:
@@ -439,6 +453,9 @@ def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> 
 def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, digest: str, *, are_read: bool) -> None:
     """Raise unless a write that is done comes again with the rows that it had."""
     written = record.digest_of(wanted.token)
+    if written == GIVEN_UP:
+        _require_no_batch(wanted, options)
+        return
     if written == digest or not are_read or (options.supersede and wanted.micro_batch is not None):
         return
     if wanted.micro_batch is None:
@@ -463,6 +480,19 @@ def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, di
     )
 
 
+def _require_no_batch(wanted: Wanted, options: WriteOptions) -> None:
+    """Raise InvalidRequest for a batch that was given up. A stream goes on after its micro-batch."""
+    if wanted.micro_batch is None:
+        raise InvalidRequest(
+            "this write was given up: nothing more of it is sent",
+            code=Code.REQUEST_ID_REUSED,
+            hint="write the rows that are missing under another token",
+            application=options.application,
+            token=wanted.name,
+        )
+    log.warning("micro_batch_given_up", application=options.application, micro_batch=wanted.name)
+
+
 def has_notes(client: Client, application: str, token: str) -> bool:
     """Whether a row of this write may have been sent. Cost: two requests."""
     begin_key, end_key = progress_range(application, token)
@@ -477,15 +507,20 @@ def _require_notes_fit(
     No task of this one saw such a note.
     """
     chunks = {part.partition: part.chunks for part in sent}
-    begin_key, end_key = progress_range(options.application, wanted.token)
+    for partition, progress, _ in notes_of(client, options.application, wanted.token, read_version):
+        if partition not in chunks:
+            raise _more_partitions(options, len(sent))
+        if progress.chunk >= chunks[partition]:
+            raise other_rows(partition, chunks[partition])
+
+
+def notes_of(client: Client, application: str, token: str, read_version: int) -> Iterator[tuple[int, Progress, int]]:
+    """The partitions of a write that were begun: the number of each, its progress, and the version of its note."""
+    begin_key, end_key = progress_range(application, token)
     while True:
         page = client.range(begin_key, end_key, limit=1000, at=read_version)
         for note in page.items:
-            partition = int(note.key.rpartition(b"/")[2])
-            if partition not in chunks:
-                raise _more_partitions(options, len(sent))
-            if decode(note.value, note.key, Progress).chunk >= chunks[partition]:
-                raise other_rows(partition, chunks[partition])
+            yield int(note.key.rpartition(b"/")[2]), decode(note.value, note.key, Progress), note.version
         if not page.more:
             return
         begin_key = page.items[-1].key + b"\0"
@@ -515,7 +550,7 @@ def other_rows(partition: int, chunk: int) -> InvalidRequest:
     )
 
 
-def _replace(
+def replace_record(
     client: Client,
     options: WriteOptions,
     record: Record,
@@ -548,7 +583,8 @@ def _other_log(options: WriteOptions, planned: str | None, found: str | None) ->
     )
 
 
-def _fenced(application: str, token: str) -> Fenced:
+def fenced(application: str, token: str) -> Fenced:
+    """The error for a driver whose application has moved on."""
     return Fenced(
         "another run of this application has moved on",
         code=Code.DEPOSED,

@@ -265,7 +265,10 @@ class _Sender:
         return self._agree(chunk, following)
 
     def _agree(self, chunk: _Chunk, publisher: Publisher) -> Note:
-        note = self.notes.agree(Progress(chunk.number, chunk.digest, publisher=publisher))
+        count = len(chunk.messages)
+        note = self.notes.agree(
+            Progress(chunk.number, chunk.digest, first=chunk.first, count=count, publisher=publisher)
+        )
         if isinstance(note.progress.publisher, Publisher):
             self._publisher = note.progress.publisher
         return note

@@ -44,7 +44,7 @@ from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Sent, hash_of
-from holdfast.spark.sink.progress import PartitionNotes
+from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, record_key, request_id
 from holdfast.spark.typed.encode import encode_one
 from holdfast.values import LogPosition
@@ -316,7 +316,7 @@ class _Sender:
         self.notes = PartitionNotes(client, options, intent, partition)
 
     def send(self, chunk: _Chunk) -> None:
-        note = self.notes.agree(Progress(chunk.number, chunk.digest))
+        note = self._agree(chunk, ())
         if note.is_past(chunk.number):
             return
         missing = list(range(len(chunk.transactions)))
@@ -330,9 +330,13 @@ class _Sender:
                 return
             if tried >= ATTEMPTS_MAX:
                 raise Unavailable("transactions stay below the conflict window after every attempt")
-            note = self.notes.agree(Progress(chunk.number, chunk.digest, attempts))
+            note = self._agree(chunk, attempts)
             if note.is_past(chunk.number):
                 return
+
+    def _agree(self, chunk: _Chunk, attempts: tuple[int, ...]) -> Note:
+        count = len(chunk.transactions)
+        return self.notes.agree(Progress(chunk.number, chunk.digest, attempts, first=chunk.first, count=count))
 
     def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
