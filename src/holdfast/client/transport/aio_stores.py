@@ -311,6 +311,8 @@ class SubscriberDriver:
 
         Where more arrives all the time, ``READS_MAX`` reads are enough: what is withdrawn now was here a moment ago.
         """
+        if self._machine.has_just_read(now_ms()):
+            return  # to ask the socket costs as much as ten messages
         for _ in range(READS_MAX):
             if self._line is None or not self._line.is_behind:
                 return

@@ -7,12 +7,14 @@ from typing import Final
 
 PART: Final = 3
 """Messages that wait longer than one part in this many of their time may come back before they are handed over."""
+GROWTH: Final = 4
+"""From 1 to the default of 64 in three round trips."""
 WEIGHT: Final = 0.25
 """How much the newest message counts in the measured pace."""
 
 
 class Pace:
-    """The measured pace of one application. The window begins at 1 and doubles as long as it is used up."""
+    """The measured pace of one application. The window begins at 1 and grows as long as it is used up."""
 
     def __init__(self) -> None:
         self._each_ms = 0.0
@@ -36,7 +38,7 @@ class Pace:
             self._each_ms = max(each_ms, self._each_ms + WEIGHT * (each_ms - self._each_ms))
         self._since_ms, self._taken = now_ms, count
         if not waiting:
-            self.window *= 2
+            self.window *= GROWTH
 
     def waited(self) -> None:
         """Nothing was here when the application asked: the time until the next message is not its own."""

@@ -184,6 +184,7 @@ class _State(Enum):
     ENDED = "ended"
 
 
+JUST_READ_MS: Final = 1.0
 TARGET_LENGTH_MAX: Final = 8_000
 """Of a handshake with ``keep``. A service reads no request line above 8,192 bytes."""
 _WORKING_FRAMES: Final = (MessagesFrame, ReplyFrame, ChangesFrame, CurrentFrame)
@@ -258,6 +259,10 @@ class SubscriberMachine:
             return self._asked_endpoint, self._bytes_ms
         is_probed = self._probed_ms > max(self._heard_ms, self._bytes_ms)
         return (self._asked_endpoint, self._probed_ms) if is_probed else None
+
+    def has_just_read(self, now_ms: float) -> bool:
+        """Whether bytes arrived less than ``JUST_READ_MS`` ago: what was withdrawn since may as well be on its way."""
+        return now_ms - self._bytes_ms < JUST_READ_MS
 
     @property
     def acknowledges_at_once(self) -> bool:
