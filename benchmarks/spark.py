@@ -1,13 +1,14 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
     python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--json FILE] [--plot FILE]
-                               [--only scan,small,stream,sink,resolve,load,latest,tables]
+                               [--only scan,columns,small,stream,sink,resolve,load,latest,tables]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
 on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
 missed is printed as missed and fails nothing.
 
     scan     the log through the source, beside Spark's native Parquet scan of the same rows
+    columns  the sum of one 8-byte column of a table with wide values, next to Spark's native scan of its files
     small    5,000 objects of about 10 KB, beside the same rows in 8 objects
     stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
     sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
@@ -47,12 +48,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+import pyarrow as pa  # noqa: E402
 from benchmarks._spark_latest import INCREMENTS, LatestRace  # noqa: E402
 from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from benchmarks._spark_tables import PHASES, WAYS, TableLife  # noqa: E402
+from deltalake import write_deltalake  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
-from holdfast.spark import session  # noqa: E402
+from holdfast.spark import read_table, session  # noqa: E402
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests  # noqa: E402
 from holdfast.spark.bulk.requests import RequestFormat, stage  # noqa: E402
 from holdfast.spark.bulk.resolve import resolve_requests  # noqa: E402
@@ -64,6 +67,8 @@ LOAD_PAIRS = 3
 SINK_PAIRS = 3
 TABLE_RUNS = 3
 QUICK_ROWS = 15_000
+COLUMN_FILES = 4
+COLUMN_VALUE_BYTES = 250
 STREAM_OBJECTS = 40
 STREAM_WARM = 8
 SINK_SHARE = 15
@@ -147,6 +152,34 @@ def measure_scan(bench: Bench) -> list[Finding]:
         Finding("the same without verifying bodies", unchecked, "s"),
         Finding("the same, one column", pruned, "s"),
     ]
+
+
+def measure_columns(bench: Bench) -> list[Finding]:
+    """One narrow column of a wide table: what is not asked for is neither fetched nor decoded."""
+    spark, table = bench.spark, bench.root / "wide"
+    per_file = max(1, bench.rows // COLUMN_FILES)
+    for number in range(COLUMN_FILES):
+        first = number * per_file
+        rows = pa.table(
+            {
+                "key": pa.array([b"key/%012d" % (first + each) for each in range(per_file)], pa.binary()),
+                "value": pa.array([os.urandom(COLUMN_VALUE_BYTES) for _ in range(per_file)], pa.binary()),
+                "version": pa.array(range(first, first + per_file), pa.int64()),
+            }
+        )
+        write_deltalake(str(table), rows, mode="append")
+    total = per_file * COLUMN_FILES
+
+    def native() -> None:
+        assert spark.read.parquet(str(table)).selectExpr("sum(version)").first() == (total * (total - 1) // 2,)
+
+    def own() -> None:
+        frame = read_table(spark, table.as_uri(), columns="version")
+        assert frame.selectExpr("sum(version)").first() == (total * (total - 1) // 2,)
+
+    seconds, plain, ratio = in_pairs(own, native)
+    detail = f"{seconds:.2f} s and {plain:.2f} s, {total} rows in {COLUMN_FILES} files"
+    return [Finding("one column of a table, time to native Parquet", ratio, "x", target=2.0, detail=detail)]
 
 
 def measure_small(bench: Bench) -> list[Finding]:
@@ -364,6 +397,7 @@ def _load_pairs(bench: Bench, rows: int) -> list[Finding]:
 
 MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
     "scan": measure_scan,
+    "columns": measure_columns,
     "small": measure_small,
     "stream": measure_stream,
     "sink": measure_sink,
