@@ -423,3 +423,37 @@ def test_large_batches_are_cut_into_parts_and_come_back_in_order(service: Servic
         assert [each.partition for each in manifest.partitions] == [7]
         found = [key for batch in rows_of(opened, "cut", staged) for key in batch["key"].to_pylist()]
     assert found == rows[0]["key"].to_pylist()
+
+
+def test_the_largest_row_that_the_service_takes_can_be_staged(tmp_path: Path) -> None:
+    """A message of a store may have 10 MiB."""
+    with ServiceProcess(tmp_path, f"stores.directory={tmp_path / 'stores'}") as large:
+        options = replace(new_options(large), store="default", application="large@default")
+        rows = pa.record_batch({"body": [b"1", bytes(10 << 20), b"3"]})
+        with open_client(options) as client, open_stage(options, client) as opened:
+            partition, sent = stage_partition(opened, options, "large", 0, [rows])
+            assert sent.transactions == 3
+            back = pa.Table.from_batches(rows_of(opened, "large", partition))
+        assert back.equals(pa.Table.from_batches([rows]))
+
+
+def test_two_logs_that_share_a_staging_location_have_their_own_rows(
+    service: ServiceProcess, fate: Fate, tmp_path: Path
+) -> None:
+    """The same job writes under one token into both. The first is killed when its rows are fixed."""
+    for name in ("other", "staging"):
+        (tmp_path / name).mkdir()
+    with ServiceProcess(tmp_path / "other") as other:
+        first = new_options(service, tmp_path / "staging")
+        second = replace(first, url=other.url)
+        what = wanted("shared")
+        fate.left, fate.after = 12, True
+        with pytest.raises(Killed):
+            run(first, what, dealt("shared", 1))
+        fate.left = 0
+        with open_client(first) as client, open_stage(first, client) as opened:
+            assert find(opened, what.token) is not None, "it was killed after its manifest"
+        run(second, what, dealt("others", 2))
+        assert [written(other, name) for name in ("shared", "others")] == [[], expected("others")]
+        run(first, what, dealt("shared", 3))
+        assert [written(service, name) for name in ("shared", "others")] == [expected("shared"), []]

@@ -48,7 +48,9 @@ def route_table(
         snapshot_route(SnapshotSender(gateway, retention)),
         *inspection_routes(gateway, configuration),
         storage_route(gateway),
-        *staged_routes(gateway),
+        *staged_routes(
+            gateway, max(gateway.limits.request_bytes_max, 0 if stores is None else stores.request_bytes_max)
+        ),
         *log_job_routes(jobs),
         *view_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),

@@ -19,8 +19,8 @@ from holdfast.server.http.state import JSON
 from holdfast.wire.log import StagedObject, StagedObjects, StagedRemoved
 
 PREFIX: Final = "staged/"
-OBJECT_BYTES_MAX: Final = 8 << 20
-"""Of one object: the service has all of it in memory."""
+PART_BYTES_MAX: Final = 8 << 20
+"""Of one object, besides its largest row: the service has all of it in memory."""
 TRANSFERS_MAX: Final = 8
 """Objects that are received or sent at once; one more is refused with ``overloaded``."""
 PAGE: Final = 1_000
@@ -32,8 +32,9 @@ _PART: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
 class _Staging:
     """Receives and sends objects, a few at once."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, bytes_max: int) -> None:
         self._gateway = gateway
+        self._bytes_max = bytes_max
         self._transfers = 0
 
     async def put(self, call: Call) -> Response:
@@ -41,7 +42,7 @@ class _Staging:
         key = _key(call)
         self._begin()
         try:
-            data = await call.body(OBJECT_BYTES_MAX)
+            data = await call.body(self._bytes_max)
             if not await create_exactly(self._gateway.leading().store, key, data):
                 raise Conflict("another object has this name", code=Code.CONFLICT, key=key)
         finally:
@@ -92,9 +93,9 @@ def _key(call: Call) -> str:
     return PREFIX + "/".join(_part(call, name) for name in ("application", "write", "name"))
 
 
-def staged_routes(gateway: Gateway) -> tuple[Route, ...]:
-    """The rows of the route table."""
-    staging = _Staging(gateway)
+def staged_routes(gateway: Gateway, row_bytes_max: int) -> tuple[Route, ...]:
+    """The rows of the route table. ``row_bytes_max``: of the largest row that the service takes."""
+    staging = _Staging(gateway, PART_BYTES_MAX + row_bytes_max)
     schema = {"type": "string", "pattern": f"^{_PART.pattern}$"}
     application = Parameter("application", "path", schema, "Whose writes these are", True)
     write = Parameter("write", "path", schema, "The write", True)

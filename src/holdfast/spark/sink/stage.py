@@ -114,11 +114,11 @@ class ServiceStage(Stage):
 
 
 class ObjectStage(Stage):
-    """In an object store that every task and the driver reach."""
+    """In an object store that every task and the driver reach. Logs may share it: each has a folder."""
 
-    def __init__(self, thread: StoreThread, application: str) -> None:
+    def __init__(self, thread: StoreThread, log_id: str, application: str) -> None:
         self._thread = thread
-        self._folder = f"{FOLDER}/{application_folder(application)}"
+        self._folder = f"{FOLDER}/{log_id}/{application_folder(application)}"
 
     def put(self, write: str, name: str, data: bytes) -> bool:
         """See ``Stage``."""
@@ -160,12 +160,14 @@ async def _delete(keys: list[str], store: ObjectStore) -> None:
 
 @contextmanager
 def open_stage(options: WriteOptions, client: ServiceClient) -> Generator[Stage]:
-    """The stage of a write. Raises: InvalidRequest, Unavailable."""
+    """The stage of a write into the log of this client. Raises: InvalidRequest, Unavailable."""
     if options.staging_location is None:
         yield ServiceStage(client, options.application)
         return
+    log_id = client.session.log_id or client.version().log_id
+    assert log_id is not None, "a log has an id"
     with StoreThread(options.staging_location) as thread:
-        yield ObjectStage(thread, options.application)
+        yield ObjectStage(thread, log_id, options.application)
 
 
 def application_folder(application: str) -> str:
