@@ -78,7 +78,8 @@ def read(url: str, cores: int, partitions: list[int]) -> dict[str, list[float]]:
 
 def plan_seconds(url: str) -> float:
     """The median time to plan a read of the log, in this process."""
-    from holdfast.spark.options import Mode, parse_read_options
+    from holdfast.spark.option_values import Mode
+    from holdfast.spark.options import parse_read_options
     from holdfast.spark.runtime.store_thread import with_store
     from holdfast.spark.source.plan import plan_read
 

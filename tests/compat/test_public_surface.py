@@ -277,16 +277,17 @@ def test_the_options_of_spark_are_the_recorded_ones() -> None:
     from pyspark_holdfast import DefaultSource
 
     lines = [f"data source {DefaultSource.name()}: {DefaultSource.__name__}"]
-    for name, (shapes, modes) in options.LOG_OPTIONS.items():
-        lines.append(f"option of a log {name}: shapes {', '.join(sorted(shapes))}; modes {', '.join(sorted(modes))}")
+    for name, option in options.LOG_OPTIONS.items():
+        shapes, modes = ", ".join(sorted(option.shapes)), ", ".join(sorted(option.modes))
+        lines.append(f"option of a log {name}: shapes {shapes}; modes {modes}")
     lines += [f"option of a queue {name}" for name in options.QUEUE_OPTIONS]
     lines += [f"option of a store {name}" for name in options.STORE_OPTIONS]
     lines += [f"option of a store of a service {name}" for name in options.SERVED_STORE_OPTIONS]
     lines += [f"option of a table {name}" for name in options.TABLE_OPTIONS]
-    for name, (_, modes) in options.WRITE_OPTIONS.items():
-        lines += [f"option of a {mode} write {name}" for mode in modes]
-    for name, (_, modes) in options.STORE_WRITE_OPTIONS.items():
-        lines += [f"option of a {mode} write into a store {name}" for mode in modes]
+    for name, option in options.WRITE_OPTIONS.items():
+        lines += [f"option of a {mode} write {name}" for mode in option.modes]
+    for name, option in options.STORE_WRITE_OPTIONS.items():
+        lines += [f"option of a {mode} write into a store {name}" for mode in option.modes]
     sink = {"url": "http://127.0.0.1:8080", "application": "app"}
     served = {"url": "http://127.0.0.1:8080", "store": "orders", "durable": "lake"}
     defaults: list[tuple[str, Any]] = [

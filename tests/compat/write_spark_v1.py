@@ -1,4 +1,4 @@
-"""Write the golden checkpoint of a stream whose offsets have no log id, by the code that wrote such offsets.
+"""Write the golden checkpoint of a stream of a log.
 
     python write_spark_v1.py FOLDER
 

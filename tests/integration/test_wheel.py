@@ -43,7 +43,7 @@ NEEDS: Final = {
     "from holdfast.view import View": CLIENT,
     "import holdfast.spark": SPARK,
     **{f"from holdfast.spark import {name}": SPARK for name in SPARK_NAMES},
-    "from holdfast.spark.pipeline import Latest": SPARK,
+    "from holdfast.spark import Latest": SPARK,
     "from holdfast.spark.bulk.load import load_requests": SPARK,
     "import pyspark_holdfast": SPARK,
 }

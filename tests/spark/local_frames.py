@@ -6,17 +6,17 @@ real session show it, one case for each kind of table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from holdfast.spark.log import increments
-from holdfast.spark.options import ReadOptions
+from holdfast.spark.runtime import table_files
 from holdfast.spark.runtime.table_files import FILES_SCHEMA
 
 Batches = Callable[[], Iterator[pa.RecordBatch]]
@@ -47,10 +47,6 @@ class LocalFrame:
     def unionAll(self, other: LocalFrame) -> LocalFrame:  # noqa: N802
         return LocalFrame(lambda: chain(self._batches(), other._batches()))
 
-    def repartition(self, tasks: int) -> LocalFrame:
-        del tasks
-        return self
-
     def repartitionById(self, tasks: int, name: str) -> LocalFrame:  # noqa: N802
         del tasks, name
         return self
@@ -73,27 +69,21 @@ class LocalFrame:
         return self._table()
 
 
-def _mapped(
+def _in_tasks(
     spark: object,
-    options: ReadOptions,
-    increment: increments.Increment,
-    schema: StructType | str,
-    work: increments.Work | None,
+    things: Sequence[Any],
+    work: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]],
+    schema: object,
+    tasks_max: int = 0,
 ) -> LocalFrame:
-    del spark, schema
-    plan = increments.plan_of_increment(options, increment)
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for number in range(len(plan.pieces)):
-            yield from increments._read_pieces(
-                options, plan, work, iter([pa.RecordBatch.from_pydict({"id": [number]})])
-            )
-
-    return LocalFrame(rows)
+    """As ``tasks.in_tasks``, one task after the other."""
+    del spark, schema, tasks_max
+    return LocalFrame(lambda: chain.from_iterable(work(iter([each])) for each in things))
 
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """In the place of a session: jobs that read increments of a log run in this process."""
-    monkeypatch.setattr(increments, "_mapped", _mapped)
+    for module in (increments, table_files):
+        monkeypatch.setattr(module, "in_tasks", _in_tasks)
     return LocalFrame.sparkSession  # type: ignore[return-value]  # what a job hands from one method to another

@@ -25,11 +25,10 @@ from examples.cluster.standalone import CONF
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from holdfast.spark import session
+from holdfast.spark import Latest, run_pipeline, session
 from holdfast.spark.bulk.load import LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 from holdfast.spark.bulk.resolve import resolve_requests
-from holdfast.spark.pipeline import Latest, run_pipeline
 
 COLUMNS = "version,seq,kind,key,value,timestamp,position"
 SINK_ROWS = 200

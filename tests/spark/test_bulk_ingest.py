@@ -24,12 +24,12 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Closed, InvalidRequest
+from holdfast.spark import audit
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat
 from holdfast.spark.ingest import micro_batches, stages, verdict_output
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.record import GroupRecord, requests_digest
-from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))

@@ -36,6 +36,7 @@ from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.spark import audit
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
 from holdfast.spark.bulk.load_record import decode_progress
@@ -43,7 +44,6 @@ from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_key, pack, 
 from holdfast.spark.bulk.resolve import asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
-from holdfast.spark.pipeline import audit
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import Version
 

@@ -14,7 +14,7 @@ import pytest
 from tests.spark.log_builder import random_log
 
 from holdfast.cli.spark import stopped_by_signals, stopped_by_sigterm
-from holdfast.spark.runtime.java_signals import java_without_sigterm
+from holdfast.spark.runtime.session import java_without_sigterm
 
 SECONDS_MAX = 300
 

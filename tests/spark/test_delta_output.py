@@ -18,9 +18,9 @@ from tests.spark.log_builder import random_log
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.directory.store import DirectoryStore
 from holdfast.segments.table_location import table_location
+from holdfast.spark import Changes, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.options import TableOptions
-from holdfast.spark.pipeline import Changes, run_pipeline
 from holdfast.spark.runtime.table_files import NewFile, write_table
 from holdfast.spark.source.table import open_table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,26 +132,24 @@ def test_a_step_that_changes_a_row_rewrites_its_bucket(
     assert content(Latest, path) == expected(Latest, builder)
 
 
-def test_a_table_that_was_split_is_refused_by_a_version_that_does_not_know_splits(
+def test_a_table_of_another_format_is_refused_and_not_changed(
     local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = (builder := LogBuilder(76)).lead()
     leader.commit(*([Write(b"%d" % number, b"v" * 100)] for number in range(100)))
     log, path = builder.write_to(tmp_path / "log"), tmp_path / "latest"
-    run(local, Latest, log, path)
-    made_in = json.loads(DeltaTable(str(path)).metadata().description)["holdfast"]["format"]
-    assert made_in == 1, "earlier versions continue a table that was not split"
-    monkeypatch.setattr(placement_module, "BUCKET_FILE_BYTES", 100)
+    with monkeypatch.context() as other:
+        other.setattr("holdfast.spark.log.delta_output.FORMAT", 2)
+        run(local, Latest, log, path)
     leader.commit([Write(b"1", b"new")])
     builder.write_to(tmp_path / "log")
-    run(local, Latest, log, path)
-    assert json.loads(DeltaTable(str(path)).metadata().description)["holdfast"]["format"] == 2
-    monkeypatch.setattr("holdfast.spark.log.delta_output.FORMAT_MAX", 1)
-    with pytest.raises(InvalidRequest, match="a newer version of Holdfast made this table"):
+    version = DeltaTable(str(path)).version()
+    with pytest.raises(InvalidRequest, match=r"another version of Holdfast made this table.*begin a new table"):
         run(local, Latest, log, path)
+    assert DeltaTable(str(path)).version() == version
 
 
-def test_a_crash_between_the_new_format_and_the_split_changes_no_row(
+def test_a_crash_before_the_commit_of_a_split_changes_no_row(
     local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = (builder := LogBuilder(77)).lead()
@@ -188,7 +185,7 @@ def test_spark_splits_buckets_too(spark: SparkSession, tmp_path: Path, monkeypat
     check_placement(path)
 
 
-def test_a_table_whose_description_has_no_room_for_a_change_is_not_split_and_goes_on(
+def test_a_table_with_a_long_description_is_split_as_any_other(
     local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = (builder := LogBuilder(79)).lead()
@@ -201,5 +198,5 @@ def test_a_table_whose_description_has_no_room_for_a_change_is_not_split_and_goe
     leader.commit([Write(b"1", b"new")])
     builder.write_to(tmp_path / "log")
     run_pipeline(pipeline, log, path.as_uri())
-    assert buckets_of(path) == FIRST
+    assert buckets_of(path) == 2 * FIRST
     assert content(Latest, path) == expected(Latest, builder)

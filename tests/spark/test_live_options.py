@@ -18,7 +18,8 @@ from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.message_requests import request_in
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message
-from holdfast.spark.options import Mode, parse_served_store_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_served_store_options
 
 HERE = "store:http://127.0.0.1:8080/requests/spark"
 

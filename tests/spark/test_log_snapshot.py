@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, read_rows
-from holdfast.spark.tables import log_snapshot
+from holdfast.spark.tables import newest
 from holdfast.spark.tables.log_snapshot import snapshot_into_log
 
 PART_BYTES = 60
@@ -62,7 +62,7 @@ def without_names(manifest: Manifest) -> list[tuple[object, ...]]:
 def test_spark_and_the_command_make_equal_parts(
     spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_snapshot, "RANGE_BYTES", 20_000)  # several ranges, so that parts cross their borders
+    monkeypatch.setattr(newest, "RANGE_BYTES", 20_000)  # several ranges, so that parts cross their borders
     monkeypatch.setattr(logs, "KEYS", 90)
     objects = MemoryObjects()
     log = logs.RandomLog(Random(seed), objects)

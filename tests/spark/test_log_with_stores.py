@@ -33,11 +33,11 @@ from tests.worlds.log.world import World
 from holdfast.commit.format.batch import StoresMode, decode_header
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import Closed, Code
-from holdfast.spark import Ingest, LoadOptions, load_requests
+from holdfast.spark import Ingest, LoadOptions, Schedule, Snapshot, load_requests, read_operations, run_pipeline
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
 from holdfast.spark.columns import COLUMNS, Shape
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.pipeline import Schedule, Snapshot, read_operations, run_pipeline
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader

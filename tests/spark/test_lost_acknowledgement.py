@@ -14,6 +14,8 @@ from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.numbered_source import DurableSource
 from holdfast.spark.messages.durable_client import DurableClient
 
+TOKEN = "efkpot1u.00000001.00000002"
+
 
 class Kept:
     """What a durable of a service has."""
@@ -35,18 +37,17 @@ class Client:
     def __init__(self, *_: object, subscriber: str) -> None:
         self.subscriber = subscriber
         self._has_asked = False
+        self._own_through = 0
+        self._own_total: int | None = None
 
     def attach(self) -> None:
         assert self.subscriber.startswith("spark/ingest/")
 
-    def describe(self) -> None:
-        pass
+    def describe(self) -> dict[str, str]:
+        return {"token": TOKEN}
 
-    def last_seq(self) -> int:
-        return 100
-
-    def first_after(self, seq: int) -> None:
-        del seq
+    def require_same(self, token: str, seq: int, *, fail_on_data_loss: bool) -> None:
+        assert (token, fail_on_data_loss) == (TOKEN, True) and seq in (2, 4)
 
     def messages(self, *_: object) -> Iterator[object]:
         return iter(())
@@ -78,7 +79,6 @@ def test_a_lost_answer_is_no_other_consumer(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(numbered_source, "DurableClient", Client)
     kept = Client.kept = Kept(1, 2)
     source = DurableSource("http://127.0.0.1:9", "requests", "spark")
-    monkeypatch.setattr(DurableSource, "identity", "store:00ff/requests/spark")
     (tmp_path / "log").mkdir()
     url = (tmp_path / "log").as_uri()
     ingest = Ingest(url, Verdicts(), "orders", request_format=None, source=source, leading=POLITE)

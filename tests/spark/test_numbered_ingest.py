@@ -160,7 +160,7 @@ def test_a_killed_ingest_goes_on_without_its_checkpoint_and_each_request_counts_
                 monkeypatch.setattr(DurableSource, "acknowledge", dies)
             case "half acknowledged":
                 real = DurableClient.acknowledge_own
-                monkeypatch.setattr(DurableClient, "acknowledge_own", lambda me, *_: [real(me, 9, 5, None), dies()])
+                monkeypatch.setattr(DurableClient, "acknowledge_own", lambda me, *_: [real(me, 9), dies()])
             case _:
                 monkeypatch.setattr("holdfast.spark.ingest.micro_batches.WAVE", 1)
                 monkeypatch.setattr("holdfast.spark.ingest.stages.Stages.persist", _one_group_and_no_more())

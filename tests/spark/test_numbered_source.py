@@ -6,10 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.copies.restoring import Point, restore
+from holdfast.errors import InvalidRequest
 from holdfast.objects.open import open_store
 from holdfast.queue import Queue
 from holdfast.spark.ingest.live_requests import LiveRequests
@@ -97,17 +99,17 @@ def test_the_stores_of_a_restored_log_are_no_other_source(tmp_path: Path) -> Non
         assert source.relation(earlier, 5, 1) is Relation.MADE_AGAIN
         assert source.relation(source.identity, 0, 1) is Relation.SAME
         assert source.relation(earlier.replace("spark", "other"), 5, 1) is Relation.OTHER
-        assert source.relation(f"store:{32 * 'f'}/requests/spark", 5, 1) is Relation.OTHER
+        assert source.relation(f"queue:{32 * 'f'}", 5, 1) is Relation.OTHER
         with client.publisher("requests") as publisher:
             publisher.publish(b"{}")
         # Stores in files are not part of the log: these were made here, and their ids say so.
         assert source.relation(earlier, 5, now_ms() + 60_000) is Relation.MADE_AGAIN
-        assert source.relation(earlier.partition("#")[0], 5, now_ms() + 60_000) is Relation.PUT_BACK
         source.close()
 
 
-def test_the_operator_says_that_a_source_has_moved() -> None:
-    for text in ("store:http://desk:8080/requests/spark", "queue:/var/requests"):
-        for moved in (True, False):
-            source = LiveRequests(text, verdicts_store="verdicts", source_moved=moved).numbered()
-            assert source is not None and source.is_moved is moved
+def test_the_operator_says_that_a_queue_has_moved_and_a_durable_needs_no_word() -> None:
+    for moved in (True, False):
+        source = LiveRequests("queue:/var/requests", verdicts_store="verdicts", source_moved=moved).numbered()
+        assert source is not None and source.is_moved is moved
+    with pytest.raises(InvalidRequest, match="recognised wherever it is"):
+        LiveRequests("store:http://desk:8080/requests/spark", verdicts_store="verdicts", source_moved=True).numbered()

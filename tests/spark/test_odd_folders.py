@@ -27,10 +27,21 @@ from holdfast.commit.format.transaction import Write
 from holdfast.console.pages.pipelines import read_table as read_on_console
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.segments.table_location import table_location
-from holdfast.spark import load_requests, read_operations, read_table
+from holdfast.spark import (
+    Changes,
+    History,
+    Latest,
+    Replay,
+    Segments,
+    Snapshot,
+    Verify,
+    load_requests,
+    read_operations,
+    read_table,
+    run_pipeline,
+)
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.ingest import ingest as ingest_module
-from holdfast.spark.pipeline import Changes, History, Latest, Replay, Segments, Snapshot, Verify, run_pipeline
 from holdfast.stores.service import StoreService
 
 __all__ = ["local"]

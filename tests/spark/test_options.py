@@ -94,7 +94,7 @@ def test_key_options_are_a_half_open_range_of_bytes(given: dict[str, str], begin
         ),
         ({"endingOffsets": "earliest"}, 'valid: latest, {"version": 17}'),
         ({"endingOffsets": "17"}, 'valid: .*{"version": 17}'),
-        ({"minPartitions": "0"}, "valid: a number, at least 1"),
+        ({"minPartitions": "0"}, "valid: a number, 1 to 100000"),
         ({"minPartitions": "1000000"}, "valid: a number, 1 to 100000"),
         ({"includePreconditions": "true"}, "has no effect on shape=operations; it applies to transactions"),
         (

@@ -19,7 +19,8 @@ from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.errors import CorruptData
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
-from holdfast.spark.options import LOG_OPTIONS, Mode, parse_read_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import LOG_OPTIONS, parse_read_options
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader
 

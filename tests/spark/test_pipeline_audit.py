@@ -37,9 +37,9 @@ from holdfast.commit.format.transaction import PointRead, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
+from holdfast.spark import Schedule, Verify, run_pipeline
 from holdfast.spark.log import audit as audit_module
 from holdfast.spark.log.audit import Finding, audit, audit_piece, heads_before, survey
-from holdfast.spark.pipeline import Schedule, Verify, run_pipeline
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.plan import Piece, cut
 from holdfast.values import LeaderId, LogId, Slot, slot_text

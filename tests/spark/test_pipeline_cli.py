@@ -26,7 +26,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
 from holdfast.segments.table_location import table_location
-from holdfast.spark.pipeline import Changes, History, Latest
+from holdfast.spark import Changes, History, Latest
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 

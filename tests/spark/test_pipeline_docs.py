@@ -13,7 +13,7 @@ from tests.matrix import matrix
 from tests.spark.log_builder import read_plainly
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
-from holdfast.spark.pipeline import Changes, History, Latest, Segments, Snapshot, Verify, run_pipeline
+from holdfast.spark import Changes, History, Latest, Segments, Snapshot, Verify, run_pipeline
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pipelines"
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -15,9 +15,9 @@ from tests.spark.test_pipeline_tables import KINDS, Kind, content, expected, job
 
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
+from holdfast.spark import Changes, Latest, Schedule, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.log.runner import StepReport
-from holdfast.spark.pipeline import Changes, Latest, Schedule, run_pipeline
 
 
 class Killed(BaseException):

@@ -17,8 +17,8 @@ from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Unavailable
 from holdfast.objects.open import open_store
+from holdfast.spark import Replay, Schedule, run_pipeline
 from holdfast.spark.log import replay as replay_module
-from holdfast.spark.pipeline import Replay, Schedule, run_pipeline
 
 
 def objects_in(root: Path) -> dict[int, bytes]:

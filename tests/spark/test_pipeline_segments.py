@@ -14,8 +14,8 @@ from tests.spark.test_pipeline_audit import damageable, on_disk, world
 from holdfast.commit.format.batch import CLAIM_BYTES, ItemKind
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.segments.index import read_segment_index
+from holdfast.spark import Segments, read_operations, run_pipeline
 from holdfast.spark.log.runner import RunReport
-from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
 from holdfast.spark.runtime.table_files import read_objects
 from holdfast.spark.source.segments import segment_rows
 from holdfast.spark.source.shapes import RowFilter

@@ -15,8 +15,8 @@ from tests.spark.plain import operation_rows
 
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import CorruptData
+from holdfast.spark import Changes, History, Latest, Schedule, Snapshot, run_pipeline
 from holdfast.spark.log.runner import Job, RunReport
-from holdfast.spark.pipeline import Changes, History, Latest, Schedule, Snapshot, run_pipeline
 
 Kind = type[Changes] | type[Latest] | type[History]
 KINDS: list[Kind] = [Changes, Latest, History]

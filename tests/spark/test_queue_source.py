@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.queue import Gap, Message, Queue
-from holdfast.spark.messages.queue import HoldfastQueueStreamReader, Offset, message_rows, plan_messages
-from holdfast.spark.options import Mode, parse_message_options, parse_read_options
+from holdfast.spark.messages.queue import HoldfastQueueStreamReader, message_rows, plan_messages
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_message_options, parse_read_options
+from holdfast.spark.positions import Offset
 
 PAGE = 4096
 CLOCK_BEGIN = 1_700_000_000_000_000_000
@@ -44,11 +47,10 @@ def filled(tmp_path: Path) -> Iterator[Queue]:
         yield queue
 
 
-def read(path: Path, **options: str) -> tuple[list[tuple[int, datetime, bytes]], int]:
+def read(path: Path, piece_bytes: int = 2**20, **options: str) -> tuple[list[tuple[int, datetime, bytes]], int]:
     """The rows of all pieces in order, and how many pieces they came in."""
-    parsed = parse_message_options(
-        {"shape": "messages", "queue": str(path), "targetPartitionBytes": "1048576", **options}
-    )
+    given = parse_message_options({"shape": "messages", "queue": str(path), **options})
+    parsed = replace(given, target_partition_bytes=piece_bytes)
     pieces = plan_messages(parsed)
     batches = [batch for piece in pieces for batch in message_rows(parsed, piece)]
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()], len(pieces)  # type: ignore[misc]
@@ -66,17 +68,14 @@ def test_rows_are_the_messages_in_order_while_the_program_goes_on(filled: Queue,
     assert len(read(tmp_path / "orders")[0]) == len(rows) + 1
 
 
-def test_pieces_are_whole_pages_and_together_the_queue(
-    filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.spark.options.PARTITION_BYTES_MIN", 1)
-    rows, pieces = read(tmp_path / "orders", targetPartitionBytes="1")
+def test_pieces_are_whole_pages_and_together_the_queue(filled: Queue, tmp_path: Path) -> None:
+    rows, pieces = read(tmp_path / "orders", piece_bytes=1)
     assert rows == plain(filled.read())
     with_messages = {
         page for page in filled.pages.numbers() if not getattr(filled.pages.header_of(page), "prepared", True)
     }
     assert pieces == len(with_messages)
-    assert 1 < read(tmp_path / "orders", targetPartitionBytes=str(2 * PAGE))[1] < pieces
+    assert 1 < read(tmp_path / "orders", piece_bytes=2 * PAGE)[1] < pieces
 
 
 def test_a_start_by_seq_or_time_is_that_of_the_queue(filled: Queue, tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ from tests.spark.test_pipeline_tables import content
 from holdfast.commit.format.batch import PREFIX, LoggedTransaction, object_name, slot_of
 from holdfast.commit.format.transaction import Write
 from holdfast.objects.port import ObjectStore
-from holdfast.spark import find_java
-from holdfast.spark.pipeline import Latest
+from holdfast.spark import Latest, find_java
 from holdfast.spark.runtime.store_thread import StoreThread
 
 __all__ = ["gateway", "s3_bucket"]

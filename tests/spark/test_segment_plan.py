@@ -21,8 +21,9 @@ from holdfast.commit.format.batch import SPAN_MAX, object_name
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.segments.index import read_segment_index
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.pipeline import Schedule, Segments, run_pipeline
+from holdfast.spark import Schedule, Segments, run_pipeline
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source import segments as segment_plan
 from holdfast.spark.source.plan import SegmentPartition, plan_read

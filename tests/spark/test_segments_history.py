@@ -28,7 +28,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.segments import history
 from holdfast.segments.history import SegmentHistory
 from holdfast.segments.index import read_segment_index
-from holdfast.spark.pipeline import Schedule, Segments, run_pipeline
+from holdfast.spark import Schedule, Segments, run_pipeline
 from holdfast.values import Version
 from holdfast.view import View
 

@@ -27,7 +27,8 @@ from holdfast.spark.messages.served_store import (
     HoldfastServedStoreStreamReader,
     Offset,
 )
-from holdfast.spark.options import Mode, parse_served_store_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_served_store_options
 from holdfast.stores.repair import backup
 
 Rows = list[tuple[int, bytes]]
@@ -205,7 +206,7 @@ def test_pages_and_pieces_together_are_the_durable(service: ServiceProcess, clie
     bodies = [bytes([number]) * 40_000 for number in range(1, 100)]
     for first in range(0, len(bodies), 20):
         publish(client, *bodies[first : first + 20])
-    pieces = reader.partitions({"seq": 0}, {"seq": 99})
+    pieces = reader.partitions(begin := reader.initialOffset(), {**begin, "seq": 99})
     assert 3 < len(pieces) < 8
     found = [row["body"] for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
     assert found == bodies
@@ -390,8 +391,8 @@ def test_a_second_query_on_a_durable_is_refused_and_the_first_goes_on(
     def second_is_refused() -> None:
         for step in (
             lambda: streaming(service).initialOffset(),
-            lambda: next_offset(streaming(service), {"seq": 0, "token": place["token"]}),
-            lambda: streaming(service).commit({"seq": 5, "token": place["token"]}),
+            lambda: next_offset(streaming(service), {**place, "seq": 0, "query": "another"}),
+            lambda: streaming(service).commit({**place, "seq": 5, "query": "another"}),
         ):
             with pytest.raises(AlreadyOpen, match="another subscriber has this durable") as refused:
                 step()

@@ -32,7 +32,8 @@ from holdfast.objects.port import ObjectStore
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
 from holdfast.spark.messages.store_in_log import EXTENT_BYTES, Page, StoreInLog, _in_pages
-from holdfast.spark.options import Mode, parse_store_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_store_options
 from holdfast.stores.checkpoint_objects import manifest_key
 from holdfast.stores.storage.index import Checkpoint
 from holdfast.stores.storage.locations import Extent

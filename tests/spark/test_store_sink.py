@@ -36,7 +36,8 @@ from holdfast.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from holdfast.spark.options import Mode, WriteOptions, parse_write_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import WriteOptions, parse_write_options
 from holdfast.spark.sink import store_task
 from holdfast.spark.sink.digest import Publisher, Sent
 from holdfast.spark.sink.message_rows import check_message_schema, messages_of

@@ -19,7 +19,8 @@ from holdfast import StoreClient
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreReader, HoldfastStoreStreamReader, plan_store, store_rows
-from holdfast.spark.options import Mode, parse_read_options, parse_store_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options, parse_store_options
 from holdfast.stores.repair import backup
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (

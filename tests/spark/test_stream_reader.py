@@ -20,7 +20,8 @@ from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
 from holdfast.spark.columns import COLUMNS, Shape
-from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.source import tail
 from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.values import Version
@@ -320,13 +321,15 @@ def test_what_retention_removed_before_it_was_read_is_loud_unless_loss_is_allowe
     world.drain()
     assert world.rows == live, "a new stream begins with what is left"
     world.restart()
-    world.offset = {"seq": 3, "version": 5}
+    log_id = builder.log_id.hex()
+    world.offset = {"seq": 3, "version": 5, "log_id": log_id}
     world.rows = []
     if fail:
         with pytest.raises(NotFound, match="retention has removed what this stream has not read"):
             world.step()
+        end = {"seq": live[-1]["seq"], "version": live[-1]["version"], "log_id": log_id}
         with pytest.raises(NotFound, match="retention has removed"):
-            world.reader.partitions(world.offset, {"seq": live[-1]["seq"], "version": live[-1]["version"]})  # type: ignore[dict-item]
+            world.reader.partitions(world.offset, end)  # type: ignore[arg-type]
     else:
         world.drain()
         assert world.rows == live
@@ -384,6 +387,7 @@ def test_a_missing_object_between_two_offsets_is_damage() -> None:
         leader.commit([Write(b"k", b"v")])
     world = World(builder)
     world.objects.delete(object_name(FIRST_SLOT - 5))
+    start = {"seq": 2, "version": 0, "log_id": builder.log_id.hex()}
     with pytest.raises(CorruptData, match="missing"):
-        world.reader.partitions({"seq": 2, "version": 0}, {"seq": 9, "version": 99})
+        world.reader.partitions(start, {**start, "seq": 9, "version": 99})
     world.reader.stop()

@@ -28,16 +28,27 @@ from tests.matrix import matrix
 from tests.rgw import Gateway
 from tests.s3_lane import gateway, s3_bucket
 from tests.spark.command_process import CommandProcess
-from tests.spark.log_builder import LogBuilder, random_log, read_plainly
+from tests.spark.log_builder import random_log, read_plainly
 from tests.spark.test_pipeline_cli import common, put_all
-from tests.spark.test_pipeline_tables import Kind, content, expected, job
 
-from holdfast.commit.format.transaction import Delete, Write
 from holdfast.segments.table_location import table_location
-from holdfast.spark import Ingest, LoadOptions, RequestFormat, load_requests, resolve_requests, stage
+from holdfast.spark import (
+    Changes,
+    History,
+    Ingest,
+    Latest,
+    LoadOptions,
+    RequestFormat,
+    Segments,
+    Snapshot,
+    Verify,
+    load_requests,
+    resolve_requests,
+    run_pipeline,
+    stage,
+)
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.verdicts import write_verdicts
-from holdfast.spark.pipeline import Changes, History, Latest, Segments, Snapshot, Verify, run_pipeline
 
 __all__ = ["gateway", "s3_bucket"]
 
@@ -220,51 +231,6 @@ def test_a_filter_on_a_partition_column_finds_its_rows_in_polars(made: Callable[
     wanted = [row for row in as_logged(path).to_pylist() if row["is_current"]]
     found = pl.scan_delta(str(path)).filter(pl.col("is_current")).collect()
     assert wanted and sorted(found["key"].to_list()) == sorted(row["key"] for row in wanted)
-
-
-def with_old_paths(root: Path) -> None:
-    """Make the table one of an earlier version, which kept the files of all partitions in one folder."""
-    (root / "data").mkdir()
-    for path in files_of(root):
-        (root / path).rename(root / "data" / Path(path).name)
-    for commit in sorted((root / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
-        for action in actions:
-            for kind in action.keys() & {"add", "remove"}:
-                action[kind]["path"] = f"data/{Path(action[kind]['path']).name}"
-        commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
-
-
-@pytest.mark.parametrize("kind", matrix([History, Changes, Latest]))
-def test_the_next_step_moves_the_files_of_an_old_table_to_where_every_engine_looks(
-    spark: SparkSession, tmp_path: Path, kind: Kind
-) -> None:
-    builder = LogBuilder(72)
-    leader = builder.lead()
-    leader.commit(*([Write(b"%d" % n, b"old")] for n in range(20)))
-    leader.commit([Write(b"0", b"newer"), Delete(b"1")])
-    log, path = builder.write_to(tmp_path / "log"), tmp_path / "table"
-    pipeline = job(spark, kind, log, path)
-    run_pipeline(pipeline, log, path.as_uri(), step_bytes=1)
-    with_old_paths(path)
-    old = set(files_of(path))
-    assert content(kind, path) == expected(kind, builder), "an old table is read"
-    assert run_pipeline(pipeline, log, path.as_uri()).step_count == 0, "nothing new, nothing done"
-    assert set(files_of(path)) == old
-    leader.commit([Write(b"0", b"newest")])
-    builder.write_to(tmp_path / "log")
-    report = run_pipeline(pipeline, log, path.as_uri())
-    assert (report.step_count, report.files_removed) == (1, len(old))
-    assert content(kind, path) == expected(kind, builder)
-    check_files(kind.name, path)
-    wanted = as_logged(path)
-    assert rows_of(by_polars(spark, DeltaTable(str(path)), {}), wanted.schema) == rows_of(wanted, wanted.schema)
-    newest = [json.loads(line) for line in max((path / "_delta_log").glob("*.json")).read_text().splitlines()]
-    rewritten = {Latest: 1, History: 1, Changes: 0}[kind]
-    assert sum(each["remove"]["dataChange"] for each in newest if "remove" in each) == rewritten, (
-        "moving changes no row"
-    )
-    assert len([each for each in newest if "add" in each and not each["add"]["dataChange"]]) == len(old) - rewritten
 
 
 def check_files(name: str, root: Path) -> None:

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, 
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.directory.store import DurableDirectory
 from holdfast.spark import read_table
-from holdfast.spark.options import TableFilter, TableOptions
+from holdfast.spark.option_values import TableFilter
+from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime import table_reads
 from holdfast.spark.runtime.ranged_file import GAP_BYTES, RangedParquet
 from holdfast.spark.runtime.table_reads import Range, TableReads

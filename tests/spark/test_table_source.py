@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.log_builder import random_log
 
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
-from holdfast.spark import read_table
+from holdfast.spark import Latest, read_table, run_pipeline
 from holdfast.spark.options import TableOptions, parse_table_options
-from holdfast.spark.pipeline import Latest, run_pipeline
 from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns, plan, spark_columns
 from holdfast.spark.source.table_rows import rows
 
@@ -190,7 +189,7 @@ def test_a_checkpoint_of_another_table_is_refused(table: str, tmp_path: Path) ->
     reader = HoldfastTableStreamReader(TableOptions(table), schema)
     with pytest.raises(InvalidRequest, match="another table"):
         reader.latestOffset(start, reader.getDefaultReadLimit())
-    with pytest.raises(InvalidRequest, match="not a table's"):
+    with pytest.raises(InvalidRequest, match="not this source's"):
         reader.latestOffset({"seq": 1, "version": 2}, reader.getDefaultReadLimit())
 
 

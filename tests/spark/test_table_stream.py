@@ -102,7 +102,7 @@ def test_the_table_of_the_start_stays_the_one_that_is_returned(table: Path) -> N
 def test_the_options_are_of_streams_alone(table: Path) -> None:
     with pytest.raises(InvalidRequest, match="maxFilesPerTrigger is '0'"):
         parse_table_options({"table": table.as_uri(), "maxFilesPerTrigger": "0"})
-    with pytest.raises(InvalidRequest, match="not a table's"):
+    with pytest.raises(InvalidRequest, match="not this source's"):
         place_of({"version": 3, "table_id": "x", "files": "many"})
 
 

@@ -18,7 +18,7 @@ from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Code, NotFound
 from holdfast.objects.open import open_store
 from holdfast.snapshots import MakingOptions, make_snapshot
-from holdfast.spark.pipeline import History, Latest, Snapshot, run_pipeline
+from holdfast.spark import History, Latest, Snapshot, run_pipeline
 from holdfast.values import Version
 
 

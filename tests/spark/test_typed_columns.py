@@ -78,6 +78,12 @@ def test_what_is_encoded_decodes_to_the_same_column(data: st.DataObject, chosen:
     assert found.column.to_pylist() == column.to_pylist()
 
 
+def test_a_float_that_was_written_as_a_double_is_the_same_float() -> None:
+    column = pa.array([2.0**55, 2.0**127, 1e20], pa.float32())
+    found = decode(encode(column), Encoding(Format.JSON, pa.float32()))
+    assert (found.misfits, found.column.to_pylist()) == ([], column.to_pylist())
+
+
 @given(TYPES)
 @settings(deadline=None)
 def test_the_text_of_a_type_reads_as_that_type(kind: pa.DataType) -> None:

@@ -17,10 +17,10 @@ from tests.spark.test_options_everywhere import rows_of
 
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import InvalidRequest
-from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.source.infer import with_value_type
-from holdfast.spark.source.reader import HoldfastBatchReader
+from holdfast.spark.source.reader import HoldfastBatchReader, with_value_type
 from holdfast.spark.typed.rows import SYSTEM_PREFIX, Choice
 
 COLUMNS = "version,kind,key,end,value"

@@ -19,7 +19,6 @@ from tests.spark.test_pipeline_tables import KINDS, Kind, history_plainly, opene
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest
-from holdfast.segments.table_location import table_location
 from holdfast.spark import Changes, History, Latest, RowOptions, RunReport, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.tables.typed import quarantine_url
@@ -303,18 +302,12 @@ def test_keys_of_json_are_typed_and_keep_their_bytes(local: SparkSession, tmp_pa
     assert rows_of(tmp_path / "table", "key_bytes", "key", "value") == [(b'["JFK",1]', None, "a"), (b"x", None, "d")]
 
 
-def test_a_new_table_leaves_system_records_out_and_an_existing_one_keeps_them(
-    local: SparkSession, tmp_path: Path
-) -> None:
-    builder, _, log = small_log(tmp_path, {"n": 1})
+def test_a_table_has_system_records_only_where_they_are_asked_for(local: SparkSession, tmp_path: Path) -> None:
+    _, _, log = small_log(tmp_path, {"n": 1})
     run(local, Latest, log, tmp_path / "new", RowOptions())
     run(local, Latest, log, tmp_path / "asked", RowOptions(include_system=True))
-    # A table of an earlier version stores no choice of rows.
-    before = DeltaOutput(table_location((tmp_path / "old").as_uri()), "latest", Latest.schema, ("bucket",))
-    before.open(builder.log_id.hex(), {"buckets": 3})
-    run(local, Latest, log, tmp_path / "old", RowOptions())
-    keys = {place: [key for (key,) in rows_of(tmp_path / place, "key")] for place in ("new", "asked", "old")}
-    assert keys == {"new": [b"f/0"], "asked": [b"f/0", b"spark/sink"], "old": [b"f/0", b"spark/sink"]}
+    keys = {place: [key for (key,) in rows_of(tmp_path / place, "key")] for place in ("new", "asked")}
+    assert keys == {"new": [b"f/0"], "asked": [b"f/0", b"spark/sink"]}
 
 
 def test_a_table_is_continued_with_the_same_choice_of_rows_only(local: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from tests.spark.log_builder import random_log
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime import store_thread as worker_process
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.worker_errors import HIDE_VARIABLE

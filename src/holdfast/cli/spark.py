@@ -193,7 +193,7 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
         into_log: bool = False,
         **given: Any,
     ) -> None:
-        from holdfast.spark.commands import run_job, run_store_job, snapshot_of_log
+        from holdfast.spark.commands import run_job, snapshot_of_log
 
         target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
         if once + (every is not None) + (until is not None) > 1:
@@ -215,10 +215,9 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
             stopping = partial(stopped_by_signals, stop)
             if source is not None:
                 _require_no_rows(rows)
-                made = run_store_job(name, source, to, target, (every, until), numbers, stopping, report)
-            else:
-                assert log is not None, "a source is one of the two"
-                made = run_job(name, log, to, target, (every, until), numbers, stopping, report, rows)
+            of = source or log
+            assert of is not None, "a source is one of the two"
+            made = run_job(name, of, to, target, (every, until), numbers, stopping, report, rows)
         print_result(made, as_json=as_json)
         if not made.is_good:
             raise typer.Exit(Exit.DAMAGED)
@@ -456,9 +455,7 @@ def ingest(
     init: Annotated[bool, typer.Option("--init", help="Make the log if there is none.")] = False,
     source_moved: Annotated[
         bool,
-        typer.Option(
-            "--source-moved", help="The name's messages are at this source now: its log, address or queue id changed."
-        ),
+        typer.Option("--source-moved", help="The name's messages are in this queue now: its id changed."),
     ] = False,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,

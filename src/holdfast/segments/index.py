@@ -2,7 +2,7 @@
 
 A table of segments is a Delta table; its Delta log is the manifest:
 
-    description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 1}}
+    description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 3}}
     application transaction     ``holdfast/segments``: every version of the log up to this one is in the table
     each file's statistics      ``numRecords``, and the lowest and highest ``version`` and ``seq`` in it
 
@@ -30,6 +30,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 
 APPLICATION: Final = "holdfast/segments"
+FORMAT: Final = 3
+"""Of every table that a pipeline makes, in its description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
         raise Unavailable("the table of segments cannot be read", url=uri, cause=str(error)) from error
     about = json.loads(table.metadata().description or "{}").get("holdfast", {})
     through = table.transaction_version(APPLICATION)
-    if about.get("pipeline") != "segments" or about.get("format") != 1 or through is None:
+    if about.get("pipeline") != "segments" or about.get("format") != FORMAT or through is None:
         raise InvalidRequest("this is not a table of segments", code=Code.BAD_CONFIGURATION, url=uri)
     flat = pa.table(table.get_add_actions(flatten=True))
     segments: list[Segment] = []

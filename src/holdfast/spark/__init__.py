@@ -11,7 +11,7 @@ through the module ``pyspark_holdfast``. A pipeline is a job and the loop that r
 Read in this order: ``data_source`` (what Spark calls), ``catalog`` and ``options``; ``source.plan`` and
 ``source.scan`` (a read); ``sink.record`` and ``sink.task`` (a write); ``log.runner`` and ``log.delta_output`` (a job
 step by step); ``tables`` (the jobs); ``bulk.load`` (the four commit stages as Spark jobs). Imports go one way:
-``commands`` and ``pipeline``, then ``tables`` and ``bulk``, ``log``, ``data_source``, ``messages``, ``source`` with
+``commands``, then ``tables`` and ``bulk``, ``log``, ``data_source``, ``messages``, ``source`` with
 ``sink``, ``catalog`` and ``options``, ``columns`` and ``typed``, ``runtime``.
 
 The names below are imported when they are first used: Spark starts a Python process for every plan, which imports

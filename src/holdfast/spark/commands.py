@@ -33,10 +33,10 @@ from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
 from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
-from holdfast.spark.options import Mode, parse_write_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
-from holdfast.spark.runtime.java_signals import java_without_sigterm
-from holdfast.spark.runtime.session import session, task_errors
+from holdfast.spark.runtime.session import java_without_sigterm, session, task_errors
 from holdfast.spark.sink import give_up as sink
 from holdfast.spark.sink.service import open_client
 from holdfast.spark.source.chain import log_head
@@ -115,9 +115,24 @@ _JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], 
 }
 
 
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """The messages of a durable: the address of the service, the store, and the durable."""
+
+    service: str
+    store: str
+    durable: str
+
+    def job(self, name: str, spark: SparkSession, to: str, options: Mapping[str, int]) -> Job:
+        """The pipeline of this name."""
+        if name == "changes":
+            return StoreChanges(spark, self.service, self.store, self.durable, to)
+        return StoreLatest(spark, self.service, self.store, self.durable, to, buckets=options.get("buckets"))
+
+
 def run_job(
     name: str,
-    log: str,
+    log: str | StoreSource,
     to: str,
     target: SparkTarget,
     schedule: tuple[float | None, int | None],
@@ -128,19 +143,23 @@ def run_job(
 ) -> JobResult:
     """Run the pipeline of this name. ``schedule``: seconds between passes, and the last version; see ``Schedule``.
 
-    ``rows`` are the arguments of ``RowOptions`` that were given, and ``table_per_prefix``. Raises: InvalidRequest,
-    NotFound, CorruptData, Unavailable.
+    ``rows`` are the arguments of ``RowOptions`` that were given, and ``table_per_prefix``. Of a store, a version is the
+    number of a message. Raises: InvalidRequest, Conflict, NotFound, CorruptData, Unavailable.
     """
     when = Schedule(*schedule)
     given = dict(rows or {})
     is_per_prefix = bool(given.pop("table_per_prefix", False))
     chosen = _row_options(given)
-    if is_per_prefix:
+    if is_per_prefix and isinstance(log, str):
         return _run_per_prefix(name, log, to, target, when, options, stopping, report, chosen)
     with target.session(name) as spark, stopping() as stop:
-        job = (
-            _TABLES[name](spark, log, to, options, chosen) if name in _TABLES else _JOBS[name](spark, log, to, options)
-        )
+        if isinstance(log, StoreSource):
+            job = log.job(name, spark, to, options)
+            log = f"{log.service}/{log.store}/{log.durable}"
+        elif name in _TABLES:
+            job = _TABLES[name](spark, log, to, options, chosen)
+        else:
+            job = _JOBS[name](spark, log, to, options)
         try:
             run = run_pipeline(
                 job,
@@ -160,50 +179,6 @@ def run_job(
     audit = job.audit
     fields = {**run.fields(), **asdict(audit.counts), "findings": len(audit.findings), "verified": audit.verified}
     return JobResult(fields, [asdict(each) for each in audit.findings], is_good=job.is_good(run.version))
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSource:
-    """The messages of a durable: the address of the service, the store, and the durable."""
-
-    service: str
-    store: str
-    durable: str
-
-    def job(self, name: str, spark: SparkSession, to: str, options: Mapping[str, int]) -> Job:
-        """The pipeline of this name."""
-        if name == "changes":
-            return StoreChanges(spark, self.service, self.store, self.durable, to)
-        return StoreLatest(spark, self.service, self.store, self.durable, to, buckets=options.get("buckets"))
-
-
-def run_store_job(
-    name: str,
-    source: StoreSource,
-    to: str,
-    target: SparkTarget,
-    schedule: tuple[float | None, int | None],
-    options: Mapping[str, int],
-    stopping: Stopping,
-    report: Report,
-) -> JobResult:
-    """Run ``changes`` or ``latest`` of a store; arguments as in ``run_job``. A version is the number of a message.
-
-    Raises: InvalidRequest, Conflict, NotFound, Unavailable.
-    """
-    when = Schedule(*schedule)
-    with target.session(name) as spark, stopping() as stop:
-        run = run_pipeline(
-            source.job(name, spark, to, options),
-            f"{source.service}/{source.store}/{source.durable}",
-            to,
-            schedule=when,
-            step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
-            vacuum_hours=options.get("vacuum_hours"),
-            stop=stop,
-            progress=lambda step: report(step.fields()),
-        )
-    return JobResult(run.fields())
 
 
 def snapshot_of_log(log: str, target: SparkTarget, at: int | None) -> JobResult:

@@ -8,30 +8,43 @@ growing log.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark import catalog
-from holdfast.spark import options as spark_options
-from holdfast.spark.columns import QUEUE_COLUMNS, SERVED_STORE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
+from holdfast.spark.option_values import Mode
 from holdfast.spark.options import (
+    AnyReadOptions,
     MessageOptions,
-    Mode,
     ReadOptions,
     ServedStoreOptions,
     StoreOptions,
     TableOptions,
     WriteOptions,
+    parse_any_read,
+    parse_write_options,
 )
 from holdfast.spark.runtime.worker_errors import states_errors
 
-AnyReadOptions: TypeAlias = ReadOptions | MessageOptions | ServedStoreOptions | StoreOptions | TableOptions
-
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
+
+_READERS: Final[Mapping[type, tuple[str, str]]] = {
+    ReadOptions: ("source.reader.HoldfastBatchReader", "source.stream.HoldfastStreamReader"),
+    TableOptions: ("source.table.HoldfastTableReader", "source.table.HoldfastTableStreamReader"),
+    MessageOptions: ("messages.queue.HoldfastMessageReader", "messages.queue.HoldfastQueueStreamReader"),
+    StoreOptions: ("messages.store.HoldfastStoreReader", "messages.store.HoldfastStoreStreamReader"),
+    ServedStoreOptions: (
+        "messages.served_store.HoldfastServedStoreReader",
+        "messages.served_store.HoldfastServedStoreStreamReader",
+    ),
+}
+"""By the kind of options: the reader of a batch, and that of a stream."""
 
 
 @states_errors
@@ -59,51 +72,23 @@ class HoldfastDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
-        match self._read(Mode.BATCH, schema):
-            case TableOptions() as table:
-                from holdfast.spark.source.table import HoldfastTableReader, arrow_columns
-
-                return HoldfastTableReader(table, arrow_columns(schema))
-            case ServedStoreOptions() as served:
-                from holdfast.spark.messages.served_store import HoldfastServedStoreReader
-
-                return HoldfastServedStoreReader(served)
-            case StoreOptions() as store:
-                from holdfast.spark.messages.store import HoldfastStoreReader
-
-                return HoldfastStoreReader(store)
-            case MessageOptions() as queue:
-                from holdfast.spark.messages.queue import HoldfastMessageReader
-
-                return HoldfastMessageReader(queue)
-            case ReadOptions() as log:
-                from holdfast.spark.source.reader import HoldfastBatchReader
-
-                return HoldfastBatchReader(log)
+        reader: DataSourceReader = self._reader(Mode.BATCH, schema)
+        return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
-        match self._read(Mode.STREAM, schema):
-            case TableOptions() as table:
-                from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns
+        reader: DataSourceStreamReader = self._reader(Mode.STREAM, schema)
+        return reader
 
-                return HoldfastTableStreamReader(table, arrow_columns(schema))
-            case ServedStoreOptions() as served:
-                from holdfast.spark.messages.served_store import HoldfastServedStoreStreamReader
+    def _reader(self, mode: Mode, schema: StructType) -> Any:
+        options = self._read(mode, schema)
+        home, _, name = _READERS[type(options)][mode is Mode.STREAM].rpartition(".")
+        make = getattr(import_module(f"holdfast.spark.{home}"), name)
+        if isinstance(options, TableOptions):
+            from holdfast.spark.source.table import arrow_columns
 
-                return HoldfastServedStoreStreamReader(served)
-            case StoreOptions() as store:
-                from holdfast.spark.messages.store import HoldfastStoreStreamReader
-
-                return HoldfastStoreStreamReader(store)
-            case ReadOptions() as log:
-                from holdfast.spark.source.stream import HoldfastStreamReader
-
-                return HoldfastStreamReader(log)
-            case MessageOptions() as queue:
-                from holdfast.spark.messages.queue import HoldfastQueueStreamReader
-
-                return HoldfastQueueStreamReader(queue)
+            return make(options, arrow_columns(schema))
+        return make(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
         """A batch writer; creating it commits the intent of the write. Raises: InvalidRequest; the client's errors."""
@@ -145,7 +130,7 @@ class HoldfastDataSource(DataSource):
                 code=Code.BAD_CONFIGURATION,
                 hint='write with frame.write.format("holdfast"), whose option url is the service',
             )
-        options = spark_options.parse_write_options(self.options, mode)
+        options = parse_write_options(self.options, mode)
         if options.store is not None:
             from holdfast.spark.sink.message_rows import check_message_schema
 
@@ -162,26 +147,20 @@ def _parsed(
 
     A read that infers the type of values also raises what reading them raises.
     """
-    options: AnyReadOptions
-    if spark_options.is_read_of_table(given):
-        from holdfast.spark.source.table import spark_columns
+    options = parse_any_read(given, mode)
+    match options:
+        case TableOptions():
+            from holdfast.spark.source.table import spark_columns
 
-        table = spark_options.parse_table_options(given, mode)
-        return table, spark_columns(table)
-    if spark_options.is_read_of_served_store(given):
-        options = spark_options.parse_served_store_options(given, mode)
-        types = SERVED_STORE_COLUMNS
-    elif spark_options.is_read_of_store(given):
-        options = spark_options.parse_store_options(given, mode)
-        types = STORE_COLUMNS
-    elif spark_options.is_read_of_messages(given):
-        options = spark_options.parse_message_options(given, mode)
-        types = QUEUE_COLUMNS
-    else:
-        options = spark_options.parse_read_options(given, mode)
-        if options.infer is not None:
-            options = _inferred(options, asked)
-        types = options.column_types
+            return options, spark_columns(options)
+        case ReadOptions():
+            if options.infer is not None:
+                options = _inferred(options, asked)
+            types = options.column_types
+        case MessageOptions():
+            types = QUEUE_COLUMNS
+        case _:
+            types = STORE_COLUMNS
     return options, spark_schema(types, options.columns)
 
 
@@ -189,7 +168,7 @@ def _inferred(options: ReadOptions, asked: StructType | None) -> ReadOptions:
     """The options with the type of values that the plan has, or without a plan with the type of the first values."""
     from pyspark.sql.pandas.types import to_arrow_type
 
-    from holdfast.spark.source.infer import with_value_type
+    from holdfast.spark.source.reader import with_value_type
 
     planned = None if asked is None or "value" not in asked.names else to_arrow_type(asked["value"].dataType)
     return with_value_type(options, planned)

@@ -45,7 +45,7 @@ class LiveRequests:
     ``verdicts_table``: a URL; or ``verdicts_store``: ``store:URL/STORE``, or the name of a store at the service with
     the requests. ``at_once``: the most files, or requests, in a micro-batch; ``bytes_at_once``: about how many
     bytes of messages. ``retry_seconds``: how long the services of both stores may be away.
-    ``source_moved``: the record of the name has this very source under an earlier identity.
+    ``source_moved``: the record of the name has this very queue under an earlier identity.
     """
 
     source: str
@@ -81,10 +81,13 @@ class LiveRequests:
             return None
         if "queue" in options:
             return QueueSource(options["queue"], is_moved=self.source_moved)
-        return DurableSource(
-            options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000),
-            is_moved=self.source_moved,
-        )  # fmt: skip
+        if self.source_moved:
+            raise InvalidRequest(
+                "a durable is recognised wherever it is: only the messages of a queue can have another identity",
+                code=Code.BAD_CONFIGURATION,
+                hint="leave out --source-moved",
+            )
+        return DurableSource(options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000))
 
     def stream(self, spark: SparkSession) -> DataFrame | None:
         """The messages, None where files have the requests. Raises: InvalidRequest."""

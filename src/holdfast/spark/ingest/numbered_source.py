@@ -13,10 +13,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from holdfast.client import Client, ClientOptions
-from holdfast.client.protocol.effects import Request
-from holdfast.client.protocol.stores.administration import ask
-from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed, Code, InvalidRequest, NotFound, PermissionDenied
+from holdfast.errors import Closed, PermissionDenied
 from holdfast.queue import Queue
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
@@ -84,20 +81,6 @@ class NumberedSource(Protocol):
         ...
 
 
-def same_source(one: str, other: str) -> bool:
-    """Whether two identities may be of one source: where a service's log is not known, they have its address.
-
-    >>> same_source("store:00ff/requests/spark", "store:http://desk:8080/requests/spark")
-    True
-    >>> same_source("store:00ff/requests/spark", "store:00fe/requests/spark")
-    False
-    """
-    (service, *names), (service_of_other, *names_of_other) = one.rsplit("/", 2), other.rsplit("/", 2)
-    if one == other or not one.startswith("store:") or names != names_of_other:
-        return one == other
-    return _has_address(service) != _has_address(service_of_other)
-
-
 def same_queue(one: str, other: str) -> bool:
     """Whether two identities may be of one queue: where the file with its id is missing, they have its path.
 
@@ -113,10 +96,6 @@ def same_queue(one: str, other: str) -> bool:
 _QUEUE_ID: Final = re.compile("[0-9a-f]{32}")
 
 
-def _has_address(service: str) -> bool:
-    return ":" in service.removeprefix("store:")
-
-
 def log_id_of(url: str) -> str | None:
     """The id of the log that the service at ``url`` leads; None where the token may not ask. Raises: Unavailable."""
     bounds = ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
@@ -125,81 +104,37 @@ def log_id_of(url: str) -> str | None:
     return None
 
 
-def _descends(url: str, log_id: str) -> bool:
-    """Whether the log that the service at ``url`` leads was forked from ``log_id``: promoted, restored or repaired.
-
-    Raises: Unavailable. Cost: a request; a service refuses a position of any other log.
-    """
-    bounds = ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
-    position = Request("GET", f"/v1/snapshot?version=0@{log_id}")
-    with Client(url, token=service_token(), options=bounds) as client:
-        try:
-            client.run(ask(client.session, position, now_ms(), ANSWER_MS_MAX))
-        except (NotFound, PermissionDenied) as error:
-            return isinstance(error, NotFound)  # there is rarely a snapshot of version 0
-        except InvalidRequest as error:
-            if error.code is not Code.LOG_MISMATCH:
-                raise
-            return False
-    return True
-
-
 class DurableSource:
-    """A durable over HTTP. Its identity has the id of the log that its service leads, store and durable with their
-    names, and after a ``#`` the durable's token."""
+    """A durable over HTTP. Its identity has the names of store and durable, and after a ``#`` the durable's token."""
 
-    def __init__(
-        self, url: str, store: str, durable: str, retry_ms: int | None = None, *, is_moved: bool = False
-    ) -> None:
-        self.is_moved = is_moved
-        self._url = url
+    is_moved = False  # a token needs no word of the operator
+
+    def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
         self._names = f"{store}/{durable}"
         self._opened = (url, store, durable, retry_ms)
         self._subscriber = INGEST_SUBSCRIBER
         self._client: DurableClient | None = None
         self._identity: str | None = None
-        self._acknowledged_through = 0
-        self._acknowledged_total: int | None = None
 
     @property
     def identity(self) -> str:
-        """As ``NumberedSource`` has it."""
+        """As ``NumberedSource`` has it. Raises also: NotFound, PermissionDenied."""
         if self._identity is None:
-            name = f"store:{log_id_of(self._url) or self._url}/{self._names}"
-            try:
-                token = str(self._durable().describe().get("token", ""))
-            except (NotFound, PermissionDenied):
-                return name
-            self._identity = f"{name}#{token}"
+            self._identity = f"store:{self._names}#{self._durable().describe()['token']}"
         return self._identity
 
     def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
-        """As ``NumberedSource`` has it: a store that was deleted and made again begins at 1. In another history, after
-        a restore or a promotion, the service judges."""
-        durable = self._durable()
-        if identity is not None:
-            (named, _, token), (own, _, own_token) = identity.partition("#"), self.identity.partition("#")
-            if not (same_source(named, own) or self._was(named, own)):
-                return Relation.OTHER
-            if token and own_token:
-                if not is_continued(token, own_token):
-                    return Relation.MADE_AGAIN
-                try:
-                    durable.require_same(token, through, fail_on_data_loss=True)
-                except Closed:
-                    return Relation.PUT_BACK
-        newest, oldest = durable.last_seq(), durable.first_after(0)
-        is_decided = oldest is not None and (not time_ms or oldest.published_ms <= time_ms)
-        if newest >= through and (oldest is None or oldest.seq > through or is_decided):
-            return Relation.SAME
-        return Relation.PUT_BACK if is_decided else Relation.MADE_AGAIN
-
-    def _was(self, named: str, own_name: str) -> bool:
-        """Whether this durable had that name: a log that is promoted, restored or repaired gets another id."""
-        (service, *names), (own, *own_names) = named.rsplit("/", 2), own_name.rsplit("/", 2)
-        if names != own_names or not service.startswith("store:") or _has_address(service) or _has_address(own):
-            return False
-        return _descends(self._url, service.removeprefix("store:"))
+        """As ``NumberedSource`` has it. In another history, after a restore or a promotion, the service judges."""
+        del time_ms  # the token says more
+        assert identity is not None, "it has not moved"
+        (named, _, token), (own, _, own_token) = identity.partition("#"), self.identity.partition("#")
+        if not is_continued(token, own_token):
+            return Relation.MADE_AGAIN if named == own else Relation.OTHER
+        try:
+            self._durable().require_same(token, through, fail_on_data_loss=True)
+        except Closed:
+            return Relation.PUT_BACK
+        return Relation.SAME
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         """As ``NumberedSource`` has it."""
@@ -222,20 +157,11 @@ class DurableSource:
 
     def acknowledge(self, through: int) -> None:
         """As ``NumberedSource`` has it. Harmless when repeated."""
-        durable = self._durable()
-        if self._acknowledged_total is None:
-            durable.acknowledge_left(through)  # held by a process that was killed
-        if through <= self._acknowledged_through:
-            return
-        self._acknowledged_total = durable.acknowledge_own(
-            through, self._acknowledged_through, self._acknowledged_total
-        )
-        self._acknowledged_through = through
+        self._durable().acknowledge_own(through)
 
     def close(self) -> None:
         """As ``NumberedSource`` has it."""
         client, self._client = self._client, None
-        self._acknowledged_through, self._acknowledged_total = 0, None
         self._identity = None  # the next durable of the name may be another one
         if client is not None:
             client.close()

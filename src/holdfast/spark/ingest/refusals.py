@@ -36,9 +36,9 @@ def another_source(name: str, first: str, given: str) -> InvalidRequest:
     return InvalidRequest(
         "the name of this ingest belongs to another source of requests",
         code=Code.BAD_CONFIGURATION,
-        hint="if this source is that one under another identity, because its log was replaced, its service has another "
-        "address, or a queue lost the file with its id: give --source-moved (is_moved=True) once, and no other name, "
-        "which would commit its requests twice. Give a source with other requests a name of its own",
+        hint="if this source is that one under another identity, because a queue lost the file with its id: give "
+        "--source-moved (is_moved=True) once, and no other name, which would commit its requests twice. Give a source "
+        "with other requests a name of its own",
         name=name,
         source_of_name=first,
         source=given,

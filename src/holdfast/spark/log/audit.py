@@ -48,7 +48,8 @@ from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
 from holdfast.spark.runtime.table_files import write_table
-from holdfast.spark.source.chain import Chain, LogHead, after_truncation, empty_log, index_after, read_header, walk
+from holdfast.spark.runtime.tasks import in_tasks
+from holdfast.spark.source.chain import Chain, LogHead, after_retention, empty_log, index_after, read_header, walk
 from holdfast.spark.source.plan import Piece, cut
 from holdfast.spark.source.scan import fetched
 from holdfast.spark.source.shapes import seq_of
@@ -102,7 +103,7 @@ async def survey(store: ObjectStore) -> Survey:
     live, holes = walk(slots, is_claim, newest.durable, begin)
     chain = Chain(slots[live], sizes[live], truncated=False)
     if newest.truncated_through:
-        chain, holes = await _after_retention(store, chain, holes, newest.truncated_through)
+        chain, holes = await after_retention(store, chain, holes, newest.truncated_through)
     return Survey(newest.log_id.hex(), chain, holes, findings)
 
 
@@ -159,23 +160,6 @@ async def _first_readable(store: ObjectStore, slots: npt.NDArray[np.uint64]) -> 
             failure = error
     assert failure is not None, "a log that lists slots has a first one"
     raise failure
-
-
-async def _after_retention(
-    store: ObjectStore, chain: Chain, holes: list[tuple[int, int]], truncated_through: int
-) -> tuple[Chain, list[tuple[int, int]]]:
-    """The chain without what retention removed, and the holes that retention does not explain."""
-    for index in reversed(range(len(holes))):
-        kept = int(np.count_nonzero(chain.slots > np.uint64(holes[index][1])))
-        if kept == len(chain.slots):
-            continue
-        try:
-            oldest = await read_header(store, int(chain.slots[kept]))
-        except CorruptData:
-            continue
-        if oldest.prev_version <= truncated_through:
-            return await after_truncation(store, chain, kept, truncated_through), holes[index + 1 :]
-    return chain, holes
 
 
 async def last_readable(store: ObjectStore, chain: Chain, first: int, last: int) -> tuple[int, Header] | None:
@@ -468,31 +452,18 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The part of the chain that one step audits: indexes ``[first, past)``, from ``after`` up to ``through``."""
+    """The part of the chain that one step audits: the ``increment``, whose indexes are ``[first, past)``."""
 
     survey: Survey
-    head: Header
+    increment: Increment
     first: int
     past: int
-    after: int
-    through: int
     window_bytes: int
-
-    def increment(self) -> Increment:
-        sizes = self.survey.chain.sizes
-        return Increment(
-            LogHead(self.survey.log_id, self.head.last_version),
-            self.after,
-            self.through,
-            self.past - self.first,
-            int(sizes[self.first : self.past].sum()),
-            int(sizes[self.past :].sum()),
-        )
 
 
 def audit(spark: SparkSession, url: str) -> Audit:
     """Audit the whole log at ``url`` now, without a table. Raises: NotFound, CorruptData, Unavailable."""
-    share = _look(url, 0, None, 2**63, audited=0)
+    share = with_store(url, lambda store: _choose(store, 0, None, 2**63, 0))
     with task_errors():
         return _audit(spark, url, share, verified=0)
 
@@ -512,6 +483,7 @@ class Verify(DeltaJob):
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
         super().__init__(spark, log_url, output_url, SCHEMA)
         self.audit = Audit(0)
+        self._share: _Share | None = None
 
     settles = False
 
@@ -527,12 +499,15 @@ class Verify(DeltaJob):
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, on a log that may be damaged."""
-        return _look(self._log_url, after, until, step_bytes, audited=self._output.mark(AUDITED)).increment()
+        audited = self._output.mark(AUDITED)
+        self._share = with_store(self._log_url, lambda store: _choose(store, after, until, step_bytes, audited))
+        return self._share.increment
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
         state = self._open(increment)
-        share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
+        share = self._share
+        assert share is not None and share.increment == increment, "a step takes what the look before it has found"
         step = _audit(self._spark, self._log_url, share, verified=self._output.mark(VERIFIED))
         findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
         rows = pa.Table.from_pylist([{**asdict(each), "step": increment.through} for each in findings], schema=SCHEMA)
@@ -549,10 +524,6 @@ class Verify(DeltaJob):
         return not self.audit.findings and self.audit.verified >= version
 
 
-def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: int) -> _Share:
-    return with_store(url, lambda store: _choose(store, after, until, step_bytes, audited))
-
-
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
     surveyed = await survey(store)
     chain = surveyed.chain
@@ -565,7 +536,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
             raise CorruptData(
                 "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
-        return _Share(surveyed, head, 0, 0, after, after, 0)
+        return _share(surveyed, head, 0, 0, after, after, 0)
     above = await first_above(store, chain, after)
     first = 0 if after == 0 else above
     if audited:
@@ -588,7 +559,16 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
         past += before is None or before[1].last_version < until
     floor_index = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
     window_bytes = int(chain.sizes[floor_index:].sum())
-    return _Share(surveyed, head, first, past, after, through, window_bytes)
+    return _share(surveyed, head, first, past, after, through, window_bytes)
+
+
+def _share(
+    surveyed: Survey, head: Header, first: int, past: int, after: int, through: int, window_bytes: int
+) -> _Share:
+    sizes = surveyed.chain.sizes
+    size, rest = int(sizes[first:past].sum()), int(sizes[past:].sum())
+    increment = Increment(LogHead(surveyed.log_id, head.last_version), after, through, past - first, size, rest)
+    return _Share(surveyed, increment, first, past, window_bytes)
 
 
 def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Audit:
@@ -607,7 +587,7 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
         findings = [*findings[:FINDINGS_MAX], more]
     # A larger slot is older: that is the order of the log.
     result.findings = sorted(findings, key=lambda each: each.slot or "", reverse=True)
-    if verified == share.after:
+    if verified == share.increment.after:
         result.verified = _mark(url, share, [each.slot for each in result.findings if each.slot is not None])
     return result
 
@@ -631,28 +611,26 @@ def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[
 
 
 def _run_pieces(spark: SparkSession, url: str, pieces: Sequence[tuple[Piece, int | None]]) -> pa.Table:
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch["id"].to_pylist():
-                piece_audit = audit_piece(url, *pieces[index])
-                rows = [*map(asdict, piece_audit.findings), asdict(piece_audit.counts)]
-                yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
+    def check(own: Iterator[tuple[Piece, int | None]]) -> Iterator[pa.RecordBatch]:
+        for piece, before_head in own:
+            piece_audit = audit_piece(url, piece, before_head)
+            rows = [*map(asdict, piece_audit.findings), asdict(piece_audit.counts)]
+            yield pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
-    if not pieces:
-        return _RESULT_SCHEMA.empty_table()
-    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(check, from_arrow_schema(_RESULT_SCHEMA)).toArrow()
+    return in_tasks(spark, pieces, check, from_arrow_schema(_RESULT_SCHEMA)).toArrow()
 
 
 def _mark(url: str, share: _Share, damaged: Sequence[str]) -> int:
     """Up to which version all is good: the last one before the oldest damage of this step."""
     if not damaged:
-        return share.through
+        return share.increment.through
     oldest = max(int(slot) for slot in damaged)
 
     async def before(store: ObjectStore) -> int:
         chain = share.survey.chain
         index = int(np.count_nonzero(chain.slots > np.uint64(oldest))) - 1
         readable = None if index < 0 else await last_readable(store, chain, 0, index)
-        return share.after if readable is None else max(share.after, readable[1].last_version)
+        after = share.increment.after
+        return after if readable is None else max(after, readable[1].last_version)
 
     return with_store(url, before)

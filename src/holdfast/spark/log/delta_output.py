@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -27,18 +26,15 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 from pyspark.sql import SparkSession
 
 from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
+from holdfast.segments.index import FORMAT
 from holdfast.segments.table_location import TableLocation, table_failure, table_location
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.runner import StepResult, require_vacuum_hours
-from holdfast.spark.runtime.table_files import UNPARTITIONED, NewFile, Removed, copy_files, remove_files
+from holdfast.spark.runtime.table_files import NewFile, Removed, copy_files, remove_files
 from holdfast.spark.source.chain import log_head
 
 log = structlog.get_logger("holdfast.spark.pipeline")
 
-FORMAT: Final = 1
-"""The format of a new table. A job may raise that of its table when older versions of Holdfast would damage it."""
-FORMAT_MAX: Final = 2
-DESCRIPTION_CHARS_MAX: Final = 4_000
 DELTA_TRIES: Final = 5
 SEQ_MARK: Final = "seq"
 """The mark with the sequence number of a live object at or below the offset, from which the next look goes on."""
@@ -58,7 +54,7 @@ class TableFile:
 class TableState:
     """What a table holds at one of its versions. ``offset`` is the log version that it has reached, of ``application``.
 
-    ``rows`` is the choice of rows and types that the table is made with; None for a table of an earlier version.
+    ``rows`` is the choice of rows and types that the table is made with; None for a job without a choice.
     """
 
     table: DeltaTable
@@ -84,22 +80,9 @@ class TableState:
         wanted = (partition or {}).items()
         return [file for file in files if all(file.partition[name] == value for name, value in wanted)]
 
-    def misplaced(self) -> list[NewFile]:
-        """The live files that an earlier version wrote outside the folder of their partition, with their statistics.
-
-        Cost: one row each on the driver.
-        """
-        if not self.table.metadata().partition_columns:
-            return []
-        flat = pa.table(self.table.get_add_actions(flatten=True))
-        outside = pc.call_function("starts_with", [flat["path"]], pc.MatchSubstringOptions(f"{UNPARTITIONED}/"))
-        return self._described(flat.filter(outside))
-
     def described(self) -> list[NewFile]:
         """The live files with their statistics. Cost: one row each on the driver."""
-        return self._described(pa.table(self.table.get_add_actions(flatten=True)))
-
-    def _described(self, flat: pa.Table) -> list[NewFile]:
+        flat = pa.table(self.table.get_add_actions(flatten=True))
         columns = self.table.metadata().partition_columns
         files = ((_table_file(row), _stats(row)) for row in flat.to_pylist())
         # The columns in the order that their folders have.
@@ -220,14 +203,14 @@ class DeltaOutput:
                 url=self.location.uri,
                 made_by=about.get("pipeline"),
             )
-        if made_in > FORMAT_MAX:
+        if made_in != FORMAT:
             raise InvalidRequest(
-                "a newer version of Holdfast made this table",
+                "another version of Holdfast made this table",
                 code=Code.BAD_CONFIGURATION,
-                hint="run the pipeline with that version or a newer one",
+                hint="run the pipeline with that version, or begin a new table",
                 url=self.location.uri,
                 format=made_in,
-                format_max=FORMAT_MAX,
+                format_of_this_version=FORMAT,
             )
         if about.get("log_id") != log_id:
             raise InvalidRequest(
@@ -281,40 +264,33 @@ class DeltaOutput:
         added: Iterable[NewFile],
         removed: Iterable[TableFile],
         *,
-        originals: Sequence[NewFile] = (),
-        copies: Sequence[NewFile] = (),
         marks: Mapping[str, int] | None = None,
     ) -> None:
         """Bring the table from ``state`` to log version ``through``: files, offset and ``marks`` (versions by name).
 
-        ``copies`` replace ``originals``: the same rows in other files. Raises: Conflict when another runner has moved
-        the table on from ``state`` first, Unavailable when the commit did not happen, InvalidRequest when the files are
-        not where the table is. After a crash: all of it or nothing.
+        Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
+        did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.
         """
-        new = [*((file, True) for file in added), *((file, False) for file in copies)]
-        gone = [(file.path, file.size, file.partition, True) for file in removed]
-        gone += [(file.path, file.size, file.partition, False) for file in originals if file.path is not None]
-        self._write(state, through, new, gone, marks or {}, mode="append")
+        self._write(state, through, added, removed, marks or {}, mode="append")
 
     def _write(
         self,
         state: TableState,
         through: int,
-        new: Iterable[tuple[NewFile, bool]],
-        gone: Iterable[tuple[str, int, Mapping[str, str], bool]],
+        new: Iterable[NewFile],
+        gone: Iterable[TableFile],
         marks: Mapping[str, int],
         *,
         mode: Literal["append", "overwrite"],
     ) -> None:
-        """One commit. Files are given with whether they change rows. ``overwrite`` also removes every file so far."""
+        """One commit. ``overwrite`` also removes every file so far."""
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = []
-        for file, is_change in new:
+        for file in new:
             if file.path is not None:
                 self._require_here(file.path, file.size)
-                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, is_change, file.stats))
-        for path, size, partition, is_change in gone:
-            actions.append(RemoveAction(path, is_change, now_ms, size, dict(partition)))
+                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats))
+        actions += [RemoveAction(old.path, True, now_ms, old.size, dict(old.partition)) for old in gone]
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
             app_transactions=[
@@ -352,25 +328,7 @@ class DeltaOutput:
         files = state.described()
         log.info("table_types_widen", pipeline=self.pipeline, files=len(files), bytes=sum(file.size for file in files))
         copies = copy_files(spark, self.location.url, files, self._schema) if files else []
-        self._write(state, state.offset, [(file, True) for file in copies], (), {}, mode="overwrite")
-        return self._after_a_change(state)
-
-    def takes_format(self, state: TableState, made_in: int) -> bool:
-        """Whether ``raise_format`` is possible: Delta changes no description to one of more than 4,000 characters."""
-        return _about(state.table)["format"] == made_in or len(_in_format(state, made_in)) <= DESCRIPTION_CHARS_MAX
-
-    def raise_format(self, state: TableState, made_in: int) -> TableState:
-        """Let versions of Holdfast that do not know this format refuse the table from now on; the state after it.
-
-        Raises: Conflict when another runner has moved the table on, Unavailable when the table did not take it. After a
-        crash: the table may have the format, which changes nothing for a reader.
-        """
-        if _about(state.table)["format"] == made_in:
-            return state
-        try:
-            state.table.alter.set_table_description(_in_format(state, made_in))
-        except (DeltaError, OSError) as error:
-            raise Unavailable("the table did not take its format", url=self.location.uri, cause=_line(error)) from error
+        self._write(state, state.offset, copies, (), {}, mode="overwrite")
         return self._after_a_change(state)
 
     def _after_a_change(self, state: TableState) -> TableState:
@@ -421,10 +379,6 @@ def _about(table: DeltaTable) -> dict[str, object]:
         return {}
     about = described.get("holdfast") if isinstance(described, dict) else None
     return about if isinstance(about, dict) else {}
-
-
-def _in_format(state: TableState, made_in: int) -> str:
-    return json.dumps({"holdfast": {**_about(state.table), "format": made_in}})
 
 
 def _line(error: BaseException) -> str:
@@ -490,21 +444,10 @@ class DeltaJob:
         marks: Mapping[str, int] | None = None,
     ) -> StepResult:
         marks = {**(marks or {}), **({SEQ_MARK: increment.last_seq} if increment.last_seq else {})}
-        replaced = {file.path for file in removed}
-        originals = [file for file in state.misplaced() if file.path not in replaced]
-        copies = self._copied(originals) if originals else []
-        self._output.commit(state, increment.through, added, removed, originals=originals, copies=copies, marks=marks)
+        self._output.commit(state, increment.through, added, removed, marks=marks)
         return StepResult(
             rows=sum(file.rows for file in added),
-            files_added=len(added) + len(copies),
-            files_removed=len(removed) + len(originals),
-            bytes_written=sum(file.size for file in (*added, *copies)),
+            files_added=len(added),
+            files_removed=len(removed),
+            bytes_written=sum(file.size for file in added),
         )
-
-    def _copied(self, originals: Sequence[NewFile]) -> list[NewFile]:
-        """Copies at the paths of this version. All at once: polars does not open a table with both kinds of paths."""
-        size = sum(file.size for file in originals)
-        log.info("table_files_move_to_partitions", pipeline=self.name, files=len(originals), bytes=size)
-        copies = copy_files(self._spark, self._output.location.url, originals)
-        assert sum(file.rows for file in copies) == sum(file.rows for file in originals), "a copy has the same rows"
-        return copies

@@ -23,13 +23,16 @@ from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.manifest import Part as SnapshotPart
 from holdfast.snapshots.reading import newest_snapshot, read_part
 from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
-from holdfast.spark.options import Mode, ReadOptions, parse_read_options
+from holdfast.spark.option_values import Mode
+from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.runtime.store_thread import with_store
+from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.source.chain import Chain, LogHead, first_index, live_chain, read_header
 from holdfast.spark.source.part import Frontier, frontier_of, joined, known_object, live_part, newest_before
-from holdfast.spark.source.plan import Part, Plan, plan_of, plan_read
+from holdfast.spark.source.plan import Part, Piece, Plan, plan_of, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
@@ -290,33 +293,30 @@ def _mapped(
     spark: SparkSession, options: ReadOptions, increment: Increment, schema: StructType | str, work: Work | None
 ) -> DataFrame:
     plan = plan_of_increment(options, increment)
-    if not plan.pieces:
-        return spark.createDataFrame([], schema)
-    # A range of as many partitions as numbers has one number in each: the piece of that task.
-    numbers = spark.range(0, len(plan.pieces), numPartitions=len(plan.pieces))
-    return numbers.mapInArrow(partial(_read_pieces, options, plan, work), schema)
+    return in_tasks(spark, plan.pieces, partial(_read_pieces, options, plan.wanted, work), schema)
 
 
 def _mapped_snapshot(
     spark: SparkSession, options: ReadOptions, snapshot: Manifest, schema: StructType | str, work: Work | None
 ) -> DataFrame:
-    parts = len(snapshot.parts)
-    if not parts or ItemKind.WRITE not in options.kinds:
-        return spark.createDataFrame([], schema)
-    return spark.range(0, parts, numPartitions=parts).mapInArrow(partial(_read_parts, options, snapshot, work), schema)
+    parts = snapshot.parts if ItemKind.WRITE in options.kinds else []
+    return in_tasks(spark, parts, partial(_read_parts, options, snapshot, work), schema)
 
 
 def _read_parts(
-    options: ReadOptions, snapshot: Manifest, work: Work | None, numbers: Iterator[pa.RecordBatch]
+    options: ReadOptions, snapshot: Manifest, work: Work | None, parts: Iterator[SnapshotPart]
 ) -> Iterator[pa.RecordBatch]:
-    def rows() -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch["id"].to_pylist():
-                part = snapshot.parts[number]
-                table = with_store(options.url, partial(read_part, manifest=snapshot, part=part))
-                yield from as_writes(table, options.columns).to_batches()
+    rows = (
+        batch
+        for table in part_tables(options.url, snapshot, parts)
+        for batch in as_writes(table, options.columns).to_batches()
+    )
+    return rows if work is None else work(rows)
 
-    return rows() if work is None else work(rows())
+
+def part_tables(url: str, snapshot: Manifest, parts: Iterator[SnapshotPart]) -> Iterator[pa.Table]:
+    """The rows of these parts of a snapshot of the log at ``url``, verified."""
+    return (with_store(url, partial(read_part, manifest=snapshot, part=part)) for part in parts)
 
 
 def as_writes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -335,8 +335,7 @@ def as_writes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _read_pieces(
-    options: ReadOptions, plan: Plan, work: Work | None, numbers: Iterator[pa.RecordBatch]
+    options: ReadOptions, wanted: RowFilter, work: Work | None, pieces: Iterator[Piece]
 ) -> Iterator[pa.RecordBatch]:
-    pieces = (plan.pieces[number] for batch in numbers for number in batch["id"].to_pylist())
-    rows = (rows for piece in pieces for rows in scan(options, plan.wanted, piece))
+    rows = (rows for piece in pieces for rows in scan(options, wanted, piece))
     return rows if work is None else work(rows)

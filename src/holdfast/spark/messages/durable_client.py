@@ -68,6 +68,10 @@ class DurableClient:
         self._path = durable_path(store, durable)
         self._held: list[int] = []
         """Messages that an earlier call got and did not acknowledge, ascending."""
+        self._own_through = 0
+        """Up to here ``acknowledge_own`` has acknowledged."""
+        self._own_total: int | None = None
+        """How many messages of the durable were acknowledged then."""
         self._is_attached = False
         self._ended = threading.Event()
         self._end = weakref.finalize(self, _end, self._ended, self._client)  # also where no one calls ``close``
@@ -168,17 +172,23 @@ class DurableClient:
         """Acknowledge what an earlier process got and did not acknowledge, up to ``seq``; returns how many."""
         return self._acknowledge([each.seq for page in self.messages(0, seq) for each in page])
 
-    def acknowledge_own(self, seq: int, after: int, total: int | None) -> int:
-        """As ``acknowledge_through``; returns how many messages of the durable were ever acknowledged.
+    def acknowledge_own(self, seq: int) -> None:
+        """As ``acknowledge_through``, for the only consumer of the durable; harmless when repeated.
 
-        ``total``: how many there were after the last call. Raises: Fenced if something else acknowledged more.
+        The first call also acknowledges what an earlier process of this subscriber holds. Raises: Fenced if something
+        else has acknowledged since the last call.
         """
+        if seq <= self._own_through:
+            return
+        total, self._own_total = self._own_total, None  # not known where the answer is lost
+        if total is None:
+            self.acknowledge_left(seq)
         before = self._acknowledged()
         # A service whose stores are in memory only counts from 0 after a restart.
         if total is not None and before > total:
             raise self.collision(acknowledged=before - total)
-        self.acknowledge_through(seq, after)
-        return self._acknowledged()
+        self.acknowledge_through(seq, self._own_through)
+        self._own_through, self._own_total = seq, self._acknowledged()
 
     def _acknowledged(self) -> int:
         counts = self.describe()["counts"]
@@ -239,24 +249,13 @@ class DurableClient:
             raise replaced(token, store=self._store, durable=self._durable)
         self._send(request_of("GET", browse_target(self._path, seq, 1, None, False, token)))
 
-    def require_continued(self, seq: int, time_ms: int | None, token: str = "", *, fail_on_data_loss: bool) -> bool:
-        """Look whether the durable still has what comes after ``seq``; whether it also has something up to it.
+    def require_continued(self, seq: int, token: str, *, fail_on_data_loss: bool) -> None:
+        """Return if the durable still has what comes after ``seq``.
 
-        ``time_ms``: nothing up to ``seq`` was published later. ``token``: of the durable that the number is of. Without
-        one, numbers are judged by what is there. Raises: NotFound; as ``require_same``.
+        ``token``: of the durable that the number is of; empty where nothing was read. Raises: NotFound (data loss); as
+        ``require_same``.
         """
         self.require_same(token, seq, fail_on_data_loss=fail_on_data_loss)
-        newest, oldest = self.last_seq(), self.first_after(0)
-        is_left = oldest is not None and oldest.seq <= seq
-        if newest < seq or (is_left and oldest is not None and time_ms is not None and oldest.published_ms > time_ms):
-            raise NotFound(
-                "data loss: the store was deleted and made again since it was read last",
-                code=Code.LOG_TRUNCATED,
-                hint="begin again: a stream with a new checkpoint, a table at a new place",
-                store=self._store,
-                newest_seq=newest,
-                read_through=seq,
-            )
         if seq and fail_on_data_loss and self.is_earlier(seq + 1):
             raise NotFound(
                 "data loss: the durable was made again, or purged, after messages that were not read",
@@ -266,12 +265,6 @@ class DurableClient:
                 durable=self._durable,
                 read_through=seq,
             )
-        return is_left
-
-    def published_ms(self, seq: int) -> int | None:
-        """When a message was published; None where the durable does not have it."""
-        found = self.first_after(seq - 1)
-        return found.published_ms if found is not None and found.seq == seq else None
 
     def require_standard(self) -> Definition:
         """The description of the durable, if it is of type standard. Raises: Conflict (``type_mismatch``), NotFound."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.options import MessageBounds
+from holdfast.spark.positions import Given, Offset
 from holdfast.spark.runtime.worker_errors import states_errors
 
-Offset: TypeAlias = dict[str, int | str]
-Given: TypeAlias = Mapping[str, int | str]
 M = TypeVar("M")
-Options = TypeVar("Options", bound="Bounds")
+Options = TypeVar("Options", bound=MessageBounds)
 P = TypeVar("P", bound=InputPartition)
 
 UNBOUNDED: Final = 2**31 - 1
@@ -30,26 +29,7 @@ BATCH_BYTES: Final = 8 * 2**20
 """A yielded record batch closes at either bound."""
 
 
-class Bounds(Protocol):
-    """The options of a stream of messages."""
-
-    @property
-    def rows_max(self) -> int | None:
-        """The most messages of a micro-batch."""
-        ...
-
-    @property
-    def bytes_max(self) -> int | None:
-        """About the most bytes; at least one message."""
-        ...
-
-    @property
-    def poll_ms(self) -> int:
-        """The time between two looks that find nothing."""
-        ...
-
-
-def most_rows(bounds: Bounds, mean_bytes: Callable[[], int]) -> int:
+def most_rows(bounds: MessageBounds, mean_bytes: Callable[[], int]) -> int:
     """How many messages a micro-batch may have. ``mean_bytes`` is asked only where there is a bound in bytes."""
     rows = UNBOUNDED if bounds.rows_max is None else bounds.rows_max
     return rows if bounds.bytes_max is None else min(rows, max(1, bounds.bytes_max // max(1, mean_bytes())))
@@ -78,21 +58,6 @@ def as_rows(
     """A record batch of these columns of the messages."""
     arrays = [pa.array([values[name](one) for one in messages], types[name]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
-
-
-def number_in(offset: Given, name: str) -> int:
-    """A number that an offset of this source has. Raises: InvalidRequest (``foreign``)."""
-    try:
-        return int(offset[name])
-    except (KeyError, TypeError, ValueError):
-        raise foreign(offset) from None
-
-
-def foreign(offset: Given) -> InvalidRequest:
-    """The error for an offset of another source."""
-    return InvalidRequest(
-        "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-    )
 
 
 @states_errors

@@ -22,17 +22,9 @@ from holdfast.queue import Message, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
-from holdfast.spark.messages.numbered import (
-    Given,
-    NumberedStreamReader,
-    Offset,
-    Pieces,
-    as_rows,
-    foreign,
-    in_batches,
-    number_in,
-)
-from holdfast.spark.options import MessageOptions, QueuePosition
+from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows, in_batches
+from holdfast.spark.options import MessageOptions
+from holdfast.spark.positions import LATEST, Given, Offset, QueuePosition, offset_of, position_in
 from holdfast.spark.runtime.worker_errors import states_errors
 
 
@@ -59,7 +51,7 @@ def plan_messages(options: MessageOptions) -> list[MessagePartition]:
     """
     with Queue(options.queue, read_only=True) as queue:
         last = queue.last_seq
-        first = last + 1 if options.from_latest else _first_wanted(queue, options)
+        first = last + 1 if options.after == LATEST else _first_wanted(queue, options)
         return _pieces(queue, options, first, last)
 
 
@@ -99,7 +91,7 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
             return messages[0].seq if messages else queue.last_seq + 1
         finally:
             reader.close()
-    if options.after is None:
+    if isinstance(options.after, str):
         return oldest
     _require_position(queue, options, options.after)
     return _first_after(queue, options, options.after.seq)
@@ -154,7 +146,7 @@ def _require_position(queue: Queue, options: MessageOptions, position: QueuePosi
 
     Raises: InvalidRequest (another queue; the number has another message now), NotFound (the queue ends before it).
     """
-    _require_id(queue, options, position.queue_id)
+    _require_id(queue, options, position.queue)
     if position.time_ns is None:
         return
     hint = "begin a new stream with a new checkpoint, and startingTimestamp after the power failure"
@@ -218,16 +210,7 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
 
 def _offset(queue: Queue, seq: int) -> Offset:
     """The offset after message ``seq``, with what shows later that this is still the same message."""
-    queue_id, time_ns = id_of_queue(queue), time_of_message(queue, seq)
-    named: Offset = {} if queue_id is None else {"queue": queue_id}
-    return {"seq": seq, **named, **({} if time_ns is None else {"time_ns": time_ns})}
-
-
-def _position(offset: Given) -> QueuePosition:
-    queue_id, time_ns = offset.get("queue"), offset.get("time_ns")
-    if time_ns is not None and not isinstance(time_ns, int):
-        raise foreign(offset)
-    return QueuePosition(number_in(offset, "seq"), None if queue_id is None else str(queue_id), time_ns)
+    return offset_of(QueuePosition(seq, id_of_queue(queue), time_of_message(queue, seq)))
 
 
 @states_errors
@@ -251,7 +234,7 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
         """Where a query without a checkpoint begins. Raises: as ``plan_messages``."""
         options = self._options
         with self._opened() as queue:
-            return _offset(queue, queue.last_seq if options.from_latest else _first_wanted(queue, options) - 1)
+            return _offset(queue, queue.last_seq if options.after == LATEST else _first_wanted(queue, options) - 1)
 
     def _newest(self) -> int:
         with self._opened() as queue:
@@ -259,7 +242,7 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
 
     def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
         """Raises: NotFound (no queue; messages have gone), InvalidRequest (another queue; a number given twice)."""
-        begin = _position(start)
+        begin = position_in(start, QueuePosition)
         with self._opened() as queue:
             _require_position(queue, self._options, begin)
             end = self._until(queue.last_seq)
@@ -271,7 +254,7 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
 
     def partitions(self, start: Given, end: Given) -> Sequence[MessagePartition]:
         """The pieces between two offsets. Raises: as ``latestOffset``."""
-        begin, until = _position(start), _position(end)
+        begin, until = position_in(start, QueuePosition), position_in(end, QueuePosition)
         with self._opened() as queue:
             for each in (begin, until):
                 _require_position(queue, self._options, each)

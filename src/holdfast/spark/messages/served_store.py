@@ -3,12 +3,12 @@
 No disk is shared: every task reads over HTTP. The durable keeps the messages until a stream acknowledges them, which it
 does when Spark has committed their micro-batch. So a micro-batch that was planned can be read again after any crash.
 
-An offset is ``{"seq": 41, "time_ms": T, "token": "..."}``: every message up to 41 has been returned, and none of them
-was published after T; without ``time_ms`` that is not known. ``token`` names the durable (``values.identity``), so one
-that was deleted and made again, or its store, is noticed, also between planning and reading. ``query`` is a random id
-of the checkpoint, and in the name of its subscriber: another query is refused while this one runs, and after a crash
-this one continues at once. Messages whose delivery is delayed are returned at once. Cost: a request for each poll;
-reading takes one for each 1,000 messages or about 8 MiB; each message is transferred a second time to be acknowledged.
+An offset is ``{"seq": 41, "token": "...", "query": "..."}``: every message up to 41 has been returned. ``token`` names
+the durable (``values.identity``), so one that was deleted and made again, or its store, is noticed, also between
+planning and reading. ``query`` is a random id of the checkpoint, and in the name of its subscriber: another query is
+refused while this one runs, and after a crash this one continues at once. Messages whose delivery is delayed are
+returned at once. Cost: a request for each poll; reading takes one for each 1,000 messages or about 8 MiB; each message
+is transferred a second time to be acknowledged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.columns import SERVED_STORE_COLUMNS
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, SUBSCRIBER, DurableClient
-from holdfast.spark.messages.numbered import Given, NumberedStreamReader, Offset, Pieces, as_rows, number_in
+from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import ServedStoreOptions
+from holdfast.spark.positions import DurablePosition, Given, Offset, offset_of, position_in
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.values.messages import Delivery
 
@@ -114,17 +115,13 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         self._query = secrets.token_hex(8)
         self._client: DurableClient | None = None
         self._is_planned = self._is_continued = False
-        self._acknowledged_through = 0
-        """Up to here this process has acknowledged."""
-        self._acknowledged_total: int | None = None
-        """How many messages of the durable were acknowledged when this process did so last."""
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Before everything that the durable keeps. Makes the durable.
 
         Raises: AlreadyOpen (``durable_busy``: another subscriber has it), Conflict (its type), NotFound, Unavailable.
         """
-        return {"seq": 0, "token": self._attached().token, "query": self._query}
+        return offset_of(DurablePosition(0, self._attached().token, self._query))
 
     def _newest(self) -> int:
         return self._opened().last_seq()
@@ -132,51 +129,43 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
     def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
         """Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
         Closed (``store_replaced``), Unavailable."""
-        client = self._opened()
+        client, begin = self._opened(), position_in(start, DurablePosition)
         if not self._is_continued:
-            self._continue(client, start)
-        self._attached(start)
-        first = client.first_after(number_in(start, "seq"))
+            self._continue(client, begin)
+        self._attached(begin)
+        first = client.first_after(begin.seq)
         if first is None:
             return None
         end = min(self._until(client.last_seq()), first.seq - 1 + rows_max(lambda: mean_bytes(client)))
         if end < first.seq:
             return None
-        published_ms = client.published_ms(end)
-        offset: Offset = {"seq": end, "token": client.token, "query": self._query}
-        return offset if published_ms is None else {**offset, "time_ms": published_ms}
+        return offset_of(DurablePosition(end, client.token, self._query))
 
-    def _continue(self, client: DurableClient, start: Given) -> None:
+    def _continue(self, client: DurableClient, start: DurablePosition) -> None:
         """Look, once in a process, whether the durable still has what comes after ``start``, and acknowledge up to it.
 
         Spark has committed ``start`` if this process has not planned a micro-batch yet.
         """
-        begin, token = number_in(start, "seq"), str(start.get("token", ""))
-        time_ms = number_in(start, "time_ms") if "time_ms" in start else None
-        is_left = client.require_continued(begin, time_ms, token, fail_on_data_loss=self._options.fail_on_data_loss)
+        client.require_continued(start.seq, start.token, fail_on_data_loss=self._options.fail_on_data_loss)
         self._attached(start)
-        if is_left and not self._is_planned and self._options.acknowledge:
-            client.acknowledge_left(begin)
-            self._acknowledge(client, begin)
+        if not self._is_planned and self._options.acknowledge:
+            client.acknowledge_own(start.seq)
         self._is_continued = True
 
     def partitions(self, start: Given, end: Given) -> Sequence[ServedPartition]:
         """The pieces between two offsets. Raises: NotFound, Unavailable."""
         self._is_planned = True
         client = self._opened()
+        begin, until = position_in(start, DurablePosition), position_in(end, DurablePosition)
         if not self._is_continued:  # of a micro-batch that was planned before a restart
-            lenient = not self._options.fail_on_data_loss
-            client.require_same(str(end.get("token", "")), number_in(end, "seq"), fail_on_data_loss=not lenient)
-        return pieces_of(self._options, client, number_in(start, "seq"), number_in(end, "seq"))
+            client.require_same(until.token, until.seq, fail_on_data_loss=self._options.fail_on_data_loss)
+        return pieces_of(self._options, client, begin.seq, until.seq)
 
     def commit(self, end: Given) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
         if self._options.acknowledge:
-            self._acknowledge(self._attached(end), number_in(end, "seq"))
-
-    def _acknowledge(self, client: DurableClient, through: int) -> None:
-        self._acknowledged_total = client.acknowledge_own(through, self._acknowledged_through, self._acknowledged_total)
-        self._acknowledged_through = through
+            until = position_in(end, DurablePosition)
+            self._attached(until).acknowledge_own(until.seq)
 
     def stop(self) -> None:
         """Close what is open; the query has ended. The durable stays, with what was not acknowledged."""
@@ -184,10 +173,10 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         if client is not None:
             client.close()
 
-    def _attached(self, offset: Given | None = None) -> DurableClient:
-        """The client, when no other subscriber can have the durable. With an offset, it is that of the same query."""
-        if offset is not None:
-            self._query = str(offset.get("query", self._query))
+    def _attached(self, position: DurablePosition | None = None) -> DurableClient:
+        """The client, when no other subscriber can have the durable. With a position, it is that of the same query."""
+        if position is not None:
+            self._query = position.query
         client = self._opened()
         if self._options.acknowledge:
             client.subscriber = f"{SUBSCRIBER}/{self._query}"

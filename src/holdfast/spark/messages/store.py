@@ -20,21 +20,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.errors import Closed, Code, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
-from holdfast.spark.messages.numbered import (
-    Given,
-    NumberedStreamReader,
-    Offset,
-    Pieces,
-    as_rows,
-    foreign,
-    in_batches,
-    number_in,
-)
-from holdfast.spark.options import Position, StoreOptions
+from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows, in_batches
+from holdfast.spark.options import StoreOptions
+from holdfast.spark.positions import LATEST, Given, Offset, StorePosition, foreign, offset_of, position_in
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
-from holdfast.values import is_log_id
 
 if TYPE_CHECKING:  # a task that reads files does not need it
     from holdfast.spark.messages.store_in_log import InObjects, InPages, PlacedInLog, StoreInLog
@@ -59,7 +50,7 @@ def _open(options: StoreOptions) -> AnyReader:
         return StoreReader(options.directory, options.store)
     from holdfast.spark.messages.store_in_log import StoreInLog
 
-    return StoreInLog(options.url, options.store, options.starting_at)
+    return StoreInLog(options.url, options.store, _after(options).at)
 
 
 def _place_on(reader: AnyReader, placed: AnyPlaced) -> AnyPlaced:
@@ -99,16 +90,20 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
 
 def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
     """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
-    placed = reader.place(options.after_seq)
-    given: Offset = {"store_id": options.store_id, "history": options.store_history}
-    _require_same(options, placed, given, options.after_seq)
-    after = options.after_seq
-    if options.from_latest:
+    given = _after(options)
+    placed = reader.place(given.seq)
+    _require_same(options, placed, given)
+    after = given.seq
+    if options.after == LATEST:
         after = placed.newest_seq
     elif options.since is not None:
         after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
     # Messages that were consumed before this read began are not lost to it.
-    return placed, after, options.after_seq or placed.newest_seq
+    return placed, after, given.seq or placed.newest_seq
+
+
+def _after(options: StoreOptions) -> StorePosition:
+    return StorePosition(0) if isinstance(options.after, str) else options.after
 
 
 def pieces_of(
@@ -232,31 +227,31 @@ class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartitio
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         placed, after, _ = _start(self._options, self._opened())
-        return _offset(after, after if self._options.after_seq else placed.newest_seq, placed)
+        return _offset(after, after if _after(self._options).seq else placed.newest_seq, placed)
 
     def _newest(self) -> int:
         return self._opened().place(2**63 - 2).newest_seq
 
     def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
         """Raises: NotFound (no such store; data loss), Closed (``store_replaced``), CorruptData, Unavailable."""
-        begin, backlog = number_in(start, "seq"), number_in(start, "backlog")
-        placed = self._place(start, begin)
-        _require_same(self._options, placed, start, begin)
-        if placed.newest_seq < begin:
+        begin, backlog = self._known(start)
+        placed = self._place(begin)
+        _require_same(self._options, placed, begin)
+        if placed.newest_seq < begin.seq:
             raise _replaced(self._options)
-        end = min(self._until(placed.newest_seq), begin + rows_max(self._mean_bytes))
-        return None if end <= begin else _offset(end, backlog, placed)
+        end = min(self._until(placed.newest_seq), begin.seq + rows_max(self._mean_bytes))
+        return None if end <= begin.seq else _offset(end, backlog, placed)
 
     def _mean_bytes(self) -> int:
         numbers = sum(extent.last_seq - extent.first_seq + 1 for extent in self._extents)
         return sum(extent.bytes for extent in self._extents) // max(1, numbers)
 
-    def _place(self, start: Given, begin: int) -> AnyPlaced:
+    def _place(self, begin: StorePosition) -> AnyPlaced:
         """The store, looked at no more often than every ``poll_ms``; the extents after ``begin`` are remembered."""
         now_ms = time.monotonic() * 1000
         placed = self._placed
         if placed is None:
-            placed = self._opened(start).place(begin)
+            placed = self._opened(begin).place(begin.seq)
             self._extents = list(placed.extents)
         elif self._placed_ms + self._options.poll_ms <= now_ms:
             placed = _place_on(self._opened(), placed)
@@ -268,20 +263,19 @@ class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartitio
 
     def partitions(self, start: Given, end: Given) -> Sequence[StorePartition]:
         """The pieces between two offsets. Raises: NotFound, CorruptData, Unavailable."""
-        begin, backlog = number_in(start, "seq"), number_in(start, "backlog")
-        through = number_in(end, "seq")
+        (begin, backlog), (until, _) = self._known(start), self._known(end)
         placed, extents = self._placed, self._extents
-        if placed is None or placed.newest_seq < through or (extents and extents[0].first_seq > begin + 1):
+        if placed is None or placed.newest_seq < until.seq or (extents and extents[0].first_seq > begin.seq + 1):
             # A micro-batch from before a restart; or the remembered extents begin after it.
-            placed = self._placed = self._opened(end).place(begin)
+            placed = self._placed = self._opened(until).place(begin.seq)
             extents = self._extents = list(placed.extents)
-        _require_same(self._options, placed, end, through)
-        return pieces_of(self._options, extents, (begin, through), placed, backlog)
+        _require_same(self._options, placed, until)
+        return pieces_of(self._options, extents, (begin.seq, until.seq), placed, backlog)
 
     def commit(self, end: Given) -> None:
         """Spark will never ask for what is before ``end`` again."""
-        through = number_in(end, "seq")
-        self._extents = [extent for extent in self._extents if extent.last_seq > through]
+        (through, _) = self._known(end)
+        self._extents = [extent for extent in self._extents if extent.last_seq > through.seq]
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""
@@ -289,35 +283,36 @@ class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartitio
         if reader is not None:
             reader.__exit__()
 
-    def _opened(self, offset: Given | None = None) -> AnyReader:
-        """The open reader. With an offset, what it reads next must be the log of that offset."""
+    def _known(self, offset: Given) -> tuple[StorePosition, int]:
+        """The position in a checkpoint, and its backlog. Raises: InvalidRequest for an offset of another source."""
+        found = position_in(offset, StorePosition)
+        if found.backlog is None or (found.at is None) == bool(self._options.url):
+            raise foreign(offset, "backlog, or the state of the log, is missing")
+        return found, found.backlog
+
+    def _opened(self, position: StorePosition | None = None) -> AnyReader:
+        """The open reader. With a position, what it reads next must be the log of that position."""
         if self._reader is None:
             self._reader = _open(self._options)
-        if offset is not None and not isinstance(self._reader, StoreReader):
-            self._reader.since = _position(offset)
+        if position is not None and not isinstance(self._reader, StoreReader):
+            self._reader.since = position.at
         return self._reader
 
 
 def _offset(seq: int, backlog: int, placed: AnyPlaced) -> Offset:
-    offset: Offset = {"seq": seq, "backlog": backlog}
-    if placed.store_id:
-        offset["store_id"] = placed.store_id
-    if isinstance(placed, Placed) and placed.lineage.history:
-        offset["history"] = placed.lineage.history
-    if not isinstance(placed, Placed):
-        assert placed.at.log_id is not None, "the log was read"
-        offset |= {"version": placed.at.version, "log_id": placed.at.log_id}
-    return offset
+    store_id = placed.store_id or None
+    if isinstance(placed, Placed):
+        return offset_of(StorePosition(seq, backlog, store_id, placed.lineage.history or None))
+    return offset_of(StorePosition(seq, backlog, store_id, None, placed.at.version, placed.at.log_id))
 
 
-def _require_same(options: StoreOptions, placed: AnyPlaced, offset: Given, seq: int) -> None:
-    """Return if an offset is of the store that has the name, and what it has read, up to ``seq``, is still the same.
+def _require_same(options: StoreOptions, placed: AnyPlaced, position: StorePosition) -> None:
+    """Return if a position is of the store that has the name, and what it has read is still the same.
 
-    Of a log its position says the second. Raises: Closed (``store_replaced``)."""
-    known, history = offset.get("store_id"), str(offset.get("history", ""))
-    is_same = not known or not placed.store_id or known == placed.store_id
-    if is_same and isinstance(placed, Placed) and history:
-        is_same = placed.lineage.has(history, placed.store_id, seq)
+    Of a log its state says the second. Raises: Closed (``store_replaced``)."""
+    is_same = position.store_id is None or not placed.store_id or position.store_id == placed.store_id
+    if is_same and isinstance(placed, Placed) and position.history is not None:
+        is_same = placed.lineage.has(position.history, placed.store_id, position.seq)
     if not is_same:
         raise _replaced(options)
 
@@ -329,11 +324,3 @@ def _replaced(options: StoreOptions) -> Closed:
         hint="begin a new stream, with a new checkpoint",
         store=options.store,
     )
-
-
-def _position(offset: Given) -> Position:
-    """The state of the log that an offset rests on."""
-    version, log_id = offset.get("version"), offset.get("log_id")
-    if not (isinstance(version, int) and isinstance(log_id, str) and is_log_id(log_id)):
-        raise foreign(offset)
-    return Position(None, version, log_id)

@@ -32,7 +32,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.format.page import decode_header as decode_page_header
-from holdfast.spark.options import Position
+from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.chain import empty_log, require_log
 from holdfast.spark.source.plan import OBJECT_COST_BYTES

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.spark.runtime.cores import CORES_VARIABLE, cores_of
+from holdfast.spark.runtime.cores import CORES_VARIABLE, cores, cores_of
 
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
@@ -72,7 +73,7 @@ def session(
             _this_python_and_java()
     else:
         master = master if master is not None else "local[*]"
-        presets = _EVERYWHERE | (_LOCAL | _shuffle(master) if master.startswith("local") else {})
+        presets = dict(_EVERYWHERE)
         builder = builder.master(master)
         own_cores = cores_of(master)
         if own_cores is None:
@@ -81,6 +82,9 @@ def session(
             os.environ[CORES_VARIABLE] = str(own_cores)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            # Spark's 200 shuffle partitions cost seconds on a small machine: two a core instead.
+            partitions = min(SHUFFLE_PARTITIONS_MAX, 2 * (own_cores or cores()))
+            presets |= {**_LOCAL, "spark.sql.shuffle.partitions": str(partitions)}
         _this_python_and_java()
     for name, value in {**presets, **(conf or {})}.items():
         builder = builder.config(name, value)
@@ -92,13 +96,6 @@ def _this_python_and_java() -> None:
     # Tasks must run the interpreter that has this package, not whatever ``python3`` the path names.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-
-
-def _shuffle(master: str) -> dict[str, str]:
-    """Spark's 200 shuffle partitions cost seconds on a small machine: two a core instead."""
-    asked = re.search(r"\[(\d+)", master)
-    cores = int(asked[1]) if asked else os.cpu_count() or 1
-    return {"spark.sql.shuffle.partitions": str(min(SHUFFLE_PARTITIONS_MAX, 2 * cores))}
 
 
 def require_pandas() -> str:
@@ -179,3 +176,33 @@ def _ours(text: str) -> HoldfastError | None:
         if isinstance(kind, type) and issubclass(kind, HoldfastError):
             return kind(message)
     return None
+
+
+# -- a Java that a SIGTERM to the process group of a command does not end -------------------------------------------
+
+_is_starting = False
+_is_registered = False
+
+
+@contextmanager
+def java_without_sigterm() -> Generator[None]:
+    """Java, if it is started meanwhile, ignores SIGTERM; this process does not.
+
+    The command ends after its current step, and needs Java for the rest of that step. Java then ends with the command.
+    A signal that is ignored when a program starts stays ignored, and Java leaves it so.
+    """
+    global _is_starting, _is_registered
+    if not _is_registered:
+        os.register_at_fork(after_in_child=_ignore_sigterm)
+        _is_registered = True
+    _is_starting = True
+    try:
+        yield
+    finally:
+        _is_starting = False
+
+
+def _ignore_sigterm() -> None:
+    """In the child, before it runs another program: PySpark starts Java with a ``preexec_fn``, so hooks run."""
+    if _is_starting:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -26,6 +26,7 @@ from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
 from holdfast.spark.runtime.table_reads import ATTEMPTS_MAX, BACKOFF_SECONDS, TableReads
+from holdfast.spark.runtime.tasks import in_tasks
 
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
@@ -40,7 +41,7 @@ TASKS_OF_A_READ_MAX: Final = 256
 PAGE: Final = 10_000
 """Names of files that are listed together."""
 UNPARTITIONED: Final = "data"
-"""The folder of the files of a table without partition columns, and of all files of tables of earlier versions."""
+"""The folder of the files of a table without partition columns."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -140,12 +141,9 @@ async def _create(url: str, path: str, data: bytes) -> None:
     raise Unavailable("the table's store does not take files", url=url.partition("?")[0], attempts=ATTEMPTS_MAX)
 
 
-def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
-    """The rows of these files, in the order of ``paths``; None for no file. Raises: NotFound, Unavailable.
-
-    A column that an older file lacks is null in its rows.
-    """
-    return parquet_rows(read_objects(url, tuple(paths)))
+def read_table(url: str, path: str) -> pa.Table:
+    """The rows of this file. Raises: NotFound, CorruptData, Unavailable."""
+    return parquet_rows(read_objects(url, [path]))
 
 
 def parquet_rows(files: Iterable[bytes], columns: Collection[str] | None = None) -> pa.Table | None:
@@ -202,28 +200,22 @@ async def _remove(url: str, paths: frozenset[str]) -> Removed:
     return Removed(len(present), sum(row.size for row in present))
 
 
-def copy_files(
-    spark: SparkSession, url: str, files: Sequence[NewFile], schema: pa.Schema | None = None
-) -> list[NewFile]:
+def copy_files(spark: SparkSession, url: str, files: Sequence[NewFile], schema: pa.Schema) -> list[NewFile]:
     """Copies of these files of the table at ``url``, each in the folder of its partition, made by tasks.
 
-    With a ``schema`` the columns that it names have its types in the copies. Raises: what tasks raise, as Spark's
-    error. Cost: each file is read and written once. Memory: a file for each task that runs. After a crash: files that
-    no commit names.
+    The columns have the types of ``schema`` in the copies. Raises: what tasks raise, as Spark's error. Cost: each file
+    is read and written once. Memory: a file for each task that runs. After a crash: files that no commit names.
     """
-    rows = spark.createDataFrame(pa.Table.from_batches([file_rows(files)]))
 
-    def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for file in (file for batch in batches for file in _files_of(batch)):
+    def copy(own: Iterator[NewFile]) -> Iterator[pa.RecordBatch]:
+        for file in own:
             assert file.path is not None, "a file that is copied exists"
-            (data,) = read_objects(url, [file.path])
-            if schema is not None:
-                data = _parquet(_in_types(parquet_rows([data]), schema))
+            data = _parquet(_in_types(read_table(url, file.path), schema))
             path = _new_path(file.partition)
             asyncio.run(_create(url, path, data))
             yield file_rows([replace(file, path=path, size=len(data))])
 
-    return new_files(rows.repartition(min(len(files), TASKS_OF_A_READ_MAX)).mapInArrow(copy, FILES_TYPE))
+    return new_files(in_tasks(spark, files, copy, FILES_TYPE, TASKS_OF_A_READ_MAX))
 
 
 def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -232,18 +224,11 @@ def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str) -> DataFrame:
     """The rows of these files of the table at ``url``; tasks read them, because Spark lacks our stores."""
-    if not paths:
-        return spark.createDataFrame([], schema)
-    names = spark.createDataFrame([(path,) for path in paths], "path string")
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path in batch["path"].to_pylist():
-                table = read_table(url, [path])
-                if table is not None:
-                    yield from table.to_batches()
+    def read(own: Iterator[str]) -> Iterator[pa.RecordBatch]:
+        return (batch for path in own for batch in read_table(url, path).to_batches())
 
-    return names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, schema)
+    return in_tasks(spark, paths, read, schema, TASKS_OF_A_READ_MAX)
 
 
 def tables_of(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
@@ -268,8 +253,5 @@ def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
 
 def new_files(frame: DataFrame) -> list[NewFile]:
     """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
-    return list(_files_of(frame.toArrow()))
-
-
-def _files_of(rows: pa.Table | pa.RecordBatch) -> Iterator[NewFile]:
-    return (NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in rows.to_pylist())
+    rows = frame.toArrow().to_pylist()
+    return [NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in rows]

@@ -36,7 +36,7 @@ from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.reader import read_header as read_genesis
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
-from holdfast.spark.options import Position
+from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.values import slot_text
 
@@ -142,25 +142,38 @@ async def live_chain(store: ObjectStore) -> Chain:
         await _require_claim_at_end(store, chain)
         if not missing:
             return chain
-        hole = missing[-1]
-        kept = int(np.count_nonzero(chain.slots > np.uint64(hole[1])))
-        if kept == len(chain.slots):
-            raise lost("an acknowledged object is missing", hole[0])
-        oldest = await read_header(store, int(chain.slots[kept]))
-        if 0 < newest.truncated_through >= oldest.prev_version:
-            return await after_truncation(store, chain, kept, newest.truncated_through)
-        if hole == before:
-            raise lost("an acknowledged object is missing", hole[0], hole[1])
-        before = hole
+        chain, missing = await after_retention(store, chain, missing, newest.truncated_through)
+        if not missing:
+            return chain
+        if missing[-1] == before:
+            raise lost("an acknowledged object is missing", *missing[-1])
+        before = missing[-1]
     raise Unavailable("log changes faster than it can be listed", url=store.url)
 
 
-async def after_truncation(store: ObjectStore, chain: Chain, kept: int, truncated_through: int) -> Chain:
-    """The chain from ``kept`` on, without what is at or below ``truncated_through``.
+async def after_retention(
+    store: ObjectStore, chain: Chain, holes: list[tuple[int, int]], truncated_through: int
+) -> tuple[Chain, list[tuple[int, int]]]:
+    """The chain without what retention removed, and the holes that retention does not explain.
 
-    Nobody reads what is there: it is about to be deleted, or the late PUT of another leader brought it back.
-    Raises: CorruptData, Unavailable. Cost: about log2(objects) headers.
+    What is left of the removed part is not read: it is about to be deleted, or the late PUT of another leader brought
+    it back. Raises: CorruptData, Unavailable. Cost: a header for each hole, and about log2(objects).
     """
+    for index in reversed(range(len(holes) if truncated_through else 0)):
+        kept = int(np.count_nonzero(chain.slots > np.uint64(holes[index][1])))
+        if kept == len(chain.slots):
+            continue
+        try:
+            oldest = await read_header(store, int(chain.slots[kept]))
+        except CorruptData:
+            continue
+        if oldest.prev_version <= truncated_through:
+            return await _after_truncation(store, chain, kept, truncated_through), holes[index + 1 :]
+    return chain, holes
+
+
+async def _after_truncation(store: ObjectStore, chain: Chain, kept: int, truncated_through: int) -> Chain:
+    """The chain from ``kept`` on, without what is at or below ``truncated_through``."""
     rest = replace(chain, slots=chain.slots[kept:], sizes=chain.sizes[kept:], truncated=True)
     first = await first_index(store, rest, lambda header: header.last_version > truncated_through)
     first = min(first, len(rest.slots) - 1)

@@ -11,84 +11,62 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import date
-from enum import StrEnum
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.options import Mode, parse_read_options, parse_table_options
+from holdfast.spark.option_values import Mode, one_of
+from holdfast.spark.options import parse_read_options, parse_table_options
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.table_filters import VALUES
-
-
-class ValueFormat(StrEnum):
-    """How an application wrote its values."""
-
-    UTF8 = "utf8"
-    JSON = "json"
-    MSGPACK = "msgpack"
+from holdfast.spark.typed.ddl import parse_schema
+from holdfast.spark.typed.decode import Encoding, Format, decode
+from holdfast.spark.typed.exact import joined
 
 
 def with_decoded(
     frame: DataFrame,
-    value_format: ValueFormat | str,
+    value_format: Format | str,
     schema: StructType | str | None = None,
     *,
     column: str = "value",
     into: str | None = None,
     strict: bool = False,
 ) -> DataFrame:
-    """``frame`` with the binary ``column`` decoded into ``into`` (default: in its place).
+    """``frame`` with the binary ``column`` decoded into ``into`` (default: in its place), by the rules of typed reads.
 
     ``schema`` is what JSON and msgpack values are, as a struct type or its text (``"name string, age int"``); UTF-8
-    needs none. Raises: InvalidRequest.
+    needs none. What does not fit is null, field by field; with ``strict`` it is an error. Raises: InvalidRequest.
     """
-    try:
-        chosen = ValueFormat(value_format)
-    except ValueError:
-        raise InvalidRequest(
-            f"value format is {value_format!r}; valid: {', '.join(ValueFormat)}", code=Code.BAD_CONFIGURATION
-        ) from None
+    chosen = one_of(Format)("value format", value_format)
+    kind = to_arrow_type(schema) if isinstance(schema, StructType) else schema and parse_schema(schema)
+    encoding = Encoding.of(chosen, kind, column)
     name = into if into is not None else column
-    if chosen is ValueFormat.UTF8:
-        return frame.withColumn(name, F.decode(F.col(column), "UTF-8"))
-    if schema is None:
-        raise InvalidRequest(f"a {chosen} value needs a schema", code=Code.BAD_CONFIGURATION, column=column)
-    text = F.col(column).cast(StringType())
-    if chosen is ValueFormat.MSGPACK:
-        # By way of JSON text, so that both formats fit a schema by the same rules.
-        staged = StructType([*frame.schema.fields, StructField("_holdfast_json", StringType())])
-        frame = frame.mapInArrow(
-            partial(_msgpack_as_json, column, to_arrow_schema(staged, timezone="UTC"), strict), staged
-        )
-        text = F.col("_holdfast_json")
-    mode = "FAILFAST" if strict else "PERMISSIVE"
-    return frame.withColumn(name, F.from_json(text, schema, {"mode": mode})).drop("_holdfast_json")
+    at = frame.columns.index(name) if name in frame.columns else len(frame.columns)
+    fields = list(frame.schema.fields)
+    fields[at : at + 1] = [StructField(name, from_arrow_type(encoding.column_type))]
+    return frame.mapInArrow(partial(_decoded, column, name, at, encoding, strict), StructType(fields))
 
 
-def _msgpack_as_json(
-    column: str, schema: pa.Schema, strict: bool, batches: Iterator[pa.RecordBatch]
+def _decoded(
+    column: str, into: str, at: int, encoding: Encoding, strict: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    import msgpack
-
-    def text_of(value: bytes | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            return json.dumps(msgpack.unpackb(value))
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            if strict:
-                raise InvalidRequest("a value is not msgpack", column=column, value=value[:64]) from error
-            return None
-
     for batch in batches:
-        texts = pa.array([text_of(value) for value in batch.column(column).to_pylist()], pa.string())
-        yield pa.RecordBatch.from_arrays([*batch.columns, texts], schema=schema)
+        found = decode(batch[column], encoding)
+        if strict and found.misfits:
+            misfit = found.misfits[0]
+            value = batch[column][misfit.row].as_py()[:64]
+            raise InvalidRequest(
+                f"a value does not fit: {misfit.reason}", column=joined(column, misfit.path), value=value
+            )
+        arrays, names = list(batch.columns), list(batch.schema.names)
+        arrays[at : at + 1], names[at : at + 1] = [found.column], [into]
+        yield pa.RecordBatch.from_arrays(arrays, names)
 
 
 def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:

@@ -20,7 +20,8 @@ from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.positions import Position
 from holdfast.spark.runtime.cores import cores
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.chain import (

@@ -7,112 +7,60 @@ plans, one reads. An import that only one of the two needs is inside the method 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from holdfast.spark.columns import Shape
+from holdfast.commit.format.batch import ItemKind
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.columns import Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.runtime.worker_errors import states_errors
-from holdfast.spark.source.pushdown import PushWhereItIsOn
 from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.source.table_filters import PushWhereItIsOn, Test, pushed_tests
 from holdfast.spark.typed.decode import Format
+from holdfast.spark.typed.infer import infer_type
+from holdfast.spark.typed.rows import Typing
 
 if TYPE_CHECKING:
     from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
 
-T = TypeVar("T")
-
-REQUEST_IDS_MAX: Final = 10_000
-"""A longer list is left to Spark: it would travel to every task."""
+_PUSHED: Final[Mapping[Shape, tuple[str, ...]]] = {
+    Shape.OPERATIONS: ("version", "seq", "key", "request_id"),
+    Shape.TRANSACTIONS: ("version", "seq", "request_id"),
+    Shape.BATCHES: ("seq",),
+}
+"""The columns whose filters narrow what is read. Other filters, and ids that only begin with a text, are Spark's."""
 
 
 def row_filter_of(filters: Iterable[Filter], shape: Shape) -> RowFilter:
     """What all of these filters together may leave.
 
+    >>> from pyspark.sql.datasource import GreaterThan, LessThanOrEqual
     >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], Shape.OPERATIONS).version_min
     8
     """
     combined = RowFilter()
-    for each in filters:
-        combined = combined.and_also(_narrowing(each, shape))
+    for test in pushed_tests(filters, arrow_schema(shape, _PUSHED[shape])):
+        combined = combined.and_also(_narrowing(test))
     return combined
 
 
-def _narrowing(one: Filter, shape: Shape) -> RowFilter:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    value: object = getattr(one, "value", None)
-    match ".".join(attribute):
-        case "version" if shape is not Shape.BATCHES:
-            low, high = _bounds(one, value)
-            return RowFilter(version_min=low, version_max=high)
-        case "seq":
-            low, high = _bounds(one, value)
-            return RowFilter(seq_min=low, seq_max=high)
-        case "key" if shape is Shape.OPERATIONS:
-            return _key_range(one, value)
-        case "request_id" if shape is not Shape.BATCHES:
-            return RowFilter(request_ids=_texts(one, value))
-        case _:
-            return RowFilter()
-
-
-def _half_open(one: Filter, value: T, after: T) -> tuple[T | None, T | None]:
-    """The range ``[begin, end)`` of a comparison with ``value``; ``after`` is the next value. None for no bound."""
-    match one:
-        case EqualTo() | EqualNullSafe():
-            return value, after
-        case GreaterThan():
-            return after, None
-        case GreaterThanOrEqual():
-            return value, None
-        case LessThan():
-            return None, value
-        case LessThanOrEqual():
-            return None, after
-        case _:
-            return None, None
-
-
-def _bounds(one: Filter, value: object) -> tuple[int | None, int | None]:
-    """Inclusive bounds of a whole number."""
-    if isinstance(one, In):
-        numbers = [each for each in one.value if isinstance(each, int)]
-        return (min(numbers), max(numbers)) if numbers and len(numbers) == len(one.value) else (None, None)
-    if not isinstance(value, int):
-        return None, None
-    begin, end = _half_open(one, value, value + 1)
-    return begin, None if end is None else end - 1
-
-
-def _key_range(one: Filter, value: object) -> RowFilter:
-    if not isinstance(value, bytes | bytearray):
-        return RowFilter()
-    begin, end = _half_open(one, bytes(value), bytes(value) + b"\0")
-    return RowFilter(key_begin=begin or b"", key_end=end)
-
-
-def _texts(one: Filter, value: object) -> tuple[str, ...] | None:
-    """The ids that are wanted, None for any. Ids that only have to start with something are left to Spark."""
-    if isinstance(one, EqualTo | EqualNullSafe) and isinstance(value, str):
-        return (value,)
-    if isinstance(one, In) and len(one.value) <= REQUEST_IDS_MAX:
-        texts = tuple(each for each in one.value if isinstance(each, str))
-        return texts if len(texts) == len(one.value) else None
-    return None
+def _narrowing(test: Test) -> RowFilter:
+    if test.column == "request_id":
+        ids = test.values if test.values is not None else (test.lowest,) if test.lowest == test.highest else None
+        return RowFilter(request_ids=ids)
+    low, high = (test.lowest, test.highest) if not test.values else (min(test.values), max(test.values))
+    if test.column == "key":
+        begin = b"" if low is None else low + b"\0" if test.is_open else low
+        return RowFilter(key_begin=begin, key_end=high if high is None or test.is_open else high + b"\0")
+    low, high = (None if low is None else low + test.is_open), (None if high is None else high - test.is_open)
+    if test.column == "seq":
+        return RowFilter(seq_min=low, seq_max=high)
+    return RowFilter(version_min=low, version_max=high)
 
 
 @states_errors
@@ -147,13 +95,43 @@ class HoldfastBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
         from holdfast.spark.source.plan import LogPartition, SegmentPartition
-        from holdfast.spark.source.typed import typed_scan
+        from holdfast.spark.source.scan import scan, typed_scan
 
         if isinstance(partition, LogPartition):
-            from holdfast.spark.source.scan import scan
-
             yield from typed_scan(self._options, lambda options: scan(options, partition.wanted, partition.piece))
         elif isinstance(partition, SegmentPartition):
             from holdfast.spark.source.segments import scan_segment
 
             yield from typed_scan(self._options, lambda options: scan_segment(options, partition))
+
+
+def with_value_type(options: ReadOptions, value: pa.DataType | None) -> ReadOptions:
+    """The options with the type of values: ``value``, or that of the first ``options.infer`` values of the read.
+
+    Raises: InvalidRequest when no value has a type or two values differ; as the read itself. Cost without ``value``:
+    the plan of the read, and its first objects.
+    """
+    assert options.infer is not None, "the read infers its type"
+    found = value
+    if found is None:
+        found = infer_type(_first_values(options, options.infer), options.typing.value.format)
+    if found is None:
+        raise InvalidRequest(
+            "no value says which fields values have",
+            code=Code.BAD_CONFIGURATION,
+            hint="give valueSchema instead of infer, for example: origin string, delay int",
+            url=options.url.partition("?")[0],
+        )
+    return replace(options, typing=replace(options.typing, value=replace(options.typing.value, type=found)))
+
+
+def _first_values(options: ReadOptions, count: int) -> list[bytes]:
+    wanted = replace(options, columns=("value",), kinds=(ItemKind.WRITE,), typing=Typing(), infer=None)
+    reader = HoldfastBatchReader(wanted)
+    values: list[bytes] = []
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            values += batch["value"].to_pylist()
+            if len(values) >= count:
+                return values[:count]
+    return values

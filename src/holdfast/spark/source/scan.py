@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final, TypeVar, assert_never
@@ -22,12 +23,14 @@ from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.columns import Shape
-from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
 from holdfast.spark.source.chain import claim_of, lost, read_header, require_log
 from holdfast.spark.source.plan import Piece
 from holdfast.spark.source.shapes import RowFilter, batch_rows, operation_rows, transaction_rows
+from holdfast.spark.typed.rows import Choice, typed_batch
 from holdfast.values import slot_text
 
 T = TypeVar("T")
@@ -165,3 +168,26 @@ def _shaped(group: Sequence[tuple[Header, bytes]], options: ReadOptions, wanted:
             return batch_rows([header for header, _ in group], options.columns, wanted)
         case _:
             assert_never(options.shape)
+
+
+_NEEDED: Final = ("version", "kind", "key", "end", "value")
+"""What the choice of rows, and the error for a value that does not fit, look at."""
+
+
+def typed_scan(
+    options: ReadOptions, read: Callable[[ReadOptions], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """The rows that ``read`` finds for the options, with the options' columns in their types.
+
+    Raises: InvalidRequest for a key or a value that does not fit, and what ``read`` raises. Cost: a read without types
+    that wants every key is passed through.
+    """
+    choice = Choice(options.key_prefixes, include_system=options.include_system)
+    if options.typing.is_plain and choice.is_everything:
+        yield from read(options)
+        return
+    columns = (*options.columns, *(name for name in _NEEDED if name not in options.columns))
+    for batch in read(replace(options, columns=columns)):
+        rows = choice.of(batch)
+        if rows.num_rows:
+            yield typed_batch(rows, options.typing).select(list(options.columns))

@@ -7,8 +7,8 @@ segment, packed and as rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -22,13 +22,15 @@ from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
 from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, Shape, arrow_schema
-from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.options import ReadOptions
+from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import read_objects
 from holdfast.spark.source.chain import LogHead, first_index, log_head, read_header, require_log
 from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition, cut, ending_version, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
+from holdfast.spark.source.table_filters import Test
 from holdfast.spark.source.tail import LogTail, objects_between, pieces_of_stream
 from holdfast.values import VERSION_MAX
 
@@ -46,7 +48,8 @@ def segment_rows(
     at = file.schema_arrow.get_field_index("version")
     schema = arrow_schema(Shape.OPERATIONS, columns)
     tests = list(_tests(wanted, since_ms))
-    needed = list(dict.fromkeys([*columns, *(name for test in tests for name in test.columns)]))
+    of_range = ("kind", "key", "end") if wanted.key_begin else ()
+    needed = list(dict.fromkeys([*columns, *(test.column for test in tests), *of_range]))
     lowest, highest = wanted.version_min or 0, VERSION_MAX if wanted.version_max is None else wanted.version_max
     for group in range(file.num_row_groups):
         bounds = file.metadata.row_group(group).column(at).statistics
@@ -54,48 +57,27 @@ def segment_rows(
             continue
         rows = file.read_row_group(group, columns=needed)
         for test in tests:
-            rows = rows.filter(test.passes(rows))
+            rows = rows.filter(test.passes(rows[test.column]))
+        if wanted.key_begin:
+            rows = rows.filter(_reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
         yield from rows.select(list(columns)).cast(schema).to_batches()
 
 
-@dataclass(frozen=True, slots=True)
-class _Test:
-    """What a wanted row passes, and the columns that this looks at."""
-
-    columns: tuple[str, ...]
-    passes: Callable[[pa.Table], pa.ChunkedArray]
-
-
-def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[_Test]:
+def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[Test]:
+    """What a wanted row passes, except for the lowest key."""
+    since = None if since_ms is None else since_ms * 1000
     for name, lowest, highest in (
         ("version", wanted.version_min, wanted.version_max),
         ("seq", wanted.seq_min, wanted.seq_max),
+        ("timestamp", since, None),
+        ("key", None, wanted.key_end),
     ):
-        if lowest is not None:
-            yield _compares(name, "greater_equal", pa.scalar(lowest, pa.int64()))
-        if highest is not None:
-            yield _compares(name, "less_equal", pa.scalar(highest, pa.int64()))
-    if since_ms is not None:
-        yield _compares(
-            "timestamp", "greater_equal", pa.scalar(since_ms * 1000, SEGMENT_SCHEMA.field("timestamp").type)
-        )
+        if not lowest is highest is None:
+            yield Test(name, SEGMENT_SCHEMA.field(name).type, lowest, highest, is_open=name == "key")
     if wanted.kinds != OPERATION_KINDS:
-        yield _is_among("kind", [kind.name.lower() for kind in wanted.kinds])
+        yield Test("kind", pa.string(), values=tuple(kind.name.lower() for kind in wanted.kinds))
     if wanted.request_ids is not None:
-        yield _is_among("request_id", wanted.request_ids)
-    if wanted.key_begin:
-        yield _Test(("kind", "key", "end"), lambda rows: _reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
-    if wanted.key_end is not None:
-        yield _compares("key", "less", pa.scalar(wanted.key_end, pa.binary()))
-
-
-def _compares(name: str, how: str, value: pa.Scalar) -> _Test:
-    return _Test((name,), lambda rows: pc.call_function(how, [rows[name], value]))
-
-
-def _is_among(name: str, texts: Sequence[str]) -> _Test:
-    options = pc.SetLookupOptions(value_set=pa.array(texts, pa.string()))
-    return _Test((name,), lambda rows: pc.call_function("is_in", [rows[name]], options))
+        yield Test("request_id", pa.string(), values=wanted.request_ids)
 
 
 def _reaches(rows: pa.Table, begin: pa.Scalar) -> pa.ChunkedArray:

@@ -1,32 +1,31 @@
 """``readStream.format("holdfast")``: follow the end of the log, one micro-batch at a time.
 
 An offset is ``{"seq": 41, "version": 1043, "log_id": "..."}``: every object up to that ``seq`` and every row up to
-that version of that log has been returned. Old checkpoints without a log id are accepted once. ``tail`` has the walk.
+that version of that log has been returned. ``tail`` has the walk.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.options import Admission, Position, ReadOptions
+from holdfast.spark.options import Admission, ReadOptions
+from holdfast.spark.positions import Given, Offset, Position, foreign, offset_of, position_in
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
-from holdfast.spark.source.scan import scan
+from holdfast.spark.source.scan import scan, typed_scan
 from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import Lag, LogTail, head_position, lag_after, pieces_between, starting_position
-from holdfast.spark.source.typed import typed_scan
-from holdfast.values import is_log_id
 
 POLL_MS_DIRECTORY: Final = 10
 POLL_MS_REMOTE: Final = 200
@@ -36,7 +35,6 @@ LAG_EVERY_MS: Final = 1000
 _EVERYTHING: Final = Admission()
 
 T = TypeVar("T")
-Offset: TypeAlias = dict[str, int | str]
 
 
 @states_errors
@@ -65,7 +63,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         options = self._options
-        return _offset(self._run(lambda store: starting_position(store, options)))
+        return offset_of(self._run(lambda store: starting_position(store, options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
@@ -78,7 +76,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The log as it is now is all that this query reads."""
         self._target = self._run(head_position)
 
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+    def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
         begin = _position(start)
         now_ms = time.monotonic() * 1000
@@ -98,7 +96,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._asked_ms = now_ms
             return dict(start)
         self._batch_ms = now_ms
-        return _offset(end.end)
+        return offset_of(end.end)
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  Spark's name
         """The newest offset seen so far, for the query's progress, with the lag of the micro-batch that ends there.
@@ -116,14 +114,12 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A store that does not respond fails the next micro-batch, if it has to, but not a report.
             with suppress(HoldfastError):
                 self._lag = self._run(lambda store: lag_after(store, seen))
-        progress: dict[str, object] = {**_offset(seen)}
+        progress: dict[str, object] = {**offset_of(seen)}
         if self._lag is not None:
             progress["lag"] = asdict(self._lag)
         return progress
 
-    def partitions(
-        self, start: Mapping[str, int | str], end: Mapping[str, int | str]
-    ) -> Sequence[LogPartition | SegmentPartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[LogPartition | SegmentPartition]:
         """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
         options = self._options
         begin, until = _position(start), _position(end)
@@ -157,19 +153,8 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._thread.start(work).result()
 
 
-def _offset(position: Position) -> Offset:
-    assert position.seq is not None, "an offset of a running stream names its object"
-    offset: Offset = {"seq": position.seq, "version": position.version}
-    return offset if position.log_id is None else offset | {"log_id": position.log_id}
-
-
-def _position(offset: Mapping[str, int | str]) -> Position:
-    try:
-        log_id = offset.get("log_id")
-        if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
-            raise ValueError(log_id)
-        return Position(int(offset["seq"]), int(offset["version"]), log_id)
-    except (KeyError, TypeError, ValueError):
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        ) from None
+def _position(offset: Given) -> Position:
+    position = position_in(offset, Position)
+    if position.seq is None or position.log_id is None:
+        raise foreign(offset, "seq or log_id is missing")
+    return position

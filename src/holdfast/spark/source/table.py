@@ -40,13 +40,12 @@ from pyspark.sql.types import StructType
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.segments.table_location import open_table_reader, table_failure, table_location
 from holdfast.spark.options import TableOptions
+from holdfast.spark.positions import Given, Offset
 from holdfast.spark.runtime.worker_errors import states_errors
-from holdfast.spark.source.pushdown import PushWhereItIsOn
-from holdfast.spark.source.table_filters import pushed_tests, tests_of
+from holdfast.spark.source.table_filters import PushWhereItIsOn, pushed_tests, tests_of
 from holdfast.spark.source.table_places import (
     BEFORE_FIRST,
     Addition,
-    Offset,
     Place,
     end_of_batch,
     place_of,
@@ -197,7 +196,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         """The table as it is now is all that this query reads, in micro-batches within the bounds."""
         self._target = _opened(self._options.table, None).version()
 
-    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+    def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends: the newest version, or what its bounds allow; ``start`` for nothing new.
 
         Raises: as ``open_table``; with bounds as ``partitions``.
@@ -222,7 +221,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
                 self._asked_s = None  # there is more: the next micro-batch does not wait
         return end.offset(start["table_id"])
 
-    def partitions(self, start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Sequence[TablePartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[TablePartition]:
         """The pieces between two offsets, always the same ones. Raises: as ``open_table``; NotFound (a version was
         removed), InvalidRequest (a version removes rows).
         """
@@ -235,7 +234,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         schema = _schema_of(_opened(self._options.table, base if begin.version == BEFORE_FIRST else None))
         return packed(files, tests_of(self._options.filters, schema), self._options.target_partition_bytes)
 
-    def _additions(self, start: Mapping[str, int | str], begin: Place, newest: int) -> Iterator[Addition]:
+    def _additions(self, start: Given, begin: Place, newest: int) -> Iterator[Addition]:
         """What comes after a place: the table as it was at the start of the stream, then what each version adds."""
         version = begin.version
         if version == BEFORE_FIRST:
@@ -256,7 +255,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             yield from rows(self._options.table, self._schema, partition)
 
 
-def _require_same(table: DeltaTable, offset: Mapping[str, int | str]) -> None:
+def _require_same(table: DeltaTable, offset: Given) -> None:
     found = str(table.metadata().id)
     if offset["table_id"] != found:
         raise InvalidRequest(

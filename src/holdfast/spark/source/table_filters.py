@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -29,7 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.options import TableFilter
+from holdfast.spark.option_values import TableFilter
 
 VALUES: Final = (
     'whole numbers, texts, booleans, ISO days, ISO times with a zone, and for binary columns texts or {"base64": "..."}'
@@ -208,3 +209,21 @@ def _pushed(one: Filter, schema: pa.Schema) -> Test | None:
     if None in values or len(values) > PUSHED_VALUES_MAX:
         return None
     return _compared(attribute[0], kind, operator, values)
+
+
+class PushWhereItIsOn:
+    """``pushFilters`` of one reader, which ``narrow`` notes; Spark evaluates all filters again.
+
+    Where push-down is off, Spark refuses a reader that has a ``pushFilters`` of its own, and tests that by
+    ``__func__``.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, narrow: Callable[[list[Filter]], None]) -> None:
+        self._narrow = narrow
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Note the filters. Returns all of them."""
+        self._narrow(filters)
+        return filters

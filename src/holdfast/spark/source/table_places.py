@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.positions import Given, Offset, TablePosition, offset_of, position_in
 
-Offset: TypeAlias = dict[str, int | str]
 Row: TypeAlias = Mapping[str, Any]
 
 BEFORE_FIRST: Final = -1
@@ -29,28 +28,18 @@ class Place(NamedTuple):
 
     def offset(self, table_id: object) -> Offset:
         """The place as a checkpoint keeps it."""
-        files = {"files": self.files} if self.files else {}
-        base = {"base": self.base} if self.base is not None and self.files else {}
-        return {"version": self.version, "table_id": str(table_id), **files, **base}
+        base = self.base if self.files else None
+        return offset_of(TablePosition(self.version, str(table_id), self.files or None, base))
 
 
-def place_of(offset: Mapping[str, int | str]) -> Place:
+def place_of(offset: Given) -> Place:
     """The place that a checkpoint keeps. Raises: InvalidRequest for an offset that is not a table's.
 
     >>> place_of({"version": 7, "table_id": "x", "files": 3})
     Place(version=7, files=3, base=None)
     """
-    version, files, base = offset.get("version"), offset.get("files", 0), offset.get("base")
-    if (
-        not isinstance(version, int)
-        or not isinstance(files, int)
-        or not isinstance(base, int | None)
-        or "table_id" not in offset
-    ):
-        raise InvalidRequest(
-            "checkpoint holds an offset that is not a table's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
-        )
-    return Place(version, files, base)
+    found = position_in(offset, TablePosition)
+    return Place(found.version, found.files or 0, found.base)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.options import Admission, Position, ReadOptions
+from holdfast.spark.options import Admission, ReadOptions
+from holdfast.spark.positions import Position
 from holdfast.spark.source.chain import (
     Chain,
     claim_of,

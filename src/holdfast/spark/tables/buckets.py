@@ -51,8 +51,6 @@ SMALL_FILE_SHARE: Final = 4
 """A step adds a file to a bucket only if the bucket has this many rows for each operation of the step."""
 SPLITS: Final = "buckets"
 """The mark that has the number of buckets, in a table that was split."""
-SPLIT_FORMAT: Final = 2
-"""The format of a table that was split: earlier versions of Holdfast would put keys into the wrong bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +299,13 @@ class BucketJob(TypedJob):
             step=step,
             further_partition=self.further_partition,
         )
-        return self._finish(changed.state, increment, changed.added, changed.removed, marks=changed.marks)
+        return self._finish(state, increment, changed.added, changed.removed, marks=changed.marks)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedBuckets:
-    """What a step made of the buckets of the table in this state, and has not committed."""
+    """What a step made of the buckets of the table, and has not committed."""
 
-    state: TableState
     added: Sequence[NewFile]
     removed: Sequence[TableFile]
     marks: Mapping[str, int]
@@ -332,10 +329,6 @@ def change_buckets(
     """
     before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
     after = before.grown(sum(file.size for file in state.files(further_partition)))
-    if after != before and not output.takes_format(state, SPLIT_FORMAT):
-        after = before
-    if after != before:
-        state = output.raise_format(state, SPLIT_FORMAT)
     live = state.files(further_partition)
     paths: dict[int, list[str]] = {}
     for file in live:
@@ -344,7 +337,6 @@ def change_buckets(
     written = rewriting.run(packed(after), schema)
     replaced = {file.partition["bucket"] for file in written if file.path is None}
     return ChangedBuckets(
-        state,
         [file for file in written if file.path is not None],
         [file for file in live if file.partition["bucket"] in replaced],
         {SPLITS: after.count} if after.count > after.first else {},
@@ -396,20 +388,25 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
         position = np.concatenate((np.full(before, -1), position))
         lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
     held = held.combine_chunks()
-    keys = held["key"].combine_chunks()
-    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
-    order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
-    keys = keys.take(order)
-    newest = np.ones(len(keys), dtype=np.bool_)
-    newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
-    indexes = order.to_numpy()
-    kept = np.flatnonzero(newest & lives[indexes])
+    kept = newest_rows(held["key"])
+    kept = kept[lives[kept]]
     if ranges:
         coverage = Coverage.of(ranges)
-        operations = map(OrderKey, _numbers(held["version"])[indexes[kept]].tolist(), position[indexes[kept]].tolist())
-        names = keys.take(pa.array(kept)).to_pylist()
+        operations = map(OrderKey, _numbers(held["version"])[kept].tolist(), position[kept].tolist())
+        names = held["key"].take(pa.array(kept)).to_pylist()
         kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
-    return [BucketPart(held.take(pa.array(indexes[kept])).cast(LATEST_ROWS), {})]
+    return [BucketPart(held.take(pa.array(kept)).cast(LATEST_ROWS), {})]
+
+
+def newest_rows(keys: pa.ChunkedArray) -> Numbers:
+    """Of rows in the order of time the last one of each key, sorted by key. Cost: O(n log n) in native code."""
+    flat = keys.combine_chunks()
+    order = pc.call_function("array_sort_indices", [flat], pc.ArraySortOptions("ascending"))  # which is stable
+    flat = flat.take(order)
+    newest = np.ones(len(flat), dtype=np.bool_)
+    newest[:-1] = pc.call_function("not_equal", [flat[1:], flat[:-1]]).to_numpy(zero_copy_only=False)
+    found: Numbers = order.to_numpy()[newest].astype(np.int64)
+    return found
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:

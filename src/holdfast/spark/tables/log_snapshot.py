@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.errors import CorruptData
 from holdfast.objects.creating import create_exactly
@@ -29,14 +28,11 @@ from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.making import Start, place_of, start_of, write_manifest
 from holdfast.snapshots.manifest import FORMAT, Manifest, Part, part_key, part_name
 from holdfast.snapshots.part import PART_BYTES, SCHEMA, encode_table
-from holdfast.snapshots.reading import read_part
-from holdfast.spark.log.increments import next_increment, read_increment
+from holdfast.spark.log.increments import next_increment, part_tables
 from holdfast.spark.runtime.store_thread import with_store
-from holdfast.spark.tables.state import Coverage, newest_values, range_coverage
+from holdfast.spark.runtime.tasks import in_tasks
+from holdfast.spark.tables.newest import ROWS, sorted_values
 
-ROWS: Final = "key binary, value binary, version long"
-RANGE_BYTES: Final = 128 * 2**20
-RANGES_MAX: Final = 4096
 _SIZES: Final = "partition int, sizes binary"
 _PARTS: Final = "part binary"
 
@@ -64,16 +60,8 @@ def snapshot_into_log(
     version, base = plan.start.version, plan.start.base
     after = 0 if base is None else base.version
     increment = next_increment(log_url, after, until=version, step_bytes=2**62)
-    before = _rows_of(spark, log_url, base)
-    changes = before.select("key", "version", F.lit(-1).alias("position"), F.lit("write").alias("kind"), "value")
-    coverage = Coverage((), ())
-    if not increment.is_empty:
-        read = partial(read_increment, spark, log_url, increment)
-        coverage = range_coverage(read("key,end,version,position", "range_delete"))
-        changes = changes.unionByName(read("key,version,position,kind,value", "write,delete"))
-    held_bytes = increment.log_bytes + (0 if base is None else base.size)
-    ranges = max(1, min(RANGES_MAX, -(-held_bytes // RANGE_BYTES)))
-    values = newest_values(changes, coverage).repartitionByRange(ranges, "key").sortWithinPartitions("key")
+    before = None if base is None else _rows_of(spark, log_url, base)
+    values = sorted_values(spark, log_url, increment, before, 0 if base is None else base.size)
     # Both passes must see the same ranges.
     values.persist(StorageLevel.DISK_ONLY)
     try:
@@ -100,20 +88,13 @@ async def _plan(store: ObjectStore, at: int | None) -> _Plan | Manifest:
     return _Plan(start, *await place_of(store, start.head, start.version))
 
 
-def _rows_of(spark: SparkSession, url: str, base: Manifest | None) -> DataFrame:
+def _rows_of(spark: SparkSession, url: str, base: Manifest) -> DataFrame:
     """The rows of an earlier snapshot; tasks read and verify its parts."""
-    if base is None or not base.parts:
-        return spark.createDataFrame([], ROWS)
-    names = spark.createDataFrame([(index,) for index in range(len(base.parts))], "number int")
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch["number"].to_pylist():
-                part = base.parts[index]
-                table = with_store(url, partial(read_part, manifest=base, part=part))
-                yield from _for_spark(table).to_batches()
+    def read(parts: Iterator[Part]) -> Iterator[pa.RecordBatch]:
+        return (batch for table in part_tables(url, base, parts) for batch in _for_spark(table).to_batches())
 
-    return names.repartition(len(base.parts)).mapInArrow(read, ROWS)
+    return in_tasks(spark, base.parts, read, ROWS)
 
 
 def _for_spark(table: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The newest value of every key as a data frame, made of the whole log at one version as ``latest`` makes its table.
+"""The newest value of every key as a data frame, made as ``latest`` makes its table.
 
 The tasks that read the log keep each key's newest operation and pack them by bucket; after one shuffle of these, each
 task merges its buckets. Cost: the log is read once. Memory: as ``buckets``.
@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.log.increments import map_increment, next_increment
+from holdfast.spark.log.increments import Increment, as_writes, map_increment, next_increment
 from holdfast.spark.tables.buckets import (
     PACKED_TYPE,
     Latest,
@@ -28,6 +28,8 @@ from holdfast.spark.tables.placement import Placement, bucket_count
 
 ROWS: Final = "key binary, value binary, version long"
 ROWS_IN_A_BATCH: Final = 10_000
+RANGE_BYTES: Final = 128 * 2**20
+RANGES_MAX: Final = 4096
 
 
 def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None = None) -> DataFrame:
@@ -47,12 +49,39 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
             as_of_version=as_of_version,
             last_version=increment.head.version,
         )
-    if increment.is_empty:
+    return newest_values(spark, url, increment)
+
+
+def newest_values(
+    spark: SparkSession, url: str, increment: Increment, base: DataFrame | None = None, base_bytes: int = 0
+) -> DataFrame:
+    """Every key that exists after ``increment``; ``base`` has those before it, None for none. Shape: ``ROWS``."""
+    placement = Placement.fixed(bucket_count(increment.log_bytes + base_bytes))
+    packed = base if base is None else base.mapInArrow(partial(_base_in_buckets, placement), PACKED_TYPE)
+    if not increment.is_empty:
+        pack = partial(in_buckets, placement, newest_points)
+        changes = map_increment(spark, url, increment, Latest.columns, pack, PACKED_TYPE)
+        packed = changes if packed is None else packed.unionAll(changes)
+    if packed is None:
         return spark.createDataFrame([], ROWS)
-    placement = Placement.fixed(bucket_count(increment.log_bytes))
-    pack = partial(in_buckets, placement, newest_points)
-    packed = map_increment(spark, url, increment, Latest.columns, pack, PACKED_TYPE)
     return placed_by_bucket(packed, placement.count).mapInArrow(_merged, ROWS)
+
+
+def sorted_values(
+    spark: SparkSession, url: str, increment: Increment, base: DataFrame | None, base_bytes: int
+) -> DataFrame:
+    """As ``newest_values``, in ranges of keys that do not overlap, about ``RANGE_BYTES`` of log each, sorted within."""
+    ranges = max(1, min(RANGES_MAX, -(-(increment.log_bytes + base_bytes) // RANGE_BYTES)))
+    values = newest_values(spark, url, increment, base, base_bytes)
+    return values.repartitionByRange(ranges, "key").sortWithinPartitions("key")
+
+
+def _base_in_buckets(placement: Placement, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows as operations before all others: every key is in one of them, so their own order does not matter."""
+    columns = Latest.columns.split(",")
+    rows = (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
+    operations = (each for table in rows for each in as_writes(table, columns).to_batches())
+    return in_buckets(placement, lambda table: table, operations)
 
 
 def _merged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

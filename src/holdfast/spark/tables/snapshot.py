@@ -3,8 +3,7 @@
 Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value. Files hold ranges of keys that do not
 overlap, sorted within. Older snapshots stay readable as older versions of the table until it is vacuumed. The first
 snapshot reads the log from its beginning, or the newest snapshot of a log that was truncated; each later one reads the
-last snapshot and the log since. Cost: the log since the last snapshot is read three times (its range deletes once; the
-rest twice, because Spark samples the keys).
+last snapshot and the log since. Cost: both are read twice, because Spark samples the keys.
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.spark.log.delta_output import DeltaJob
-from holdfast.spark.log.increments import Increment, read_increment
+from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, tables_of, write_table
-from holdfast.spark.tables.state import newest_values, range_coverage
+from holdfast.spark.tables.newest import ROWS, sorted_values
 
 SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
-ROWS: Final = "key binary, value binary, version long"
-RANGE_BYTES: Final = 128 * 2**20
-RANGES_MAX: Final = 4096
 FILE_BYTES: Final = 128 * 2**20
 """Rows in memory at which a file is closed; a range of keys may take several."""
 
@@ -49,14 +44,10 @@ class Snapshot(DeltaJob):
         """As ``Job``."""
         state = self._open(increment)
         live = state.files()
-        read = partial(read_increment, self._spark, self._log_url, increment)
-        coverage = range_coverage(read("key,end,version,position", "range_delete"))
-        base = read_files(self._spark, self._output.location.url, [file.path for file in live], ROWS)
-        before = base.select("key", "version", F.lit(-1).alias("position"), F.lit("write").alias("kind"), "value")
-        changes = before.unionByName(read("key,version,position,kind,value", "write,delete"))
-        held_bytes = increment.log_bytes + sum(file.size for file in live)
-        ranges = max(1, min(RANGES_MAX, -(-held_bytes // RANGE_BYTES)))
-        values = newest_values(changes, coverage).repartitionByRange(ranges, "key").sortWithinPartitions("key")
+        paths = [file.path for file in live]
+        base = read_files(self._spark, self._output.location.url, paths, ROWS) if paths else None
+        size = sum(file.size for file in live)
+        values = sorted_values(self._spark, self._log_url, increment, base, size)
         added = new_files(values.mapInArrow(partial(write_sorted, self._output.location.url), FILES_TYPE))
         return self._commit(state, increment, added, live)
 

@@ -1,24 +1,16 @@
-"""Range deletes as a step function over the keys, and a state whose range deletes fit on the driver.
-
-``newest_values`` aggregates the newest write or delete of each key. Range deletes are usually few: the driver reduces
-them to a step function (``Coverage``), and tasks drop the keys whose newest write is older than a range delete that
-covers them. Memory: the distinct range deletes on the driver and in each task, at most ``RANGES_MAX``.
-"""
+"""Range deletes as a step function over the keys, and the version that a log has reached."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
-
-from holdfast.errors import LimitExceeded
 
 
 class OrderKey(NamedTuple):
@@ -81,7 +73,10 @@ class Coverage:
         return covering is not None and covering > position
 
 
-RANGES_MAX: Final = 1_000_000
+def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
+    """The range deletes among operations."""
+    columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
+    return [RangeDeleted(key, end, OrderKey(version, at)) for key, end, version, at in zip(*columns, strict=True)]
 
 
 def last_version(spark: SparkSession, url: str) -> int:
@@ -93,45 +88,3 @@ def last_version(spark: SparkSession, url: str) -> int:
     version = row[0]
     assert isinstance(version, int), "the newest object of a log has a version"
     return version
-
-
-def newest_values(changes: DataFrame, coverage: Coverage) -> DataFrame:
-    """Every key that exists after ``changes``: columns ``key``, ``value``, ``version``; one row a key, in no order.
-
-    Shape: ``changes`` has key, version, position, kind (write or delete) and value, in no order.
-    """
-    position = F.struct("version", "position")
-    newest = changes.groupBy("key").agg(
-        F.max_by(F.struct("version", "position", "kind", "value"), position).alias("newest")
-    )
-    written = newest.where(F.col("newest.kind") == "write").select(
-        "key", F.col("newest.value").alias("value"), F.col("newest.version").alias("version"), "newest.position"
-    )
-    if coverage.starts:
-        written = written.mapInArrow(partial(_uncovered, coverage), written.schema)
-    return written.select("key", "value", "version")
-
-
-def range_coverage(deletes: DataFrame) -> Coverage:
-    """Which keys these range deletes (key, end, version, position) cover, brought to the driver.
-
-    Raises: LimitExceeded for more than ``RANGES_MAX`` distinct ranges. Memory: those.
-    """
-    newest = deletes.groupBy("key", "end").agg(F.max(F.struct("version", "position")).alias("at"))
-    flat = newest.select("key", "end", "at.version", "at.position").limit(RANGES_MAX + 1).toArrow()
-    if flat.num_rows > RANGES_MAX:
-        raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
-    return Coverage.of(ranges_of(flat))
-
-
-def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
-    """The range deletes among operations."""
-    columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
-    return [RangeDeleted(key, end, OrderKey(version, at)) for key, end, version, at in zip(*columns, strict=True)]
-
-
-def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        positions = map(OrderKey, batch["version"].to_pylist(), batch["position"].to_pylist())
-        kept = [not coverage.deletes(key, at) for key, at in zip(batch["key"].to_pylist(), positions, strict=True)]
-        yield batch.filter(pa.array(kept, pa.bool_()))

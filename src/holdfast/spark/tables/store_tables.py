@@ -13,9 +13,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import AlreadyOpen, Conflict, Fenced, InvalidRequest
@@ -27,8 +25,16 @@ from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.served_store import ServedPartition, mean_bytes, pieces_of, served_rows
 from holdfast.spark.options import ServedStoreOptions, parse_served_store_options
 from holdfast.spark.runtime.table_files import FILES_TYPE, new_files
+from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.source.chain import LogHead
-from holdfast.spark.tables.buckets import PACKED_TYPE, BucketPart, change_buckets, in_buckets, newest_points
+from holdfast.spark.tables.buckets import (
+    PACKED_TYPE,
+    BucketPart,
+    change_buckets,
+    in_buckets,
+    newest_points,
+    newest_rows,
+)
 from holdfast.spark.tables.changes import write_days
 from holdfast.spark.tables.placement import Placement, bucket_count
 from holdfast.spark.tables.typed import TypedStep
@@ -36,10 +42,8 @@ from holdfast.spark.typed.rows import Choice
 from holdfast.stores.values.identity import numbers_of_token, token_of_numbers
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-TIME_MARK: Final = "time_ms"
 TOKEN_MARKS: Final = ("token_history", "token_store", "token_durable")
 """The token of the durable, a part each: a mark is a number."""
-"""The mark that has the time of the newest message in the table, 0 where it is not known."""
 MESSAGE_ROWS: Final = pa.schema([pa.field(name, kind) for name, kind in SERVED_STORE_COLUMNS.items()])
 LATEST_MESSAGE_ROWS: Final = pa.schema([
     ("key", pa.string()), ("body", pa.binary()), ("fields", pa.string()), ("seq", pa.int64()), ("time", TIMESTAMP),
@@ -70,8 +74,6 @@ class StoreJob(DeltaJob):
         self._subscriber = f"{SUBSCRIBER}/table/{blake2b(output_url.encode(), digest_size=8).hexdigest()}"
         self._own: DurableClient | None = None
         """Has the durable while this object is there."""
-        self._acknowledged_through = 0
-        self._acknowledged_total: int | None = None
         self._is_continued = False
         self._token = ""
         """Of the durable whose messages the table has."""
@@ -111,17 +113,11 @@ class StoreJob(DeltaJob):
     def _acknowledge(self, client: DurableClient, through: int) -> None:
         if not self._is_continued:
             state = self._output.state(self._log_id)
-            time_ms = None if state is None else state.mark(TIME_MARK) or None
             numbers = [0] * len(TOKEN_MARKS) if state is None else [state.mark(name) for name in TOKEN_MARKS]
             token = token_of_numbers(numbers) if all(numbers) else ""
-            if client.require_continued(through, time_ms, token, fail_on_data_loss=True):
-                client.acknowledge_left(through)
+            client.require_continued(through, token, fail_on_data_loss=True)
             self._is_continued, self._token = True, client.token
-        if through > self._acknowledged_through:
-            self._acknowledged_total = client.acknowledge_own(
-                through, self._acknowledged_through, self._acknowledged_total
-            )
-            self._acknowledged_through = through
+        client.acknowledge_own(through)
 
     def _client(self) -> DurableClient:
         options = self._options
@@ -133,23 +129,16 @@ class StoreJob(DeltaJob):
         """What ``work`` makes of the messages of the increment, in the tasks that read them."""
         with self._client() as client:
             pieces = pieces_of(self._options, client, increment.after, increment.through)
-        if not pieces:
-            return self._spark.createDataFrame([], schema)
-        # A range of as many partitions as numbers has one number in each: the piece of that task.
-        numbers = self._spark.range(0, len(pieces), numPartitions=len(pieces))
-        return numbers.mapInArrow(partial(_read_pieces, self._options, pieces, work), schema)
+        return in_tasks(self._spark, pieces, partial(_read_pieces, self._options, work), schema)
 
-    def _marks(self, increment: Increment) -> dict[str, int]:
-        with self._client() as client:
-            marks = dict(zip(TOKEN_MARKS, numbers_of_token(self._token), strict=False))
-            return {TIME_MARK: client.published_ms(increment.through) or 0, **marks}
+    def _marks(self) -> dict[str, int]:
+        return dict(zip(TOKEN_MARKS, numbers_of_token(self._token), strict=True))
 
 
 def _read_pieces(
-    options: ServedStoreOptions, pieces: Sequence[ServedPartition], work: Work, numbers: Iterator[pa.RecordBatch]
+    options: ServedStoreOptions, work: Work, pieces: Iterator[ServedPartition]
 ) -> Iterator[pa.RecordBatch]:
-    wanted = (pieces[number] for batch in numbers for number in batch["id"].to_pylist())
-    return work(rows for piece in wanted for rows in served_rows(options, piece))
+    return work(rows for piece in pieces for rows in served_rows(options, piece))
 
 
 class StoreChanges(StoreJob):
@@ -167,9 +156,10 @@ class StoreChanges(StoreJob):
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
         state = self._open(increment)
-        marks = self._marks(increment)
         write = partial(write_days, self._output.location.url, time="time", number="seq")
-        return self._commit(state, increment, new_files(self._mapped(increment, write, FILES_TYPE)), marks=marks)
+        return self._commit(
+            state, increment, new_files(self._mapped(increment, write, FILES_TYPE)), marks=self._marks()
+        )
 
 
 class StoreLatest(StoreJob):
@@ -199,7 +189,6 @@ class StoreLatest(StoreJob):
         """As ``Job``."""
         made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
         state = self._open(increment, {"buckets": made_with})
-        marks = self._marks(increment)
         changed = change_buckets(
             self._output,
             state,
@@ -209,7 +198,7 @@ class StoreLatest(StoreJob):
             ("seq",),
             step=TypedStep(Choice((), include_system=True)),
         )
-        return self._commit(changed.state, increment, changed.added, changed.removed, {**changed.marks, **marks})
+        return self._commit(state, increment, changed.added, changed.removed, {**changed.marks, **self._marks()})
 
 
 def _pack(placement: Placement, messages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,11 +225,4 @@ def merge_messages(current: pa.Table | None, changes: pa.Table) -> Sequence[Buck
     held = pa.Table.from_arrays(own, schema=LATEST_MESSAGE_ROWS)
     if current is not None:
         held = pa.concat_tables([current.select(LATEST_MESSAGE_ROWS.names).cast(LATEST_MESSAGE_ROWS), held])
-    held = held.combine_chunks()
-    keys = held["key"].combine_chunks()
-    # The sort is stable and rows are in order of time, so of each key the last row is the newest.
-    order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
-    keys = keys.take(order)
-    newest = np.ones(len(keys), dtype=np.bool_)
-    newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
-    return [BucketPart(held.take(order.filter(pa.array(newest))), {})]
+    return [BucketPart(held.take(pa.array(newest_rows(held["key"]))), {})]

@@ -28,7 +28,6 @@ from holdfast.spark.typed.infer import infer_type, merged
 from holdfast.spark.typed.rows import Choice, decode_rows, require_fit
 from holdfast.spark.typed.table import (
     QUARANTINE_SCHEMA,
-    ROWS_DEFAULT,
     Layout,
     RowOptions,
     choice_of,
@@ -217,13 +216,10 @@ class TypedJob(DeltaJob):
         state = self._output.state(self._log_id)
         if state is not None:
             state.require(increment.after)
-            self._require_same_rows(state)
+            require_identity(self._rows, state.rows or {}, self._output.location.url)
         if not is_typed(self._rows):
-            choice = choice_of(self._rows)
-            if state is not None and state.rows is None:
-                choice = replace(choice, include_system=True)
             self._output.use(self._own, identity_of(self._rows))
-            return state or self._open(increment, settings), TypedStep(choice)
+            return state or self._open(increment, settings), TypedStep(choice_of(self._rows))
         before = None if state is None else value_type_of(pa.schema(state.table.schema()), self._own.names)
         typing = typing_of(self._rows, self._value_type(increment, before))
         layout = Layout.of(self._own, typing, is_feed=self._is_feed)
@@ -236,13 +232,6 @@ class TypedJob(DeltaJob):
             state = self._output.add_columns(state, absent)
         through = self._quarantine.offset(self._log_id)
         return state, TypedStep(choice_of(self._rows), layout, self._quarantine.location.url, through)
-
-    def _require_same_rows(self, state: TableState) -> None:
-        stored = state.rows
-        if stored is None:
-            # Tables of earlier versions have every row, and bytes.
-            stored = {**identity_of(ROWS_DEFAULT), "include_system": self._rows.include_system}
-        require_identity(self._rows, stored, self._output.location.url)
 
     def _value_type(self, increment: Increment, before: pa.DataType | None) -> pa.DataType | None:
         """The type of values in this step: the schema that is given, or the table's and what a sample adds to it."""

@@ -260,8 +260,8 @@ def _leaves_calendar(text: str) -> bool:
 def _rounded(value: Any, kind: pa.DataType) -> str | None:
     """Why a float of this type is another whole number than ``value``; None if it is the same.
 
-    The same: equal, or ``value`` is the shortest text of the float, as programs write large floats. A number with a
-    fraction has no equal float: the nearest one is what the type means.
+    The same: equal, or ``value`` is the shortest text of the float, or of the same number as a double, as programs
+    write large floats. A number with a fraction has no equal float: the nearest one is what the type means.
     """
     exact = Decimal(value)
     if not exact.is_finite() or exact != exact.to_integral_value():
@@ -275,7 +275,7 @@ def _rounded(value: Any, kind: pa.DataType) -> str | None:
         shortest = next((text for text in (f"{kept:.{digits}g}" for digits in range(6, 10)) if _same(text, kept)), "")
     else:
         shortest = repr(kept)
-    if not math.isfinite(kept) or exact == kept or exact == Decimal(shortest):
+    if not math.isfinite(kept) or exact == kept or exact in (Decimal(shortest), Decimal(repr(kept))):
         return None
     name = "float" if kind == pa.float32() else "double"
     return f"{str(value)[:64]} does not fit {name}: it would become {f'{Decimal(kept):f}'[:64]}"

@@ -222,15 +222,8 @@ class Layout:
         return pa.table(columns)
 
     def key_bytes(self, table: pa.Table) -> pa.ChunkedArray:
-        """The raw keys of rows of the table. Raises: InvalidRequest for a table that has lost some."""
-        keys = table[KEY_BYTES] if self.keeps_key_bytes else table["key"].cast(pa.binary())
-        if keys.null_count:
-            raise _refused(
-                "the table has rows without a key, which no step can find again",
-                hint="begin a new table; an earlier version made null of keys that are not UTF-8",
-                rows=keys.null_count,
-            )
-        return keys
+        """The raw keys of rows of the table."""
+        return table[KEY_BYTES] if self.keeps_key_bytes else table["key"].cast(pa.binary())
 
 
 def _require_portable(kind: pa.DataType, place: str) -> None:
