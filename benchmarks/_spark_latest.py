@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from holdfast.spark.pipeline import Latest, Schedule, run_pipeline
-from holdfast.spark.source.plan import log_head
+from holdfast.spark.source.chain import log_head
 
 INCREMENTS = 4
 

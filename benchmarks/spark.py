@@ -13,9 +13,9 @@ missed is printed as missed and fails nothing.
     stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
     sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
              loads and streams, and bulk loads write batch objects themselves
-    resolve  commit requests to verdicts, a quarter of them and all in one task, then all in rounds over ranges of keys;
-             and the kernel alone
-    load     a quarter of the rows and all to batch objects by the four stages, next to native Parquet in the same order
+    resolve  commit requests to verdicts, a quarter of them and all, and the kernel alone
+    load     a quarter of the rows and all to batch objects by the four stages, next to native Parquet in the same
+             order; and what it costs to fix the rows first, as for an input that may be another one each time
     latest   the newest value of every key as a Delta table, in 4 increments, beside deltalake's merge on the driver
     tables   the same table created, 1 % and 50 % of its keys changed, next to deltalake's merge and an overwrite by
              Delta's own writer, with a quarter of the keys and with all; then read by each engine
@@ -58,7 +58,7 @@ from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from holdfast.spark import read_table, session  # noqa: E402
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests  # noqa: E402
 from holdfast.spark.bulk.requests import RequestFormat, stage  # noqa: E402
-from holdfast.spark.bulk.resolve import resolve_requests  # noqa: E402
+from holdfast.spark.bulk.resolve import memory_needed, resolve_requests  # noqa: E402
 
 PAIRS = 5
 SCAN_PAIRS = 15
@@ -328,32 +328,27 @@ def bulk_requests(bench: Bench, requests: int) -> str:
 
 
 def measure_resolve(bench: Bench) -> list[Finding]:
-    """Requests to verdicts: a quarter of them and all in one task, then all in rounds over ranges of keys."""
+    """Requests to verdicts: a quarter of them and all."""
     found: list[Finding] = []
-    fates: list[bytes] = []
     whole = bench.rows * 4 // 3
-    for requests, ranges in ((whole // 4, None), (whole, None), (whole, 8)):
+    for requests in (whole // 4, whole):
         path = str(bench.root / f"requests-{requests}")
         if not Path(path).exists():
             bulk_requests(bench, requests)
         begin = time.perf_counter()
         staged = stage(bench.spark.read.parquet(path), RequestFormat(), partitions=8)
         packed = time.perf_counter() - begin
-        resolution = resolve_requests(staged, 100_000_000, partitions=ranges)
+        resolution = resolve_requests(staged, 100_000_000)
         seconds = time.perf_counter() - begin
         staged.release()
         detail = f"{staged.requests} requests, {staged.items} items, packing {packed:.1f} s, "
-        detail += f"{resolution.rounds} rounds, unknown after each {list(resolution.residue)}"
+        detail += f"at most {memory_needed(staged) / 2**20:.0f} MiB to judge"
         if requests < whole:
             found.append(Finding("resolve, a quarter, the first job of a session", seconds, "s", detail=detail))
             continue
-        fates.append(resolution.fates.tobytes())
-        how = "one task" if ranges is None else f"{ranges} ranges"
-        found.append(Finding(f"resolve, {how}", seconds, "s", 20 if ranges is None else None, detail=detail))
-        if ranges is None:
-            rate = staged.requests / resolution.kernel_seconds / 1e6
-            found.append(Finding("resolve, its kernel on one core", rate, "M/s", 4, at_least=True))
-    assert fates[0] == fates[1], "the verdicts do not depend on where the work is done"
+        found.append(Finding("resolve", seconds, "s", 20, detail=detail))
+        rate = staged.requests / resolution.kernel_seconds / 1e6
+        found.append(Finding("resolve, its kernel on one core", rate, "M/s", 4, at_least=True))
     return found
 
 
@@ -373,9 +368,9 @@ def _load_pairs(bench: Bench, rows: int) -> list[Finding]:
     frame.write.parquet(source)
     reports: list[LoadReport] = []
 
-    def load() -> None:
+    def load(*, direct: bool = True) -> None:
         log = (bench.root / f"log-{rows}-{len(reports)}").as_uri()
-        options = LoadOptions(request_format=RequestFormat(), wave=1000)
+        options = LoadOptions(request_format=RequestFormat(), wave=1000, direct=direct)
         reports.append(load_requests(spark, spark.read.parquet(source), log, None, options))
 
     def in_order() -> None:
@@ -392,7 +387,13 @@ def _load_pairs(bench: Bench, rows: int) -> list[Finding]:
     detail = f"{own:.2f} s ({rows / own / 1000:.0f} k rows/s: sort and pack {last.stage_seconds:.1f} s, verdicts "
     detail += f"{last.resolve_seconds:.1f} s, write {last.write_seconds:.1f} s, {last.batches} batches)"
     detail += f" and {ordered:.2f} s; {unordered:.2f} s without an order"
-    return [Finding(f"load of {rows} rows, time to native write in order", ratio, "x", 2.5, detail=detail)]
+    fixed, direct, price = in_pairs(lambda: load(direct=False), load, LOAD_PAIRS)
+    return [
+        Finding(f"load of {rows} rows, time to native write in order", ratio, "x", 2.5, detail=detail),
+        Finding(
+            f"load of {rows} rows, rows fixed first", price, "x", detail=f"{fixed:.2f} s and {direct:.2f} s direct"
+        ),
+    ]
 
 
 MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {

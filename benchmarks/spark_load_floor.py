@@ -85,7 +85,7 @@ def main() -> None:
 
     def load() -> None:
         log = tempfile.mkdtemp(dir=folder)
-        load_requests(spark, spark.read.parquet(source), Path(log).as_uri(), None, LoadOptions(wave=1000))
+        load_requests(spark, spark.read.parquet(source), Path(log).as_uri(), None, LoadOptions(wave=1000, direct=True))
 
     steps: dict[str, Callable[[], object]] = {
         "native: read, write Parquet": lambda: (

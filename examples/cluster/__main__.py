@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.spark import (
     Changes,
+    Fate,
     History,
     Ingest,
     Latest,
@@ -77,7 +78,7 @@ def run_all(spark: SparkSession, log: str, tables: str, line: Line) -> bool:
     """Every pipeline, one after the other. Whether the tables have what was written."""
     staged = stage(orders(spark, 0), RequestFormat(), partitions=PARTITIONS)
     resolution = resolve_requests(staged, 0)
-    line("resolve", f"{staged.requests} requests, {resolution.rounds} rounds")
+    line("resolve", f"{staged.requests} requests, {resolution.count(Fate.COMMITTED)} committed")
     staged.release()
 
     options = LoadOptions(partitions=PARTITIONS)

@@ -5,8 +5,8 @@ python runtime_script.py (--master URL | --remote URL) [--zip FILE] LOG_URL... [
 
 ``--table`` makes the table ``latest`` of the first log there. ``--sink`` writes ``SINK_ROWS`` rows to a service; with
 ``--faults`` by tasks that fail in the middle at their first try and leave a mark in the folder, and then as many by
-tasks of which one waits until Spark has started a copy of it. ``--bulk`` resolves requests in one task and in rounds,
-and loads them into a log in the folder.
+tasks of which one waits until Spark has started a copy of it. ``--bulk`` resolves requests, and loads
+them into a log in the folder.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def bulk(spark: SparkSession, folder: str) -> dict[str, object]:
         "concat('#', greatest(0, id - 40)) AS read_version",
     )
     staged = stage(requests, RequestFormat(), partitions=3)
-    fates = [resolve_requests(staged, 0, partitions=ranges).fates.tobytes().hex() for ranges in (None, 3)]
+    fates = resolve_requests(staged, 0).fates.tobytes().hex()
     staged.release()
     log, verdicts = Path(folder, "bulk-log").as_uri(), Path(folder, "bulk-verdicts")
     report = load_requests(spark, requests, log, verdicts.as_uri(), LoadOptions(wave=2, partitions=3))
@@ -144,7 +144,7 @@ def bulk(spark: SparkSession, folder: str) -> dict[str, object]:
     }
     table = spark.read.parquet(*DeltaTable(verdicts).file_uris())
     return {
-        "verdicts": [hashlib.sha256(each.encode()).hexdigest() for each in fates],
+        "verdicts": hashlib.sha256(fates.encode()).hexdigest(),
         "told": [report.name, report.requests, report.committed, report.not_committed],
         "log": digest(written.withColumn("version", relative["version"])),
         "table": digest(table.withColumns(relative)),

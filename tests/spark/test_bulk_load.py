@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +38,20 @@ from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark import audit
+from holdfast.spark.bulk import requests as requests_module
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
-from holdfast.spark.bulk.load import BatchPlan, LeadershipPlan, LoadOptions, LoadReport, batch_object, load_requests
-from holdfast.spark.bulk.load_record import decode_progress
-from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_key, pack, stage
-from holdfast.spark.bulk.resolve import asked_changes, logged_changes, resolve_requests
+from holdfast.spark.bulk.load import (
+    BatchPlan,
+    LeadershipPlan,
+    LoadOptions,
+    LoadReport,
+    Planner,
+    batch_object,
+    load_requests,
+)
+from holdfast.spark.bulk.load_record import LoadProgress, decode_progress
+from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_key, chunk_parts, pack, stage
+from holdfast.spark.bulk.resolve import Resolution, asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.store_thread import StoreThread
@@ -427,29 +437,22 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
         ["order", "operations", "reads"],
     )
     (chunk,) = pack(iter([batch]))
-    row = pa.RecordBatch.from_pylist(
-        [
-            {
-                "partition": 3,
-                "number": 0,
-                "weighted": chunk.weighted,
-                "asks": chunk.asks,
-                "item_rows": chunk.item_rows,
-                "values": chunk.values,
-            }
-        ]
-    )
-    place = ChunkSummary(chunk_key(3, 0), 100, 3, chunk.items, chunk.size, chunk.weighted)
-    (found,) = asked_changes({place.key: place}, [7, 100, 101, 102, 103], iter([row]))
+    place = ChunkSummary(chunk_key(3, 0), 100, 3, chunk.index_min, chunk.weighted)
+    streams = {"asks": chunk.asks, "item_rows": chunk.item_rows, "values": chunk.values}
+
+    def of_task(weighted: int) -> Iterator[pa.RecordBatch]:
+        part = pickle.dumps((place, np.arange(3)))
+        return iter([pa.RecordBatch.from_pylist([{"weighted": str(weighted), "part": part, **streams}])])
+
+    (found,) = asked_changes(of_task(chunk.weighted))
     digests = dict(zip(found["position"].to_pylist(), found["changes"].to_pylist(), strict=True))
     whole, without_record = logged["whole"].to_pylist(), logged["without_record"].to_pylist()
     assert digests == {100: whole[2], 101: whole[0], 102: digests[102]}
     assert without_record[1] == whole[0] != whole[1], "an earlier load's record is no part of the request"
     assert without_record[0] == whole[0]
     assert digests[102] not in {*whole, *without_record}
-    assert list(asked_changes({place.key: place}, [7, 103], iter([row]))) == []
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
-        list(asked_changes({place.key: replace(place, weighted=place.weighted ^ 1)}, [100], iter([row])))
+        list(asked_changes(of_task(chunk.weighted ^ 1)))
 
 
 def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> None:
@@ -465,14 +468,71 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
     header = builder.lead().head
     base = header.last_version
     header = replace(header, kind=Kind.DATA, first_version=Version(base + 1), last_version=Version(base + 1))
-    reign = LeadershipPlan(b"spark/load/it", base, base, 0, np.zeros(0, np.int64))
+    reign = LeadershipPlan(b"spark/load/it", base, base, 0)
     judged, again = packed("an-id-that-uuid()-has-made"), packed("another-id-that-it-has-made")
-    weighted = cast("int", judged["weighted"])
-    plan = BatchPlan(header, chunk_key(0, 0), 0, 0, bytes([Fate.COMMITTED]), base, b"{}", weighted)
-    _, data = batch_object(plan, reign, judged)
+    plan = BatchPlan(header, 0, np.array([Fate.COMMITTED], np.uint8), base, b"{}", 0, np.zeros(0, np.int64))
+    place = ChunkSummary(chunk_key(0, 0), 0, 1, -1, cast("int", judged["weighted"]))
+    part = pickle.dumps((place, plan))
+
+    def of_task(chunk: dict[str, object]) -> Iterator[pa.RecordBatch]:
+        streams = {name: chunk[name] for name in ("asks", "item_rows", "values")}
+        row = {"weighted": str(chunk["weighted"]), "part": part, **streams}
+        return iter([pa.RecordBatch.from_pylist([row])])
+
+    ((chunk, found, streams),) = chunk_parts(of_task(judged))
+    _, data = batch_object(chunk, found, reign, streams)
     assert b"an-id-that-uuid()-has-made" in data
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
-        batch_object(plan, reign, again)
+        list(chunk_parts(of_task(again)))
+
+
+def test_a_task_gets_nothing_that_grows_with_the_other_requests() -> None:
+    """A million requests before it without a version, as when all of an input were loaded before."""
+    many, own = 1_000_000, 10
+    fates = np.full(many + own, Fate.DUPLICATE, np.uint8)
+    fates[many:] = Fate.COMMITTED
+    ordinals = np.zeros(many + own, np.int32)
+    ordinals[many:] = np.arange(1, own + 1)
+    none = np.zeros(0, np.int64)
+    narrow = none.astype(np.int32)
+    resolution = Resolution(fates, {}, none, narrow, narrow, ordinals, 0, 0.0)
+    near, far = (ChunkSummary(key, many, own, index_min, 0) for key, index_min in ((0, many + 3), (1, 5)))
+    builder = LogBuilder(2)
+    leader = builder.lead()
+    header = replace(leader.head, kind=Kind.DATA)
+    base = header.last_version
+
+    class Led:
+        head = header
+
+        def next_header(self, *_: object) -> Header:
+            return header
+
+    def plan_of(chunk: ChunkSummary, through: int) -> BatchPlan:
+        staged = Staged(cast("DataFrame", None), (chunk,), many + own, own, 0, False, True, True, "")
+        progress = LoadProgress("", None, many + own, through, base, ())
+        plan = LeadershipPlan(b"", base, base, 0)
+        planner = Planner(staged, resolution, resolution.assigned(), Windows(), plan, progress)
+        ((_, planned),) = planner.batches(cast("Leadership", Led()))
+        return planned
+
+    plan = plan_of(near, 0)
+    assert len(pickle.dumps(plan)) < 2_000
+    assert plan.ordinals_after(np.array([0, many, many + 3])).tolist() == [0, 0, 3]
+    wide = plan_of(far, 0)
+    assert wide.ordinals_after(np.array([0, 5, many, many + 3])).tolist() == [0, 0, 0, 3]
+    assert len(pickle.dumps(plan_of(far, many))) < 2_000, "what was read before this leadership is its base"
+
+
+def test_parts_that_are_large_go_to_tasks_in_several_jobs(
+    spark: SparkSession, tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests_module, "PARTS_BYTES", 2_000)
+    requests = draw_requests(16, 200, keys=60, skew=0.3)
+    load_requests(
+        spark, frame_of(spark, requests), (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri(), OPTIONS
+    )
+    check_verdicts(tmp_path, requests, Windows())
 
 
 @pytest.mark.matrix  # the chunk that was made again is judged without Spark
@@ -491,7 +551,7 @@ def test_requests_that_were_made_again_as_others_are_not_told_as_those_that_were
 
     def write(of: Staged) -> int:
         url = (tmp_path / "verdicts").as_uri()
-        return write_verdicts(spark, of, resolution, lambda each: 100 + each, url, made_by="load", identity="it")
+        return write_verdicts(of, resolution, lambda each: 100 + each, url, made_by="load", identity="it")
 
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
         write(replace(judged, frame=remade.frame))
@@ -553,13 +613,13 @@ def test_what_others_wrote_between_two_runs_of_a_load_is_not_overlooked(
     frame = frame_of(spark, requests).persist()
     log, verdicts = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
     with pytest.raises(Killed):
-        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(5))
+        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(6))
     settled = max(_progress(tmp_path / "log"))
     assert 0 < settled < len(requests)
     another = spark.createDataFrame([(1, "k/1", "theirs")], "order int, key string, value string")
     load_requests(spark, another, log, None, OPTIONS)
     with pytest.raises(Killed):
-        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(6))
+        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(7))
     report = load_requests(spark, frame, log, verdicts, OPTIONS)
     assert report.continued_at > settled
     expected = judge_plainly(requests, origin(tmp_path / "log"), Windows().cut((settled,)))

@@ -25,14 +25,17 @@ from holdfast.commit.format.transaction import PointRead, RangeDelete, RangeRead
 from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import problem_with
-from holdfast.spark.bulk.problem import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
+from holdfast.spark.bulk import requests as requests_module
+from holdfast.spark.bulk import resolve as resolve_module
+from holdfast.spark.bulk.problem import COMMITTED, REJECTED, Problem
 from holdfast.spark.bulk.requests import Refusal, RequestFormat, pack, read_stream, stage
-from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.resolve import Resolution, memory_needed, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
-from holdfast.spark.bulk.sweep import conflicting_changes, empty, levels, newest, record, sweep
+from holdfast.spark.bulk.sweep import empty, judge, levels, newest, record
 from holdfast.spark.bulk.verdicts import INVALID_CODES
+from holdfast.spark.runtime.free_memory import free_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
@@ -61,17 +64,17 @@ def verdicts(resolution: Resolution) -> list[Verdict]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "keys", "skew", "window", "ranges"),
+    ("seed", "keys", "skew", "window", "partitions"),
     [(1, 5, 0.0, None, 3), pytest.param(2, 40, 0.0, 40, 2, marks=pytest.mark.matrix)]
     + ([(3, 1000, 0.9, None, 2), (4, 300, 0.5, 60, 7)] if PROVE else []),
 )
 def test_the_verdicts_are_those_of_the_leaders_own_stages(
-    spark: SparkSession, seed: int, keys: int, skew: float, window: int | None, ranges: int
+    spark: SparkSession, seed: int, keys: int, skew: float, window: int | None, partitions: int
 ) -> None:
     requests = draw_requests(seed, 600, keys=keys, skew=skew)
     rows = [request.row(10 * place) for place, request in enumerate(requests)]
     random.Random(seed).shuffle(rows)
-    staged = stage(spark.createDataFrame(rows, SCHEMA), RequestFormat(), partitions=3)
+    staged = stage(spark.createDataFrame(rows, SCHEMA), RequestFormat(), partitions=partitions)
     windows = Windows.trailing(len(requests), window)
     expected = judge_plainly(requests, BASE, windows)
     assert {each.outcome for each in expected} >= {
@@ -81,9 +84,7 @@ def test_the_verdicts_are_those_of_the_leaders_own_stages(
         "future_version",
         "no_operations",
     }
-    for partitions in (None, ranges):
-        resolution = resolve_requests(staged, BASE, windows=windows, partitions=partitions)
-        assert verdicts(resolution) == expected
+    assert verdicts(resolve_requests(staged, BASE, windows=windows)) == expected
     staged.release()
 
 
@@ -104,6 +105,58 @@ def test_requests_come_as_rows_text_and_json_and_the_input_has_one_digest(spark:
     unread = stage(flat.drop("read_version"), RequestFormat("n"), partitions=2)
     assert unread.plain and not one.plain
     assert verdicts(resolve_requests(unread, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+
+
+def test_more_than_a_task_has_memory_for_is_refused_before_the_work(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = "order int, key string, value string, read_version string"
+    frame = spark.createDataFrame([(n, f"k/{n}", "v", "#0") for n in range(20)], columns)
+    staged = stage(frame, RequestFormat(), partitions=2)
+    needed = memory_needed(staged)
+    assert resolve_requests(staged, 7, judging_bytes_max=needed).count(Fate.COMMITTED) == 20
+    with pytest.raises(LimitExceeded, match=f"bytes_needed={needed} bytes_max={needed - 1}"):
+        resolve_requests(staged, 7, judging_bytes_max=needed - 1)
+    monkeypatch.setattr(resolve_module, "memory_needed", lambda _: 2**60)
+    with pytest.raises(LimitExceeded, match="more memory than one task may have"):
+        resolve_requests(staged, 7)
+    monkeypatch.setattr(requests_module, "REQUESTS_MAX", 19)
+    with pytest.raises(LimitExceeded, match="more requests than one input may have"):
+        stage(frame, RequestFormat(), partitions=2)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:      2 kB\n"}, 2048),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 9 kB\n",
+                "sys/fs/cgroup/memory.max": "1000\n",
+                "sys/fs/cgroup/memory.current": "900\n",
+                "sys/fs/cgroup/memory.stat": "anon 500\ninactive_file 300\n",
+            },
+            400,
+        ),
+        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "900\n"}, None),
+        (
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200\n",
+                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 100\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_free_memory_is_what_the_machine_and_the_container_leave(
+    tmp_path: Path, files: dict[str, str], expected: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path) == expected
 
 
 LISTED = """[{"order": 1, "operations": [{"key": "a", "value": "1"}, {"type": "range_delete", "begin": "b", "end": "c"},
@@ -386,12 +439,6 @@ def judge_by_the_stage(problem: Problem) -> tuple[npt.NDArray[np.uint8], npt.NDA
     return states, broken
 
 
-def judge_in_one_pass(problem: Problem) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    everyone = np.ones(problem.requests, np.bool_)
-    states = sweep(problem, np.zeros(problem.requests, np.uint8), everyone, ~everyone)
-    return states, conflicting_changes(problem, states)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_kernel_decides_as_the_leaders_second_stage_bit_by_bit(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -402,44 +449,8 @@ def test_the_kernel_decides_as_the_leaders_second_stage_bit_by_bit(seed: int) ->
         ranges=float(draw.choice([0, 0.1, 0.9])),
     )  # fmt: skip
     problem.check()
-    expected, found = judge_by_the_stage(problem), judge_in_one_pass(problem)
+    expected, found = judge_by_the_stage(problem), judge(problem)
     assert np.array_equal(expected[0], found[0]) and np.array_equal(expected[1], found[1])
-
-
-def judge_what_is_left(
-    problem: Problem, known: npt.NDArray[np.uint8], decides: npt.NDArray[np.bool_], clear: npt.NDArray[np.bool_]
-) -> list[int]:
-    """What ``sweep`` promises, request by request and pair by pair."""
-    states, verdicts = known.tolist(), [0] * problem.requests
-    for place in range(problem.requests):
-        if states[place] != UNKNOWN:
-            continue
-        touching: set[int] = set()
-        for read in range(problem.read_begins[place], problem.read_begins[place + 1]) if not clear[place] else ():
-            low, high, at = problem.read_lows[read], problem.read_highs[read], problem.read_ats[read]
-            for writer in range(int(np.searchsorted(problem.ordinals, at, side="right")), place):
-                span = slice(problem.write_begins[writer], problem.write_begins[writer + 1])
-                if ((problem.write_lows[span] < high) & (problem.write_highs[span] > low)).any():
-                    touching.add(states[writer])
-        verdicts[place] = CONFLICT if COMMITTED in touching else UNKNOWN if UNKNOWN in touching else CLEAR
-        if verdicts[place] == CONFLICT:
-            states[place] = REJECTED
-        elif verdicts[place] == CLEAR and decides[place]:
-            states[place] = COMMITTED
-    return verdicts
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_kernel_leaves_unknown_what_depends_on_the_unknown_and_nothing_else(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    count = int(draw.integers(1, 400))
-    problem = random_problem(
-        draw, count, int(draw.choice([2, 20, 300])), lag=int(draw.choice([5, 300])), ranges=float(draw.choice([0, 0.3]))
-    )
-    odds = np.array([[1, 0, 0], [0.5, 0.25, 0.25], [0.9, 0.05, 0.05]][seed % 3])
-    known = draw.choice(3, count, p=odds).astype(np.uint8)
-    decides, clear = draw.random(count) < draw.choice([0, 0.5, 0.95]), draw.random(count) < draw.choice([0, 0.3])
-    assert sweep(problem, known, decides, clear).tolist() == judge_what_is_left(problem, known, decides, clear)
 
 
 @pytest.mark.parametrize("ranks", [1, 255, 257, 70_000])
@@ -476,15 +487,13 @@ def test_every_range_finds_every_other_that_it_meets(ranks: int) -> None:
 def test_the_compiled_loops_stay_within_their_arrays(tmp_path: Path) -> None:
     script = """
 import numpy as np
-from tests.spark.test_bulk_resolve import judge_in_one_pass, random_problem
-from holdfast.spark.bulk.sweep import sweep
+from tests.spark.test_bulk_resolve import random_problem
+from holdfast.spark.bulk.sweep import judge
 draw = np.random.default_rng(1)
 for ranks in (2, 63, 64, 65, 300, 4097):
     for ranges in (0.0, 0.5):
         problem = random_problem(draw, 300, ranks, ranges=ranges)
-        judge_in_one_pass(problem)
-        known, flags = draw.choice(3, 300).astype(np.uint8), draw.random((2, 300)) < 0.5
-        sweep(problem, known, *flags)
+        judge(problem)
 """
     checked = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", script]
@@ -499,7 +508,7 @@ def test_operations_by_the_million_are_decided_bit_by_bit(
     requests = OPERATIONS // 5 // len(SKEWS)
     problem = random_problem(np.random.default_rng(keys), requests, keys, skew=skew)
     began = time.perf_counter()
-    found = judge_in_one_pass(problem)
+    found = judge(problem)
     record_property("operations", 5 * requests)
     record_property("requests_per_second", round(requests / (time.perf_counter() - began)))
     expected = judge_by_the_stage(problem)

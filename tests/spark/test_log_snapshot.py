@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 from tests.matrix import matrix
-from tests.spark.log_builder import latest_plainly, random_log
+from tests.spark.log_builder import LogBuilder, latest_plainly, random_log
 from tests.unit.snapshots import logs
 
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
@@ -23,6 +25,7 @@ from holdfast.spark.tables import newest
 from holdfast.spark.tables.log_snapshot import snapshot_into_log
 
 PART_BYTES = 60
+PART_MIN = 17
 
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main", "spark")
@@ -115,3 +118,42 @@ def test_the_command_makes_it_and_names_options_that_do_not_belong_together(tmp_
 
     (manifest,) = asyncio.run(found())
     assert rows_of(tmp_path, manifest) == latest_plainly(builder.objects)
+
+
+def test_the_driver_gets_nothing_for_each_key(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose tasks return more than Spark's ``maxResultSize`` fails."""
+    builder = LogBuilder(36)
+    keys = [b"%06d" % number for number in range(60_000)]
+    builder.lead().commit([Write(key, b"") for key in keys])
+    log = builder.write_to(tmp_path)
+    monkeypatch.setattr(log_snapshot, "RANGE_BYTES", 1_000_000)  # Spark itself collects a sample of keys for each range
+    conf = spark.sparkContext._jsc.sc().conf()
+    conf.set("spark.driver.maxResultSize", "160k")
+    try:
+        made = snapshot_into_log(spark, log, part_bytes=100_000)
+    finally:
+        conf.remove("spark.driver.maxResultSize")
+    assert made.rows == len(keys) and len(made.parts) == 4
+    assert list(rows_of(tmp_path, made)) == keys
+
+
+def test_a_part_ends_with_the_first_row_at_which_it_has_its_size_however_rows_are_cut() -> None:
+    draw = Random(37)
+    for _ in range(200):
+        sizes = np.array([draw.randrange(9) for _ in range(draw.randrange(40))], np.uint32)
+        expected, passed = [], PART_MIN
+        for row, size in enumerate(sizes.tolist()):
+            if passed >= PART_MIN:
+                expected.append(row)
+                passed = 0
+            passed += size
+        found: list[int] = []
+        first = left = 0
+        while first < len(sizes):
+            past = first + draw.randrange(1, 9)
+            begins, left = log_snapshot.part_begins(sizes[first:past], PART_MIN, left)
+            found += [first + begin for begin in begins]
+            first = past
+        assert found == expected

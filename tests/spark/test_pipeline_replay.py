@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import pytest
 from pyspark.sql import Row, SparkSession
-from tests.spark.log_builder import random_log, read_plainly
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import operation_row
 
 from holdfast.commit.format.batch import slot_of
-from holdfast.commit.format.transaction import Operation, RangeDelete
+from holdfast.commit.format.transaction import Operation, RangeDelete, Transaction, Write
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Unavailable
 from holdfast.objects.open import open_store
@@ -142,3 +143,39 @@ def test_a_step_whose_reading_fails_is_tried_again_behind_what_it_committed(
         job.close()
     assert report.retries == 1
     assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+
+
+def test_transactions_in_flight_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(replay_module, "IN_FLIGHT_BYTES", 3_000)
+    builder = LogBuilder(54)
+    leader = builder.lead()
+    sizes = [10, 700, 700, 5_000, 10, 10, 900, *[400] * 20]
+    for size in sizes:
+        leader.commit([Write(b"k", bytes(size))])
+    log = builder.write_to(tmp_path / "log")
+    rows = [
+        Row(version=txn.version, operations=[operation_row(each) for each in txn.operations])
+        for batch in read_plainly(builder.objects)
+        for txn in batch.transactions
+    ]
+    most = 0
+
+    class Watched(Replay):
+        def _finish_oldest(self, in_flight_now: deque[Any]) -> int:
+            nonlocal most
+            assert sum(each.size for each in list(in_flight_now)[:-1]) < 3_000
+            most = max(most, len(in_flight_now))
+            return super()._finish_oldest(in_flight_now)
+
+    target = tmp_path / "target"
+    job = Watched(cast("SparkSession", FailingSource(rows, fails_after=10**9)), log, target.as_uri())
+    try:
+        run_pipeline(job, log, target.as_uri())
+    finally:
+        job.close()
+    assert most >= 2
+    assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+    chunks = list(replay_module.chunks_of(Transaction([Write(b"k", bytes(size))]) for size in sizes))
+    assert [len(chunk) for chunk, _ in chunks[:4]] == [2, 2, 3, 2]
+    assert all(sum(len(each.operations[0].value) for each in chunk[:-1]) < 1_000 for chunk, _ in chunks)  # type: ignore[union-attr]

@@ -235,11 +235,11 @@ def _with_indexes(row: tuple[object, ...]) -> tuple[object, ...]:
     return order, operations, indexed, at[str(read_version)], request_id
 
 
-def by_load(spark: SparkSession, root: Path, ranges: int | None) -> list[Found]:
+def by_load(spark: SparkSession, root: Path) -> list[Found]:
     """Two loads. ``root / "first"`` is the log as it is between them."""
 
     def tell(name: str, rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
-        options = LoadOptions(name=name, partitions=2, resolve_partitions=ranges, sign_interval_ms=50.0)
+        options = LoadOptions(name=name, partitions=2, sign_interval_ms=50.0)
         if name == "after":
             shutil.copytree(root / "loaded", root / "first")
         load_requests(
@@ -250,7 +250,7 @@ def by_load(spark: SparkSession, root: Path, ranges: int | None) -> list[Found]:
     return by_two_inputs(root / "loaded", tell)
 
 
-def by_resolve(spark: SparkSession, root: Path, ranges: int | None) -> list[Found]:
+def by_resolve(spark: SparkSession, root: Path) -> list[Found]:
     """``resolve`` writes nothing, so it judges the second input on the log that a load has made of the first one."""
     log = (root / "first").as_uri()
     through = log_head(log).version
@@ -258,13 +258,11 @@ def by_resolve(spark: SparkSession, root: Path, ranges: int | None) -> list[Foun
 
     def tell(name: str, rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
         staged = stage(spark.createDataFrame(rows, SCHEMA), RequestFormat(), partitions=2)
-        resolution = resolve_requests(staged, bases[name], partitions=ranges)
+        resolution = resolve_requests(staged, bases[name])
         if name == "after":
             resolution = look_up(spark, log, staged, resolution, through)
-        target = root / f"resolved-{name}-{ranges}"
-        write_verdicts(
-            spark, staged, resolution, lambda at: bases[name] + at, target.as_uri(), made_by="resolve", identity=""
-        )
+        target = root / f"resolved-{name}"
+        write_verdicts(staged, resolution, lambda at: bases[name] + at, target.as_uri(), made_by="resolve", identity="")
         staged.release()
         return told(target)
 
@@ -292,14 +290,7 @@ def test_four_runtimes_give_the_same_verdicts_on_every_use_of_a_request_id(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert named(by_the_service(tmp_path / "served")) == EXPECTED
-    assert named(by_load(spark, tmp_path, None)) == EXPECTED
+    assert named(by_load(spark, tmp_path)) == EXPECTED
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
     assert named(by_ingest(tmp_path / "ingested", (4, 9), 100)) == EXPECTED
-    assert named(by_resolve(spark, tmp_path, None)) == EXPECTED
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(1200)
-def test_rounds_over_ranges_of_keys_have_the_same_rule(spark: SparkSession, tmp_path: Path) -> None:
-    assert named(by_load(spark, tmp_path, 2)) == EXPECTED
-    assert named(by_resolve(spark, tmp_path, 3)) == EXPECTED
+    assert named(by_resolve(spark, tmp_path)) == EXPECTED

@@ -203,7 +203,7 @@ def make_verdicts(spark: SparkSession, name: str, path: Path) -> None:
         case _:
             staged = stage(requests, RequestFormat(), partitions=2)
             resolution = resolve_requests(staged, 100)
-            write_verdicts(spark, staged, resolution, lambda each: 100 + each, path.as_uri(), made_by=name, identity="")
+            write_verdicts(staged, resolution, lambda each: 100 + each, path.as_uri(), made_by=name, identity="")
             staged.release()
 
 

@@ -105,12 +105,12 @@ WindowOption: TypeAlias = Annotated[
 PartitionsOption: TypeAlias = Annotated[
     int, typer.Option("--partitions", min=1, help="Partitions for sorting and packing.")
 ]
-RangesOption: TypeAlias = Annotated[
+MemoryOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        "--ranges",
+        "--judging-bytes",
         min=1,
-        help="Decide in rounds over this many ranges of keys. One task is faster up to 40 million items.",
+        help="Most memory of the task that decides; what is free where it runs by default. More is refused.",
     ),
 ]
 TakeOverOption: TypeAlias = Annotated[
@@ -348,7 +348,7 @@ def resolve(
     ] = None,
     window: WindowOption = None,
     partitions: PartitionsOption = 8,
-    ranges: RangesOption = None,
+    judging_bytes: MemoryOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
     conf: ConfOption = None,
@@ -358,8 +358,8 @@ def resolve(
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, window=window, partitions=partitions, ranges=ranges,
-        spark=_target(master, remote, conf),
+        _source(requests, kind, order_by, text, schema), to, log, window=window, partitions=partitions,
+        judging_bytes_max=judging_bytes, spark=_target(master, remote, conf),
     )  # fmt: skip
     print_result(command.resolve(base, report_steps(as_json=as_json)), as_json=as_json)
 
@@ -379,7 +379,7 @@ def load(
     window: WindowOption = None,
     wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written at the same time.")] = 256,
     partitions: PartitionsOption = 8,
-    ranges: RangesOption = None,
+    judging_bytes: MemoryOption = None,
     step_down: StepDownOption = False,
     take_over: TakeOverOption = False,
     token: TokenOption = None,
@@ -392,8 +392,8 @@ def load(
     from holdfast.spark.commands import BulkCommand
 
     command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, ranges, wave, take_over,
-        step_down, token, spark=_target(master, remote, conf),
+        _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, judging_bytes,
+        wave, take_over, step_down, token, spark=_target(master, remote, conf),
     )  # fmt: skip
     print_result(command.load(report_steps(as_json=as_json)), as_json=as_json)
 

@@ -369,7 +369,7 @@ class BulkCommand:
     name: str | None = None
     window: int | None = None
     partitions: int = 8
-    ranges: int | None = None
+    judging_bytes_max: int | None = None
     wave: int = WAVE_DEFAULT
     take_over: bool = False
     step_down: bool = False
@@ -391,12 +391,12 @@ class BulkCommand:
             try:
                 report({"step": "stage", "requests": staged.requests, "items": staged.items})
                 windows = Windows.trailing(staged.requests, self.window)
-                resolution = resolve_requests(staged, start, windows=windows, partitions=self.ranges)
-                report({"step": "resolve", "rounds": resolution.rounds, "residue": list(resolution.residue)})
+                resolution = resolve_requests(staged, start, windows=windows, judging_bytes_max=self.judging_bytes_max)
+                report({"step": "resolve", "kernel_seconds": round(resolution.kernel_seconds, 3)})
                 if self.log is not None:
                     resolution = look_up(spark, self.log, staged, resolution, through)
                 write_verdicts(
-                    spark, staged, resolution, lambda ordinals: start + ordinals, self.to,
+                    staged, resolution, lambda ordinals: start + ordinals, self.to,
                     made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
                 )  # fmt: skip
             finally:
@@ -407,8 +407,6 @@ class BulkCommand:
                 "base": resolution.base,
                 "requests": staged.requests,
                 "items": staged.items,
-                "rounds": resolution.rounds,
-                "residue": list(resolution.residue),
                 "kernel_seconds": round(resolution.kernel_seconds, 3),
                 **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
             }
@@ -426,7 +424,8 @@ class BulkCommand:
             window=self.window,
             wave=self.wave,
             partitions=self.partitions,
-            resolve_partitions=self.ranges,
+            judging_bytes_max=self.judging_bytes_max,
+            direct=self.source.format != "table",  # files have the same rows each time, a table may be a view
             take_over=self.take_over,
             step_down=self.step_down,
             token=self.token,

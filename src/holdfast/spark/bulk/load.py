@@ -1,13 +1,14 @@
 """``load``: the four commit stages as a Spark job. A table of commit requests becomes batch objects of a log.
 
     step        action                                                    what a crash in this step leaves
-    stage       the requests are sorted, checked and packed               nothing
+    fix         tasks keep the rows, a manifest names them                the rows, see ``fixed_rows``
+    stage       the requests are sorted, checked and packed               the same
     resolve     every request gets its verdict                            nothing
     claim       a leader steps down if ``step_down``; this job leads      a claim; the next run claims again
     wave        tasks create up to ``wave`` objects in parallel           some of them; those up to the first hole count
     confirm     the whole wave exists and no other leader has claimed     the same as in a wave
     resign      the last record: the next leader need not wait            everything except the verdicts
-    release     the table of verdicts                                     all of it or nothing
+    release     the table of verdicts; then the rows are removed          all of it or nothing
 
 Exactly once: every batch also writes a progress record, the number of finished requests. A run claims before it reads
 this record. Verdicts depend only on the requests and the first base. The plan of a wave fixes everything that two
@@ -19,7 +20,6 @@ with the new base as its read version.
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,15 +34,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
 from holdfast.crc32 import fastest_crc32
 from holdfast.durable_directory import make_durable_directory
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.file_urls import path_of
 from holdfast.segments.table_location import table_location
+from holdfast.spark.bulk.fixed_rows import FixedRows
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
 from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
 from holdfast.spark.bulk.requests import (
@@ -50,8 +51,9 @@ from holdfast.spark.bulk.requests import (
     ChunkSummary,
     RequestFormat,
     Staged,
+    chunk_parts,
+    in_order,
     read_stream,
-    require_judged,
     stage,
     stream,
 )
@@ -63,22 +65,18 @@ from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
 PUTS_IN_FLIGHT: Final = 4
+BAD_ROWS: Final = (InvalidRequest, LimitExceeded, PySparkException)
+"""What a load raises where the rows themselves are wrong, or too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipPlan:
-    """What all batches of one leader share. ``unsequenced`` are the positions without a version, in order."""
+    """What all batches of one leader share."""
 
     progress_key: bytes
     origin_base: int
     base: int
     ordinal_before: int
-    unsequenced: Numbers
-
-    def ordinals_after(self, indexes: Numbers) -> Numbers:
-        """The ordinal after k requests."""
-        ordinals: Numbers = indexes - np.searchsorted(self.unsequenced, indexes)
-        return ordinals
 
     def versions(self, ordinals: Numbers) -> Numbers:
         """The log versions that stand for these ordinals; what came before this leadership is its base."""
@@ -87,78 +85,79 @@ class LeadershipPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One batch: its header without lengths and CRCs, its chunk's first position and the fates of the chunk's requests.
+    """One batch: its header without lengths and CRCs, and the fates of its chunk's requests.
 
-    ``finished`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch;
-    ``weighted`` is the chunk's sum.
+    ``finished`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch.
+    ``unsequenced`` are the positions without a version that count for the chunk, in order, after ``skipped`` ones.
     """
 
     header: Header
-    key: int
-    first: int
     finished: int
-    fates: bytes
+    fates: npt.NDArray[np.uint8]
     before: int
     progress: bytes
-    weighted: int
+    skipped: int
+    unsequenced: Numbers
+
+    def ordinals_after(self, indexes: Numbers) -> Numbers:
+        """The ordinal after k requests, for each k that the chunk names; 0 or more, and before this leadership up to
+        its first."""
+        ordinals: Numbers = indexes - self.skipped - np.searchsorted(self.unsequenced, indexes)
+        return np.maximum(ordinals, 0)
 
 
 def write_wave(
-    spark: SparkSession, staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[BatchPlan]
+    staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[tuple[ChunkSummary, BatchPlan]]
 ) -> tuple[int, int]:
     """Write every batch of the plan. Returns the bytes of all objects, and how many existed before.
 
-    Raises: Fenced, Unavailable.
+    Raises: Fenced, Unavailable, InvalidRequest when a chunk is not the one that was judged.
     """
-    rows = [(plan.key >> 32, plan.key & 0xFFFFFFFF, pickle.dumps(plan)) for plan in plans]
-    planned = spark.createDataFrame(rows, "partition int, number int, plan binary")
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         done: list[dict[str, object]] = []
         waiting: deque[tuple[int, int, Future[bool]]] = deque()
         with StoreThread(url) as thread:
-            for batch in batches:
-                for row in batch.to_pylist():
-                    plan: BatchPlan = pickle.loads(row["plan"])
-                    header, data = batch_object(plan, leadership, row)
-                    waiting.append((plan.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
-                    while len(waiting) >= PUTS_IN_FLIGHT:
-                        key, size, future = waiting.popleft()
-                        done.append({"key": key, "size": size, "created": future.result()})
+            for chunk, plan, row in chunk_parts(batches):
+                header, data = batch_object(chunk, plan, leadership, row)
+                waiting.append((chunk.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
+                while len(waiting) >= PUTS_IN_FLIGHT:
+                    key, size, future = waiting.popleft()
+                    done.append({"key": key, "size": size, "created": future.result()})
             done.extend({"key": key, "size": size, "created": future.result()} for key, size, future in waiting)
         schema = pa.schema([("key", pa.int64()), ("size", pa.int64()), ("created", pa.bool_())])
         yield pa.RecordBatch.from_pylist(done, schema=schema)
 
-    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
-    joined = wanted.join(F.broadcast(planned), ["partition", "number"])
     with task_errors():
-        results = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
-    written = set(results["key"].to_pylist())
-    assert written == {plan.key for plan in plans}, "a wave is over when each of its batches is created"
-    return sum(results["size"].to_pylist()), results["created"].to_pylist().count(False)
+        results = [
+            row
+            for frame in staged.with_parts(["asks", "item_rows", "values"], plans)
+            for row in frame.mapInArrow(write, "key long, size long, created boolean").toArrow().to_pylist()
+        ]
+    assert {row["key"] for row in results} == {chunk.key for chunk, _ in plans}, (
+        "a wave is over when each of its batches is created"
+    )
+    return sum(row["size"] for row in results), sum(not row["created"] for row in results)
 
 
-def batch_object(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
-    """The whole object of a plan, and its complete header. Cost: O(rows), in native code.
-
-    Raises: InvalidRequest when the chunk is not the one that was judged.
-    """
-    require_judged(chunk, plan.weighted, plan.first)
-    body = stream(_rows(plan, leadership, chunk).combine_chunks())
+def batch_object(
+    chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, streams: Mapping[str, Any]
+) -> tuple[Header, bytes]:
+    """The whole object of a plan, and its complete header. Cost: O(rows), in native code."""
+    body = stream(_rows(chunk, plan, leadership, streams).combine_chunks())
     header = replace(plan.header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
     return header, encode_object(header, body)
 
 
-def _rows(plan: BatchPlan, leadership: LeadershipPlan, chunk: Mapping[str, Any]) -> pa.Table:
+def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, streams: Mapping[str, Any]) -> pa.Table:
     """The rows of the committed requests and the progress record, in the columns of a body."""
-    asks, items = read_stream(chunk["asks"]), read_stream(chunk["item_rows"])
-    values = read_stream(chunk["values"])["value"]
-    fates = np.frombuffer(plan.fates, np.uint8)
-    positions = np.arange(plan.first, plan.first + len(fates))
-    versions = leadership.versions(leadership.ordinals_after(positions + 1))
+    asks, items = read_stream(streams["asks"]), read_stream(streams["item_rows"])
+    values = read_stream(streams["values"])["value"]
+    fates = plan.fates
+    versions = leadership.versions(plan.ordinals_after(np.arange(chunk.first + 1, chunk.past + 1)))
     accepted = fates == Fate.COMMITTED
     accepted[: plan.finished] = False
-    read_versions = _translated(asks["read_index"], asks["read_version"], leadership)
+    read_versions = _translated(asks["read_index"], asks["read_version"], plan, leadership)
     owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
     kept = np.flatnonzero(accepted[owners])
     owner, rows = pa.array(owners[kept]), pa.array(kept)
@@ -200,10 +199,12 @@ def _progress_row(plan: BatchPlan, leadership: LeadershipPlan, table: pa.Table) 
     return pa.Table.from_pylist([row], schema=BODY_SCHEMA)
 
 
-def _translated(index: pa.ChunkedArray, version: pa.ChunkedArray, leadership: LeadershipPlan) -> pa.Array:
+def _translated(
+    index: pa.ChunkedArray, version: pa.ChunkedArray, plan: BatchPlan, leadership: LeadershipPlan
+) -> pa.Array:
     """Read versions as this leadership's log has them: null for none, and unchanged where no precondition uses it."""
     indexes, versions = plain_numbers(index), plain_numbers(version)
-    after = leadership.ordinals_after(np.maximum(indexes, 0))
+    after = plan.ordinals_after(np.maximum(indexes, 0))
     ordinals = np.where(indexes >= 0, after, versions - leadership.origin_base)
     translated = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
     return pa.array(translated, pa.int64(), mask=(indexes < 0) & (versions < 0))
@@ -219,7 +220,7 @@ def _ats(
     defaults: pa.Array,
 ) -> pa.Array:
     """The versions of preconditions that have their own, or need one because they read the record's key."""
-    own = _translated(items["at_index"], items["at_version"], leadership)
+    own = _translated(items["at_index"], items["at_version"], plan, leadership)
     key = pa.scalar(leadership.progress_key, pa.binary())
     reaches = pc.fill_null(pc.greater(ends, key), True)
     sees = np.where(
@@ -243,8 +244,12 @@ class LoadOptions:
     loaded twice.
 
     ``window`` is the number of requests in the conflict window; by default the whole input. ``wave`` objects are
-    written in parallel, at most 1000. ``step_down``, ``take_over`` and ``token`` are those of ``LeadershipOptions``:
-    a load is refused while a service leads the log, unless it may ask that service to stand by, or depose it.
+    written in parallel, at most 1000. ``judging_bytes_max``: as ``resolve_requests``.
+    ``direct``: the input has the same rows each time that Spark computes it, so they are not kept (``fixed_rows``);
+    with others the load is refused.
+
+    ``step_down``, ``take_over`` and ``token`` are those of ``LeadershipOptions``: a load is refused while a service
+    leads the log, unless it may ask that service to stand by, or depose it.
     """
 
     request_format: RequestFormat = AS_NAMED
@@ -252,7 +257,8 @@ class LoadOptions:
     window: int | None = None
     wave: int = WAVE_DEFAULT
     partitions: int = 8
-    resolve_partitions: int | None = None
+    judging_bytes_max: int | None = None
+    direct: bool = False
     take_over: bool = False
     sign_interval_ms: float = 0.0
     token: str | None = None
@@ -289,7 +295,7 @@ class LoadReport:
     waves: int = 0
     first_version: int = 0
     last_version: int = 0
-    rounds: int = 0
+    fix_seconds: float = 0.0
     stage_seconds: float = 0.0
     resolve_seconds: float = 0.0
     write_seconds: float = 0.0
@@ -329,6 +335,8 @@ class _Load:
         self._options = options
         self._step = step
         self._report = LoadReport("")
+        self._has_begun = False
+        """Whether the log may have a part of the load."""
 
     def run(self, requests: DataFrame) -> LoadReport:
         began = time.monotonic()
@@ -339,19 +347,45 @@ class _Load:
         if folder is None or folder.exists():
             with StoreThread(self._url) as thread:
                 thread.start(partial(require_no_leader, options=options.leading)).result()
+        in_order(requests, options.request_format, options.partitions)  # before rows are kept that are not requests
+        if folder is not None:
+            make_durable_directory(str(folder))
+        if options.direct:
+            self._run_fixed(requests, began)
+        else:
+            self._fix_and_run(requests, began)
+        self._report.seconds = time.monotonic() - began
+        return self._report
+
+    def _fix_and_run(self, requests: DataFrame, began: float) -> None:
+        rows = FixedRows.of(self._url, self._options.name)
+        is_own = False
+        try:
+            manifest = None if self._options.name is None else rows.found()
+            if manifest is None:
+                manifest, is_own = rows.fix(requests)
+            self._report.fix_seconds = time.monotonic() - began
+            self._step("fix", {"found": not is_own})
+            self._run_fixed(rows.read(manifest, requests), began)
+        except Exception as error:
+            # Rows of which none was written, because of what they are, must not be those of the next run of the name.
+            are_bad = is_own and not self._has_begun and isinstance(error, BAD_ROWS)
+            if self._options.name is None or are_bad:
+                rows.remove()
+            raise
+        rows.remove()
+
+    def _run_fixed(self, requests: DataFrame, began: float) -> None:
+        options = self._options
         staged = stage(requests, options.request_format, partitions=options.partitions)
         try:
             self._report.name = options.name or staged.digest
             self._report.requests = staged.requests
             self._report.stage_seconds = time.monotonic() - began
             self._step("stage", {"requests": staged.requests, "items": staged.items})
-            if folder is not None:
-                make_durable_directory(str(folder))
             self._run_staged(staged)
         finally:
             staged.release()
-        self._report.seconds = time.monotonic() - began
-        return self._report
 
     def _run_staged(self, staged: Staged) -> None:
         options = self._options
@@ -365,6 +399,7 @@ class _Load:
             claim = leadership.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
+            self._has_begun = progress is not None
             if progress is not None and progress.cuts:
                 # Others have written in between, so what was read before cannot be judged any more: as after any
                 # change of leader. Verdicts before the cut stay.
@@ -386,10 +421,9 @@ class _Load:
 
     def _resolve(self, staged: Staged, base: int, windows: Windows) -> Resolution:
         began = time.monotonic()
-        resolution = resolve_requests(staged, base, windows=windows, partitions=self._options.resolve_partitions)
+        resolution = resolve_requests(staged, base, windows=windows, judging_bytes_max=self._options.judging_bytes_max)
         self._report.resolve_seconds = time.monotonic() - began
-        self._report.rounds = resolution.rounds
-        self._step("resolve", {"rounds": resolution.rounds, "residue": list(resolution.residue)})
+        self._step("resolve", {"kernel_seconds": round(resolution.kernel_seconds, 3)})
         return resolution
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
@@ -433,26 +467,26 @@ class _Load:
             progress.base,
             leadership.head.last_version,
             ordinal_before,
-            np.flatnonzero(resolution.ordinals == 0),
         )
-        planner = _Planner(staged, resolution, windows, plan, progress)
+        planner = Planner(staged, resolution, assigned, windows, plan, progress)
         batches = planner.batches(leadership)
         while True:
             with leadership.writing():
                 wave = [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]
                 if not wave:
                     break
-                object_bytes, existing = write_wave(self._spark, staged, self._url, plan, wave)
+                self._has_begun = True
+                object_bytes, existing = write_wave(staged, self._url, plan, wave)
                 self._step("wave", {"objects": len(wave)})
-                leadership.confirm(wave[-1].header, len(wave))
+                leadership.confirm(wave[-1][1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += object_bytes
             self._report.found_batches += existing
-            self._report.first_version = self._report.first_version or wave[0].header.first_version
-            self._report.last_version = wave[-1].header.last_version
+            self._report.first_version = self._report.first_version or wave[0][1].header.first_version
+            self._report.last_version = wave[-1][1].header.last_version
             progress = planner.progress
-            self._step("confirm", {"settled": progress.through, "version": wave[-1].header.last_version})
+            self._step("confirm", {"settled": progress.through, "version": wave[-1][1].header.last_version})
         return progress
 
     # -- release ------------------------------------------------------------------------------------------------------
@@ -476,7 +510,6 @@ class _Load:
             return versions
 
         write_verdicts(
-            self._spark,
             staged,
             resolution,
             version_of,
@@ -487,28 +520,36 @@ class _Load:
         self._step("release", {"requests": staged.requests})
 
 
-class _Planner:
+class Planner:
     """The batches of a load, in order: one for each chunk with a request that has a version and is not finished."""
 
     def __init__(
-        self, staged: Staged, resolution: Resolution, windows: Windows, plan: LeadershipPlan, progress: LoadProgress
+        self,
+        staged: Staged,
+        resolution: Resolution,
+        assigned: npt.NDArray[np.int32],
+        windows: Windows,
+        plan: LeadershipPlan,
+        progress: LoadProgress,
     ) -> None:
         self._staged = staged
         self._resolution = resolution
         self._windows = windows
         self._plan = plan
-        self._assigned = resolution.assigned()
+        self._assigned = assigned
+        self._unsequenced = np.flatnonzero(resolution.ordinals == 0)
+        self._begin = progress.through
         self.progress = progress
 
-    def batches(self, leadership: Leadership) -> Iterator[BatchPlan]:
+    def batches(self, leadership: Leadership) -> Iterator[tuple[ChunkSummary, BatchPlan]]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
-        through = self.progress.through
+        through = self._begin
         chunks = [chunk for chunk in self._staged.chunks if chunk.past > through]
         wanted = [chunk for chunk in chunks if self._assigned[chunk.past] > self._assigned[max(chunk.first, through)]]
         for number, chunk in enumerate(wanted):
             # What follows without a version belongs to the batch before it.
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
-            yield self._batch(leadership, chunk, max(chunk.first, through), past)
+            yield chunk, self._batch(leadership, chunk, max(chunk.first, through), past)
 
     def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
@@ -526,13 +567,15 @@ class _Planner:
         kept = np.where(
             (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
         )
+        # What a request read before this leadership is its base, whatever the ordinal.
+        earliest = chunk.first if chunk.index_min < 0 else min(chunk.index_min, chunk.first)
+        skipped, end = np.searchsorted(self._unsequenced, (max(earliest, min(chunk.first, self._begin)), chunk.past))
         return BatchPlan(
             header,
-            chunk.key,
-            chunk.first,
             begin - chunk.first,
-            kept.astype(np.uint8).tobytes(),
+            kept.astype(np.uint8),
             before,
             self.progress.encode(),
-            chunk.weighted,
+            int(skipped),
+            self._unsequenced[skipped:end],
         )

@@ -1,4 +1,4 @@
-"""The problem that a sweep solves: requests with what they read and change, as flat arrays of numbers.
+"""The problem that the kernel solves: requests with what they read and change, as flat arrays of numbers.
 
 The rank of a key is its index among all keys and range bounds of the problem; a key of rank r is the range ``[r, r +
 1)``. Two ranges of keys overlap exactly when their ranks do. Cost: a hash per key, a sort of the distinct ones.
@@ -21,13 +21,9 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Ordinals: TypeAlias = npt.NDArray[np.int32]
 States: TypeAlias = npt.NDArray[np.uint8]
 
-UNKNOWN: Final = 0
 COMMITTED: Final = 1
 REJECTED: Final = 2
-"""States of a request."""
-CLEAR: Final = 1
-CONFLICT: Final = 2
-"""Verdicts of a sweep; 0 is unknown."""
+"""States of a request. 0: not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +93,15 @@ class Items:
 
 
 def select_items(
-    asks: pa.Table, rows: pa.Table, first: int, base: int, assigned: Ordinals, pending: Flags, floors: Numbers
+    asks: pa.Table, rows: pa.Table, base: int, assigned: Ordinals, pending: Flags, floors: Numbers
 ) -> tuple[Items, Numbers]:
-    """The items of consecutive requests from position ``first`` on, and the positions of those that are too old.
+    """The items of all requests, and the positions of those that are too old.
 
-    Shape: ``assigned`` holds the ordinal after k requests of the whole input, ``pending`` and ``floors`` (as ``k``)
-    belong to these requests. Items of requests that are not pending, or too old, are left out.
+    Shape: ``assigned`` holds the ordinal after k requests, ``floors`` are as ``k``. Items of requests that are not
+    pending, or too old, are left out.
     """
     counts = asks["items"].to_numpy().astype(np.int64)
-    local = np.repeat(np.arange(len(counts)), counts)
+    owners = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
     kinds = rows["kind"].to_numpy()
     is_read: Flags = kinds >= ItemKind.POINT_READ
@@ -113,22 +109,22 @@ def select_items(
     bare = (at_index < 0) & (at_version < 0)
     own_index, own_version = plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"])
     # A request that names a later one is refused before it comes here; its items are only passed over.
-    at_index = np.minimum(np.where(bare, own_index[local], at_index), len(assigned) - 1)
-    at_version = np.where(bare, own_version[local], at_version)
+    at_index = np.minimum(np.where(bare, own_index[owners], at_index), len(assigned) - 1)
+    at_version = np.where(bare, own_version[owners], at_version)
     ats = ordinals_of(at_index, at_version, assigned, base)
-    old = np.unique(local[is_read & (ats < assigned[floors][local]) & pending[local]])
+    old = np.unique(owners[is_read & (ats < assigned[floors][owners]) & pending[owners]])
     judged = pending.copy()
     judged[old] = False
     items = Items(
-        local + first,
-        (np.arange(len(local)) - starts[local]).astype(np.int32),
+        owners,
+        (np.arange(len(owners)) - starts[owners]).astype(np.int32),
         is_read,
         (kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ),
         _one(rows["key"]),
         _one(rows["end"]),
         ats,
     )
-    return (items if judged.all() else items.chosen(judged[local])), old + first
+    return (items if judged.all() else items.chosen(judged[owners])), old
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

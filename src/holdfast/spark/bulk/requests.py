@@ -16,7 +16,8 @@ chunks again; a stage that uses a chunk compares its checksum with the judged on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import pickle
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -58,7 +59,7 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.spark.runtime.session import task_errors
 from holdfast.values import VERSION_MAX
 
@@ -202,6 +203,8 @@ def _each(kind: DataType, name: str, json: str, request_format: RequestFormat) -
     return F.transform(column, converted)
 
 
+REQUESTS_MAX: Final = 2**31 - 2
+"""Ordinals are numbers of four bytes."""
 CHUNK_BYTES: Final = 4 * 2**20
 """A chunk ends with the request that reaches this; one batch object is made of a chunk."""
 
@@ -237,7 +240,8 @@ class Chunk:
 
     requests: int
     items: int
-    size: int
+    judged_size: int
+    index_min: int
     plain: bool
     has_versions: bool
     has_ids: bool
@@ -428,17 +432,20 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
         }
     )
     positions = np.arange(1, rows + 1, dtype=np.uint64)
+    asks_data = stream(asks)
+    rows_data = stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"]))
     return Chunk(
         requests=rows,
         items=items.columns.num_rows,
-        size=int(items.lengths().sum()),
+        judged_size=len(asks_data) + len(rows_data),
+        index_min=_smallest(read_index, items.columns["at_index"]),
         plain=only_changes and not has_versions and not has_ids,
         has_versions=has_versions,
         has_ids=has_ids,
         checksum=int(sums.sum(dtype=np.uint64)),
         weighted=int((sums * positions).sum(dtype=np.uint64)),
-        asks=stream(asks),
-        item_rows=stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"])),
+        asks=asks_data,
+        item_rows=rows_data,
         values=stream(items.columns.select(["value"])),
     )
 
@@ -457,6 +464,12 @@ def _largest(items: _Items, own: pa.Array, name: str) -> Numbers:
         values = pc.fill_null(column, _NONE).to_numpy(zero_copy_only=False)
         largest[held] = np.maximum(largest[held], np.maximum.reduceat(values, _starts(items)[:-1][held]))
     return largest
+
+
+def _smallest(*columns: pa.Array) -> int:
+    """The smallest ``#k`` in these columns, without ``#0``; -1 for none."""
+    found = [pc.min(column.filter(pc.greater(column, 0))).as_py() for column in columns]
+    return min((index for index in found if index is not None), default=_NONE)
 
 
 def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint8]:
@@ -604,7 +617,8 @@ _SUMMARY: dict[str, pa.DataType] = {
     "number": pa.int32(),
     "requests": pa.int32(),
     "items": pa.int64(),
-    "size": pa.int64(),
+    "judged_size": pa.int64(),
+    "index_min": pa.int64(),
     "plain": pa.bool_(),
     "has_versions": pa.bool_(),
     "has_ids": pa.bool_(),
@@ -619,12 +633,6 @@ def chunk_key(partition: int, number: int) -> int:
     return partition << 32 | number
 
 
-def require_judged(chunk: Mapping[str, Any], weighted: int, first: int) -> None:
-    """Raise InvalidRequest unless the chunk's requests are those that were judged, whose sum was ``weighted``."""
-    if int(chunk["weighted"]) != weighted:
-        raise other_requests(first)
-
-
 def other_requests(first: int) -> InvalidRequest:
     """The error for requests from position ``first`` on that Spark has made again, as other ones."""
     return InvalidRequest(
@@ -635,15 +643,21 @@ def other_requests(first: int) -> InvalidRequest:
     )
 
 
+PARTS_BYTES: Final = 64 * 2**20
+"""One Spark job takes parts of this size together, or one that is larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkSummary:
-    """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum."""
+    """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum.
+
+    ``index_min`` is the smallest ``#k`` that it names, without ``#0``; -1 for none.
+    """
 
     key: int
     first: int
     requests: int
-    items: int
-    size: int
+    index_min: int
     weighted: int
 
     @property
@@ -652,29 +666,19 @@ class ChunkSummary:
         return self.first + self.requests
 
 
-def judged_chunks(
-    chunks: Mapping[int, ChunkSummary], batches: Iterator[pa.RecordBatch]
-) -> Iterator[tuple[ChunkSummary, Mapping[str, Any]]]:
-    """The chunks of a task, each with its summary. Raises InvalidRequest where Spark has made other requests."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            chunk = chunks[chunk_key(row["partition"], row["number"])]
-            require_judged(row, chunk.weighted, chunk.first)
-            yield chunk, row
-
-
 @dataclass(frozen=True, slots=True)
 class Staged:
     """All requests. ``digest`` names this input: the same requests in the same order have the same.
 
-    ``plain``: nothing is read, no version named and no id given, and none is refused.
+    ``plain``: nothing is read, no version named and no id given, and none is refused. ``judged_size``: bytes without
+    the values.
     """
 
     frame: DataFrame
     chunks: tuple[ChunkSummary, ...]
     requests: int
     items: int
-    size: int
+    judged_size: int
     plain: bool
     has_versions: bool
     has_ids: bool
@@ -683,6 +687,39 @@ class Staged:
     def release(self) -> None:
         """Let Spark forget what it kept."""
         self.frame.unpersist()
+
+    def with_parts(self, columns: Sequence[str], parts: Iterable[tuple[ChunkSummary, Any]]) -> Iterator[DataFrame]:
+        """Frames with these columns of the chunks in ``parts``, for ``chunk_parts``: the task of a chunk gets its part.
+
+        No task gets the part of another chunk. Memory on the driver: ``PARTS_BYTES`` and one part, pickled.
+        """
+        rows: list[tuple[int, int, bytes]] = []
+        size = 0
+        for chunk, part in parts:
+            data = pickle.dumps((chunk, part))
+            if rows and size + len(data) > PARTS_BYTES:
+                yield self._joined(columns, rows)
+                rows, size = [], 0
+            rows.append((chunk.key >> 32, chunk.key & 0xFFFFFFFF, data))
+            size += len(data)
+        if rows:
+            yield self._joined(columns, rows)
+
+    def _joined(self, columns: Sequence[str], rows: list[tuple[int, int, bytes]]) -> DataFrame:
+        parts = self.frame.sparkSession.createDataFrame(rows, "partition int, number int, part binary")
+        wanted = self.frame.select("partition", "number", "weighted", *columns)
+        return wanted.join(F.broadcast(parts), ["partition", "number"])
+
+
+def chunk_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ChunkSummary, Any, Mapping[str, Any]]]:
+    """In a task: each chunk with its part and its columns. Raises: InvalidRequest where Spark has made other requests
+    than those that were judged."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            chunk, part = pickle.loads(row["part"])
+            if int(row["weighted"]) != chunk.weighted:
+                raise other_requests(chunk.first)
+            yield chunk, part, row
 
 
 def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -> Staged:
@@ -705,16 +742,23 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
     for row in rows:
         key = chunk_key(row["partition"], row["number"])
         weighted = int(row["weighted"])
-        chunks.append(ChunkSummary(key, first, row["requests"], row["items"], row["size"], weighted))
+        chunks.append(ChunkSummary(key, first, row["requests"], row["index_min"], weighted))
         total += weighted + first * int(row["checksum"])
         first += row["requests"]
+    if first > REQUESTS_MAX:
+        raise LimitExceeded(
+            "there are more requests than one input may have",
+            hint="split the input, in its order, into several",
+            requests=first,
+            requests_max=REQUESTS_MAX,
+        )
     digest = blake2b(f"{first} {total % 2**64}".encode(), digest_size=16).hexdigest()
     return Staged(
         staged,
         tuple(chunks),
         first,
         sum(row["items"] for row in rows),
-        sum(row["size"] for row in rows),
+        sum(row["judged_size"] for row in rows),
         all(row["plain"] for row in rows),
         any(row["has_versions"] for row in rows),
         any(row["has_ids"] for row in rows),

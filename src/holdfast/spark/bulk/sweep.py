@@ -1,12 +1,11 @@
-"""The kernel of bulk resolution: one pass over requests in order, in compiled loops, with three verdicts.
+"""The kernel of bulk resolution: one pass over requests in order, in compiled loops.
 
-A request conflicts when a certainly committed request changed something that it read, after it read it. It is clear
-when no request that may be committed did so. Otherwise it is unknown.
+A request conflicts when a committed request changed something that it read, after it read it.
 
 Changes are in a radix tree of ordinals in flat arrays. Level 0 has one entry per rank, each higher level one per
 ``FAN`` entries below; ``begins`` says where each level begins. ``inside`` holds the newest change anywhere below an
 entry, ``covers`` the newest change of everything below it. A range is cut into entries that are wholly inside it and
-whose parents are not, so the two ends alone find what covers it. Cost: O(items x log(ranks)), at most 17 bytes per
+whose parents are not, so the two ends alone find what covers it. Cost: O(items x log(ranks)), at most 9 bytes per
 rank. numba caches the loops by the date and size of this file; they check no bounds: ``Problem.check`` does.
 """
 
@@ -18,17 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numba
 import numpy as np
 
-from holdfast.spark.bulk.problem import (  # fmt: skip
-    CLEAR,
-    COMMITTED,
-    CONFLICT,
-    REJECTED,
-    UNKNOWN,
-    Flags,
-    Ordinals,
-    Problem,
-    States,
-)
+from holdfast.spark.bulk.problem import COMMITTED, REJECTED, Ordinals, Problem, States
 from holdfast.spark.bulk.sequencing import Numbers
 
 Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]
@@ -135,112 +124,51 @@ def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: 
     return latest
 
 
-def _arrays(problem: Problem) -> tuple[Changes, Ordinals, Items, Ordinals, Items]:
-    """What both loops work on: an empty tree of changes, ordinals, reads, when they were read, and writes."""
-    begins = levels(problem.ranks)
-    covers = empty(begins if problem.has_range_writes else np.zeros(1, np.int64))
-    reads = (problem.read_begins, problem.read_lows, problem.read_highs)
-    writes = (problem.write_begins, problem.write_lows, problem.write_highs)
-    return (begins, empty(begins), covers), problem.ordinals, reads, problem.read_ats, writes
-
-
 @compiled
 def _judge(
-    committed: Changes,
-    ordinals: Ordinals,
-    reads: Items,
-    read_ats: Ordinals,
-    writes: Items,
-    states: States,
-    decides: Flags,
-    clear: Flags,
-) -> States:
+    committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items
+) -> tuple[States, Ordinals]:
     begins, inside, covers = committed
-    # What may be committed: looked up only once there is any.
-    open_inside, open_covers, some_open = np.zeros_like(inside), np.zeros_like(covers), False
     read_begins, read_lows, read_highs = reads
     write_begins, write_lows, write_highs = writes
     points = len(covers) == 0
-    verdicts = np.zeros(len(ordinals), np.uint8)
+    states = np.zeros(len(ordinals), np.uint8)
+    broken = np.zeros(len(read_lows), np.int32)
     for request in range(len(ordinals)):
-        state = states[request]
-        if state == UNKNOWN:
-            verdict = CLEAR
-            if not clear[request]:
-                for read in range(read_begins[request], read_begins[request + 1]):
-                    low, high, at = read_lows[read], read_highs[read], read_ats[read]
-                    one = points and high - low == 1
-                    if (inside[low] if one else newest(begins, inside, covers, low, high)) > at:
-                        verdict = CONFLICT
-                        break
-                    if some_open and newest(begins, open_inside, open_covers, low, high) > at:
-                        verdict = UNKNOWN
-            verdicts[request] = verdict
-            if verdict == CONFLICT:
+        state = COMMITTED
+        for read in range(read_begins[request], read_begins[request + 1]):
+            low, high = read_lows[read], read_highs[read]
+            one = points and high - low == 1
+            change = inside[low] if one else newest(begins, inside, covers, low, high)
+            if change > read_ats[read]:
+                broken[read] = change
                 state = REJECTED
-            elif verdict == CLEAR and decides[request]:
-                state = COMMITTED
+        states[request] = state
         if state == REJECTED:
             continue
         for write in range(write_begins[request], write_begins[request + 1]):
             low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
-            if state != COMMITTED:
-                some_open = True
-                record(begins, open_inside, open_covers, low, high, ordinal)
-            elif high - low == 1:
+            if high - low == 1:
                 record_one(begins, inside, low, ordinal)
             else:
                 record(begins, inside, covers, low, high, ordinal)
-    return verdicts
-
-
-@compiled
-def _conflicting_changes(
-    committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items, states: States
-) -> Ordinals:
-    begins, inside, covers = committed
-    read_begins, read_lows, read_highs = reads
-    write_begins, write_lows, write_highs = writes
-    points = len(covers) == 0
-    changes = np.zeros(len(read_lows), np.int32)
-    for request in range(len(ordinals)):
-        if states[request] == REJECTED:
-            for read in range(read_begins[request], read_begins[request + 1]):
-                low, high = read_lows[read], read_highs[read]
-                one = points and high - low == 1
-                change = inside[low] if one else newest(begins, inside, covers, low, high)
-                if change > read_ats[read]:
-                    changes[read] = change
-        elif states[request] == COMMITTED:
-            for write in range(write_begins[request], write_begins[request + 1]):
-                low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
-                if high - low == 1:
-                    record_one(begins, inside, low, ordinal)
-                else:
-                    record(begins, inside, covers, low, high, ordinal)
-    return changes
+    return states, broken
 
 
 def load_loops() -> None:
     """Load the loops, or compile them, so that a later measurement does not include it."""
     none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int32)
     begins = np.zeros(1, np.int64)
-    problem = Problem(1, nothing, begins, none, none, nothing, begins, none, none)
-    sweep(problem, np.zeros(0, np.uint8), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
+    judge(Problem(1, nothing, begins, none, none, nothing, begins, none, none))
 
 
-def sweep(problem: Problem, states: States, decides: Flags, clear: Flags) -> States:
-    """Judge every unknown request: UNKNOWN, CLEAR or CONFLICT; 0 for requests that are already decided.
+def judge(problem: Problem) -> tuple[States, Ordinals]:
+    """COMMITTED or REJECTED for each request, and for each of its reads the newest change that broke it, or 0.
 
-    ``states`` holds the known state of each request; ``decides``: a request that is clear here is committed; ``clear``:
-    it was clear here before.
+    That change was committed after the read and before the request.
     """
-    return _judge(*_arrays(problem), states, decides, clear)
-
-
-def conflicting_changes(problem: Problem, states: States) -> Ordinals:
-    """For each read of a REJECTED request the newest committed change after the read and before the request, or 0.
-
-    ``states`` is final: nothing is unknown. Reads of other requests get 0.
-    """
-    return _conflicting_changes(*_arrays(problem), states)
+    begins = levels(problem.ranks)
+    covers = empty(begins if problem.has_range_writes else np.zeros(1, np.int64))
+    reads = (problem.read_begins, problem.read_lows, problem.read_highs)
+    writes = (problem.write_begins, problem.write_lows, problem.write_highs)
+    return _judge((begins, empty(begins), covers), problem.ordinals, reads, problem.read_ats, writes)

@@ -13,11 +13,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.requests import ChunkSummary, Staged, judged_chunks, other_requests, read_stream, stream
+from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_parts, other_requests, read_stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate, Numbers
 from holdfast.spark.log.delta_output import DeltaOutput
@@ -58,7 +56,6 @@ def _names() -> tuple[pa.Array, pa.Array]:
 
 
 def write_verdicts(
-    spark: SparkSession,
     staged: Staged,
     resolution: Resolution,
     version_of: Callable[[Numbers], Numbers],
@@ -76,18 +73,12 @@ def write_verdicts(
     state = output.open(identity, {})
     if state.offset >= staged.requests:
         return 0
-    rows = [
-        (chunk.key >> 32, chunk.key & 0xFFFFFFFF, stream(_verdicts(resolution, chunk, version_of)))
-        for chunk in staged.chunks
-    ]
-    verdicts = spark.createDataFrame(rows, "partition int, number int, verdicts binary")
-    chunks = {chunk.key: chunk for chunk in staged.chunks}
     url = output.location.url
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.Table] = []
-        for chunk, row in judged_chunks(chunks, batches):
-            asks, verdict = read_stream(row["asks"]), read_stream(row["verdicts"])
+        for chunk, verdict, row in chunk_parts(batches):
+            asks = read_stream(row["asks"])
             numbers = np.arange(chunk.first + 1, chunk.first + 1 + asks.num_rows)
             columns = [pa.array(numbers), asks["order"], asks["request_id"]]
             columns += [verdict[name] for name in VERDICTS.names[3:]]
@@ -98,10 +89,13 @@ def write_verdicts(
         if held:
             yield file_rows([write_table(url, pa.concat_tables(held), {}, ("position",))])
 
-    wanted = staged.frame.select("partition", "number", "weighted", "asks")
-    joined = wanted.join(F.broadcast(verdicts), ["partition", "number"])
+    verdicts = ((chunk, _verdicts(resolution, chunk, version_of)) for chunk in staged.chunks)
     with task_errors():
-        files = new_files(joined.mapInArrow(write, FILES_TYPE))
+        files = [
+            file
+            for frame in staged.with_parts(["asks"], verdicts)
+            for file in new_files(frame.mapInArrow(write, FILES_TYPE))
+        ]
     if sum(file.rows for file in files) != staged.requests:
         raise other_requests(0)  # other chunks replaced a judged one
     output.commit(state, staged.requests, files, ())

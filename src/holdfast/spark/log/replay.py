@@ -3,7 +3,11 @@
 Each source transaction becomes one with the same operations plus one write: the source's version under the key
 ``spark/replay/{source log id}``, which is the offset. Request ids and preconditions are not copied. Exactly once:
 batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a run claims
-the target before it reads that offset. Memory: a bounded number of transactions, and the rows that Spark prefetches.
+the target before it reads that offset.
+
+The driver commits, since one leader gives the versions, in the order of the source; tasks only read. Memory on the
+driver: ``IN_FLIGHT_BYTES`` and a chunk of transactions, and of Spark two partitions of ``PARTITION_BYTES``; a single
+transaction, or an object of the source, that is larger counts as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from itertools import islice
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pyspark.sql import Row, SparkSession
@@ -35,9 +39,25 @@ from holdfast.spark.source.chain import log_head
 T = TypeVar("T")
 
 CHUNK_TRANSACTIONS: Final = 1_000
+CHUNK_BYTES: Final = 4 * 2**20
+"""A chunk ends with the transaction that reaches this."""
 CHUNKS_IN_FLIGHT: Final = 8
+IN_FLIGHT_BYTES: Final = 32 * 2**20
+PARTITION_BYTES: Final = 16 * 2**20
+"""Of the log's objects. Spark holds a partition that the driver reads, and the next one."""
+OPERATION_BYTES: Final = 200
+"""What an operation takes without its key and value."""
 CONNECTIONS_MAX: Final = 64
 CREATES_MAX: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A chunk in flight: how many it commits once it is done, the source's version that it ends at, and its bytes."""
+
+    done: Future[int]
+    through: int
+    size: int
 
 
 class Replay:
@@ -78,14 +98,14 @@ class Replay:
         """As ``Job``. Not one commit but many: the offset moves with each of them."""
         reader = self._spark.read.format("holdfast").option("url", self._log_url).option("shape", "transactions")
         reader = reader.option("columns", "version,operations").option("startingVersion", str(increment.after + 1))
+        reader = reader.option("targetPartitionBytes", str(PARTITION_BYTES))
         rows = reader.option("endingVersion", str(increment.through)).load()
-        in_flight: deque[tuple[Future[int], int]] = deque()
+        in_flight: deque[_Sent] = deque()
         committed = 0
         try:
-            transactions = self._transactions(rows.toLocalIterator(prefetchPartitions=True))
-            while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
-                in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
-                if len(in_flight) >= CHUNKS_IN_FLIGHT:
+            for chunk, size in chunks_of(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
+                in_flight.append(_Sent(self._start(self._commit(chunk)), _source_version(chunk[-1]), size))
+                while len(in_flight) >= CHUNKS_IN_FLIGHT or sum(each.size for each in in_flight) >= IN_FLIGHT_BYTES:
                     committed += self._finish_oldest(in_flight)
         finally:
             # Also when reading has failed: what was sent is in the target, and the next try continues after it.
@@ -94,15 +114,15 @@ class Replay:
         self._offset = increment.through
         return StepResult(rows=committed)
 
-    def _finish_oldest(self, in_flight: deque[tuple[Future[int], int]]) -> int:
+    def _finish_oldest(self, in_flight: deque[_Sent]) -> int:
         """Wait for the oldest chunk in flight, and move the offset after it."""
-        chunk, through = in_flight.popleft()
+        oldest = in_flight.popleft()
         try:
-            committed = chunk.result()
+            committed = oldest.done.result()
         except BaseException:
             in_flight.clear()  # none of the later ones may move the offset over it
             raise
-        self._offset = through
+        self._offset = oldest.through
         return committed
 
     def close(self) -> None:
@@ -177,6 +197,30 @@ class Replay:
         if failure is not None:
             raise failure
         return len(chunk)
+
+
+def chunks_of(transactions: Iterable[Transaction]) -> Iterator[tuple[list[Transaction], int]]:
+    """The transactions in lists of at most ``CHUNK_TRANSACTIONS``, and about how many bytes each takes."""
+    chunk: list[Transaction] = []
+    size = 0
+    for txn in transactions:
+        chunk.append(txn)
+        size += sum(_size(operation) for operation in txn.operations)
+        if len(chunk) >= CHUNK_TRANSACTIONS or size >= CHUNK_BYTES:
+            yield chunk, size
+            chunk, size = [], 0
+    if chunk:
+        yield chunk, size
+
+
+def _size(operation: Operation) -> int:
+    match operation:
+        case Write(key, value):
+            return len(key) + len(value) + OPERATION_BYTES
+        case Delete(key):
+            return len(key) + OPERATION_BYTES
+        case RangeDelete(begin, end):
+            return len(begin) + len(end or b"") + OPERATION_BYTES
 
 
 def _deposed() -> Closed:

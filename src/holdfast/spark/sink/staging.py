@@ -31,13 +31,13 @@ def stage_partition(
     Each try has names of its own: only one that the driver hears of counts. Raises: InvalidRequest for a row that
     cannot be sent. Cost: a request for each 4 MiB. Memory: two parts.
     """
-    parts = _Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}")
+    parts = Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}")
     sent = digest_rows(options, partition, parts.kept(batches))
     return Partition(partition, parts.whole(), sent.transactions, sent.chunks, sent.total), sent
 
 
-class _Parts:
-    """The parts of one try, each kept when it is full."""
+class Parts:
+    """The parts of one try, each kept when it is full. ``name`` is the try's own."""
 
     def __init__(self, stage: Stage, write: str, name: str) -> None:
         self._stage = stage

@@ -1,10 +1,10 @@
 """``snapshot --into-log``: a snapshot in the log's own store, for states that outgrow one machine.
 
 It equals what ``holdfast log snapshot`` makes: the same rows and borders of parts, and the same bytes under one version
-of pyarrow. Spark sorts the keys into ranges; the driver adds the sizes of the rows, in order, and so finds where each
-part ends; tasks write the parts. The manifest is created last: a job that was killed leaves parts that nothing reads.
-Memory: 4 bytes for each key on the driver, and twice a part in a task. Disk: the state, in the temporary folders of the
-executors.
+of pyarrow. Spark sorts the keys into ranges; one task adds the sizes of rows, in order, and so finds where each part
+ends; tasks write the parts. The manifest is created last: a job that was killed leaves parts that nothing reads.
+Memory: 8 bytes for each part and each range on the driver, and twice a part in a task. Disk: the state, and 4 bytes for
+each key, in the temporary folders of the executors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel, TaskContext
@@ -33,7 +34,9 @@ from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.tables.newest import ROWS, sorted_values
 
-_SIZES: Final = "partition int, sizes binary"
+_SIZES: Final = "partition int, number int, sizes binary"
+_STARTS: Final = "partition int, row long"
+"""The first row of a range, counted over all; without a range, that of a part."""
 _PARTS: Final = "part binary"
 
 
@@ -65,7 +68,7 @@ def snapshot_into_log(
     # Both passes must see the same ranges.
     values.persist(StorageLevel.DISK_ONLY)
     try:
-        starts = _starts(values.mapInArrow(_sizes, _SIZES).collect(), part_bytes)
+        starts = _starts(values, part_bytes)
         parts = _write_parts(values, starts, log_url, version)
     finally:
         values.unpersist()
@@ -106,13 +109,12 @@ def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The bytes of key and value of each row of a range, in order."""
     context = TaskContext.get()
     assert context is not None, "tasks run this"
-    for batch in batches:
+    for number, batch in enumerate(batches):
         if batch.num_rows:
             lengths = [pc.call_function("binary_length", [batch[name]]).to_numpy(False) for name in ("key", "value")]
             data = (lengths[0].astype(np.int64) + lengths[1]).astype("<u4").tobytes()
-            yield pa.record_batch(
-                [pa.array([context.partitionId()], pa.int32()), pa.array([data], pa.binary())], ["partition", "sizes"]
-            )
+            place = [pa.array([each], pa.int32()) for each in (context.partitionId(), number)]
+            yield pa.record_batch([*place, pa.array([data], pa.binary())], ["partition", "number", "sizes"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,32 +122,59 @@ class _Starts:
     """Where the parts begin. ``rows``: the first row of each range, counted over all. ``parts``: that of each part."""
 
     rows: dict[int, int]
-    parts: np.ndarray
+    parts: npt.NDArray[np.int64]
 
 
-def _starts(found: list, part_bytes: int) -> _Starts:  # type: ignore[type-arg]
-    by_range: dict[int, list[bytes]] = {}
-    for row in found:
-        by_range.setdefault(row["partition"], []).append(bytes(row["sizes"]))
-    rows: dict[int, int] = {}
-    sizes: list[np.ndarray] = []
-    count = 0
-    for number in sorted(by_range):
-        rows[number] = count
-        mine = np.frombuffer(b"".join(by_range[number]), "<u4")
-        sizes.append(mine)
-        count += len(mine)
-    ends = np.cumsum(np.concatenate(sizes), dtype=np.int64) if sizes else np.zeros(0, np.int64)
-    parts: list[int] = []
-    begin, passed = 0, 0
-    while begin < count:
-        parts.append(begin)
-        # A part ends with the first row at which it reaches its size.
-        last = int(np.searchsorted(ends, passed + part_bytes, side="left"))
-        if last >= count:
-            break
-        begin, passed = last + 1, int(ends[last])
+def _starts(values: DataFrame, part_bytes: int) -> _Starts:
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = left = 0
+        known: int | None = None
+        for batch in batches:
+            for partition, data in zip(batch["partition"].to_pylist(), batch["sizes"].to_pylist(), strict=True):
+                sizes = np.frombuffer(data, "<u4")
+                begins, left = part_begins(sizes, part_bytes, left)
+                rows = [(None, count + begin) for begin in begins]
+                if partition != known:
+                    rows.append((partition, count))
+                known = partition
+                count += len(sizes)
+                columns = [
+                    pa.array([row[0] for row in rows], pa.int32()),
+                    pa.array([row[1] for row in rows], pa.int64()),
+                ]
+                yield pa.record_batch(columns, ["partition", "row"])
+
+    # Where a part ends depends on where the one before it ends, so one task looks at all sizes; it holds one batch.
+    sizes = values.mapInArrow(_sizes, _SIZES).repartition(1).sortWithinPartitions("partition", "number")
+    found = sizes.mapInArrow(find, _STARTS).toArrow().to_pylist()
+    rows = {row["partition"]: row["row"] for row in found if row["partition"] is not None}
+    parts = [row["row"] for row in found if row["partition"] is None]
     return _Starts(rows, np.asarray(parts, np.int64))
+
+
+def part_begins(sizes: npt.NDArray[np.uint32], part_bytes: int, left: int) -> tuple[list[int], int]:
+    """Which of these rows begin a part, where ``left`` bytes are missing to the end of an open part, 0 for none open;
+    and how many are missing after them. A part ends with the first row at which it reaches its size.
+
+    >>> part_begins(np.array([3, 4, 5, 6], np.uint32), 7, 0)
+    ([0, 2], 0)
+    >>> part_begins(np.array([3, 4, 5], np.uint32), 7, 2)
+    ([1], 0)
+    >>> part_begins(np.array([3, 4, 1], np.uint32), 7, 0)
+    ([0, 2], 6)
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    begins: list[int] = []
+    begin, passed = 0, 0
+    while begin < len(ends):
+        if not left:
+            begins.append(begin)
+            left = part_bytes
+        last = int(np.searchsorted(ends, passed + left, side="left"))
+        if last == len(ends):
+            return begins, left - int(ends[-1] - passed)
+        begin, passed, left = last + 1, int(ends[last]), 0
+    return begins, left
 
 
 def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int) -> list[Part]:
