@@ -26,7 +26,7 @@ from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUESTS = 300
+REQUESTS = 200
 COLUMNS = "order long, key binary, value binary, read_version string"
 OPTIONS = LoadOptions(name="orders", wave=2, partitions=2, sign_interval_ms=50.0)
 
@@ -77,7 +77,7 @@ def check(root: Path) -> None:
     assert [row["outcome"] for row in rows] == ["committed"] * REQUESTS
     orders = [int(str(row["order"])) for row in rows]
     assert orders == sorted(set(orders))
-    assert not list((root / "log").glob("staged/*/*/*")), "nothing of the rows stays"
+    assert not [path for path in (root / "log/staged").rglob("*") if path.is_file()], "nothing of the rows stays"
 
 
 def load(
@@ -99,12 +99,12 @@ def test_an_executor_that_is_lost_changes_no_request(spark: SparkSession, tmp_pa
     lost: list[str] = []
 
     def lose(name: str, _facts: Mapping[str, object]) -> None:
-        if name in ("stage", "resolve", "wave", "resign"):
+        if name in ("stage", "wave") and name not in lost:
             lose_what_executors_kept(spark)
             lost.append(name)
 
     report = load(spark, tmp_path, LoadOptions(wave=2, partitions=2, sign_interval_ms=50.0), lose)
-    assert report.committed == REQUESTS and lost.count("wave") > 1
+    assert report.committed == REQUESTS and report.waves > 1 and len(lost) == 2
     check(tmp_path)
 
 

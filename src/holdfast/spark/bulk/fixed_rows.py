@@ -21,7 +21,7 @@ import structlog
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.sink.manifest import Manifest, Partition, StagedPart, find, fix, rows_of
@@ -31,6 +31,7 @@ from holdfast.spark.sink.staging import Parts
 
 PARTS_IN_A_TASK: Final = 8
 """About 32 MiB."""
+FOLDER: Final = "load"
 UNNAMED: Final = "loads without a name"
 
 log = structlog.get_logger("holdfast.spark.load")
@@ -56,7 +57,7 @@ class FixedRows:
     def found(self) -> Manifest | None:
         """What an earlier run has fixed. Raises: CorruptData, Unavailable."""
         with StoreThread(self.url) as thread:
-            return find(ObjectStage(thread, self._application), self.write)
+            return find(ObjectStage(thread, FOLDER, self._application), self.write)
 
     def fix(self, requests: DataFrame) -> tuple[Manifest, bool]:
         """Keep the rows of ``requests``, durably. False: another run of the name was first, and its rows are those.
@@ -73,7 +74,7 @@ class FixedRows:
             assert context is not None, "tasks run this"
             number = context.partitionId()
             with StoreThread(url) as thread:
-                parts = Parts(ObjectStage(thread, application), write, f"{number:06d}-{secrets.token_hex(8)}")
+                parts = Parts(ObjectStage(thread, FOLDER, application), write, f"{number:06d}-{secrets.token_hex(8)}")
                 for _ in parts.kept(batches):
                     pass
                 kept = msgspec.json.encode(Partition(number, parts.whole()))
@@ -83,7 +84,7 @@ class FixedRows:
             kept = requests.mapInArrow(keep, "kept binary").toArrow()["kept"].to_pylist()
         with StoreThread(url) as thread:
             staged = [msgspec.json.decode(each, type=Partition) for each in kept]
-            manifest = fix(ObjectStage(thread, application), write, staged)
+            manifest = fix(ObjectStage(thread, FOLDER, application), write, staged)
         own = {part.name for each in staged for part in each.parts}
         return manifest, own == {part.name for each in manifest.partitions for part in each.parts}
 
@@ -94,11 +95,11 @@ class FixedRows:
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with StoreThread(url) as thread:
-                stage = ObjectStage(thread, application)
+                stage = ObjectStage(thread, FOLDER, application)
                 for batch in batches:
                     for part in batch["part"].to_pylist():
                         named = Partition(0, (msgspec.json.decode(part, type=StagedPart),))
-                        for rows in rows_of(stage, write, named):
+                        for rows in _rows_of_part(stage, write, named):
                             if rows.schema.names != columns:
                                 raise _other_columns(rows.schema.names, columns)
                             yield rows
@@ -111,9 +112,20 @@ class FixedRows:
         """Remove the rows, which no run needs any more, and what older runs without a name have left."""
         try:
             with StoreThread(self.url) as thread:
-                ObjectStage(thread, self._application).remove_abandoned(self.write)
+                ObjectStage(thread, FOLDER, self._application).remove_abandoned(self.write)
         except HoldfastError as error:  # the load is done; a later one removes what stays
             log.warning("stage_not_removed", application=self._application, error=error.statement())
+
+
+def _rows_of_part(stage: ObjectStage, write: str, named: Partition) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from rows_of(stage, write, named)
+    except NotFound as error:
+        raise NotFound(
+            "the rows of this load are gone, and some of them may be committed",
+            code=Code.STAGE_LOST,
+            hint="its record in the log says how many requests are done; load the rest under another name",
+        ) from error
 
 
 def _other_columns(found: list[str], columns: list[str]) -> InvalidRequest:
