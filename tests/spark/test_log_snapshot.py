@@ -22,7 +22,7 @@ from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, read_rows
 from holdfast.spark.tables import newest
-from holdfast.spark.tables.log_snapshot import snapshot_into_log
+from holdfast.spark.tables.log_snapshot import part_begins, snapshot_into_log
 
 PART_BYTES = 60
 PART_MIN = 17
@@ -128,7 +128,7 @@ def test_the_driver_gets_nothing_for_each_key(
     keys = [b"%06d" % number for number in range(60_000)]
     builder.lead().commit([Write(key, b"") for key in keys])
     log = builder.write_to(tmp_path)
-    monkeypatch.setattr(log_snapshot, "RANGE_BYTES", 1_000_000)  # Spark itself collects a sample of keys for each range
+    monkeypatch.setattr(newest, "RANGE_BYTES", 1_000_000)  # Spark itself collects a sample of keys for each range
     conf = spark.sparkContext._jsc.sc().conf()
     conf.set("spark.driver.maxResultSize", "160k")
     try:
@@ -153,7 +153,7 @@ def test_a_part_ends_with_the_first_row_at_which_it_has_its_size_however_rows_ar
         first = left = 0
         while first < len(sizes):
             past = first + draw.randrange(1, 9)
-            begins, left = log_snapshot.part_begins(sizes[first:past], PART_MIN, left)
+            begins, left = part_begins(sizes[first:past], PART_MIN, left)
             found += [first + begin for begin in begins]
             first = past
         assert found == expected
