@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from decimal import Context, Decimal
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.typed.ddl import parse_schema, type_text
-from holdfast.spark.typed.decode import Decoded, Encoding, Format, Misfit, decode
+from holdfast.spark.typed.decode import Decoded, Encoding, Format, Misfit, _Reader, decode
 from holdfast.spark.typed.encode import encode
+from holdfast.spark.typed.exact import Exact
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters='"\\', exclude_categories=["C"]), min_size=1)
 SCALARS = [
@@ -76,6 +78,38 @@ def test_what_is_encoded_decodes_to_the_same_column(data: st.DataObject, chosen:
     assert (found.misfits, found.column.type) == ([], kind)
     found.column.validate(full=True)
     assert found.column.to_pylist() == column.to_pylist()
+
+
+POOL = [
+    b'{"a": 1, "t": "2026-01-31T12:00:00.123456Z", "b": [{"c": 1.5}, null]}',
+    b'{"a": 1, "a": 2}', b'{"a": null, "a": 2}',
+    b'{"a": 9007199254740993}', b'{"a": 9007199254740992}', b'{"a": 1e16}', b'{"a": 0.1}',
+    b'{"b": [{"c": 16777217}]}',
+    b'{"b": [{"c": 1, "c": 2}]}', b'{"b": [{"c": 1}, {"c": 2}]}', b'{"t": "2026-01-31T12:00:00.1234567Z"}', b"",
+    b"null",
+    b'{"t": "0001-01-01T00:00:00+01:00"}', b'{"x": {"a": 1, "c": 2}, "a": 3}', b'{"\\u0061": 1, "a": 2}', b'{"a":\n1}',
+    b'{"a": 1}\n{"a": 2}', b'{"a": "text"}', b'{"b": null, "a": null}', b"{}", None,
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(POOL), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_values_that_are_decoded_together_are_what_each_is_alone(rows: list[bytes | None]) -> None:
+    encoding = Encoding(Format.JSON, parse_schema("a double, t timestamp, b array<struct<c: float>>"))
+    together = decode(pa.array(rows, pa.binary()), encoding)
+    with patch.object(_Reader, "_all_at_once", lambda *_: None):  # each value by itself, and every search made
+        alone = [decode(pa.array([row], pa.binary()), encoding) for row in rows]
+    assert together.column.to_pylist() == [each.column.to_pylist()[0] for each in alone]
+    assert list(together.misfits) == [
+        Misfit(row, misfit.path, misfit.reason) for row, each in enumerate(alone) for misfit in each.misfits
+    ]
+
+
+def test_only_what_may_be_lost_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a search was needed shows in what it costs: the columns alone say that nothing was lost."""
+    monkeypatch.setattr(Exact, "suspects", lambda *_: pytest.fail("no value can have lost anything"))
+    encoding = Encoding(Format.JSON, parse_schema("a double, t timestamp, b array<struct<c: float>>"))
+    assert not decode(pa.array([POOL[0], POOL[6], b"{}", None], pa.binary()), encoding).misfits
 
 
 def test_a_float_that_was_written_as_a_double_is_the_same_float() -> None:

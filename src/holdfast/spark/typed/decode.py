@@ -157,10 +157,20 @@ class _Reader:
 
     def decode(self, values: pa.Array) -> Decoded:
         """As ``decode``."""
+        rows: list[bytes | None] = values.to_pylist()
+        whole = self._all_at_once([each for each in rows if each is not None])
+        if whole is None:
+            suspects = self._exact.suspects(values)
+        else:
+            given = iter(whole)
+            decoded = [None if each is None else next(given) for each in rows] if values.null_count else whole
+            column = _array(decoded, self._type)
+            suspects = self._exact.suspects_of(values, column, b"\n".join(each for each in rows if each is not None))
+            if not (suspects.rounded or suspects.twice):
+                return Decoded(column, [])
         found: list[Any] = []
         misfits: list[Misfit] = []
-        suspects = self._exact.suspects(values)
-        for row, data in enumerate(values.to_pylist()):
+        for row, data in enumerate(rows):
             value: Any = None
             if data is not None:
                 value, problem = _read(self._decoder, self._check, data)
@@ -171,6 +181,20 @@ class _Reader:
                     misfits.append(Misfit(row, *first))
             found.append(value)
         return Decoded(_array(found, self._type), misfits)
+
+    def _all_at_once(self, rows: Sequence[bytes]) -> list[Any] | None:
+        """The values of these rows; None where one does not fit, or is not on one line."""
+        try:
+            if isinstance(self._decoder, msgspec.json.Decoder):
+                joined = b"\n".join(rows)
+                is_lines = joined.count(b"\n") == max(0, len(rows) - 1)
+                found = self._decoder.decode_lines(joined) if is_lines else []
+            else:
+                found = list(map(self._decoder.decode, rows))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None  # which row it is, and why, is seen row by row
+        fits = self._check is None or all(self._check(each) is None for each in found)
+        return found if fits and len(found) == len(rows) else None
 
 
 @lru_cache(maxsize=256)

@@ -1,9 +1,10 @@
 """Which values would lose something in their type: a whole number that a float rounds, a time with nanoseconds, a key
 that an object has twice.
 
-The decoders of ``decode`` round such values and take the last of two equal keys. Few values can have one, so a search
-in native code finds them, and only these are parsed again, digit by digit. Cost: about 0.3 us for each field; some
-microseconds for each value that the search finds.
+The decoders of ``decode`` round such values and take the last of two equal keys. Most columns show by themselves that
+no value has one. Else a search in native code finds the values that may, and only these are parsed again, digit by
+digit. Cost: the bytes are looked through once for each name; a search takes about 0.3 us for each field, and some
+microseconds for each value that it finds.
 """
 
 from __future__ import annotations
@@ -57,6 +58,15 @@ class Suspects:
     twice: frozenset[int]
 
 
+_NO_SUSPECTS: Final = Suspects(frozenset(), frozenset())
+_ROUNDED_FROM: Final[Mapping[pa.DataType, float]] = {pa.float32(): 2.0**24, pa.float64(): 2.0**53}
+"""By type: below it every whole number has a float of its own."""
+_YEARS_US: Final = 1900 * 365 * 86_400 * 1_000_000
+"""Times that are nearer to 1970 than this are far from both ends of the calendar."""
+_MANY_DIGITS: Final = re.compile(rb"\.[0-9]{7}")
+_MANY_DIGITS_OR_OWN: Final = re.compile(rb"\.[0-9]{7}|\xd7\xff|\xc7\x0c\xff")
+
+
 class Exact:
     """What the type of a column does not keep of values in JSON, or in msgpack (``is_json`` False)."""
 
@@ -71,6 +81,43 @@ class Exact:
         self._looks_at_all = len(names) > SEARCHED_NAMES_MAX or any(pa.types.is_map(each) for _, each in parts)
         self._json = json.JSONDecoder(object_pairs_hook=_once, parse_int=float, parse_float=float)
         self._digits = json.JSONDecoder(object_pairs_hook=_marked, parse_int=_Number, parse_float=_Number)
+
+    def suspects_of(self, values: pa.Array, column: pa.Array, joined: bytes) -> Suspects:
+        """As ``suspects``, for values that were decoded as ``column``. ``joined`` are their bytes.
+
+        Most columns show that nothing was lost: no number is as large as those that round, and each name is in the
+        bytes as often as the column has a value for it.
+        """
+        places = list(_places(column, self._kind, None))
+        may_round = any(self._may_round(kind, array, joined) for _, kind, array in places)
+        given: Counter[str] = Counter()
+        for name, _, array in places:
+            if name is not None:
+                given[json.dumps(name, ensure_ascii=False) if self._is_json else name] += len(array) - array.null_count
+        may_be_twice = any(pa.types.is_map(kind) for _, kind, _ in places) or (
+            bool(given)
+            and (
+                (self._is_json and b"\\" in joined)
+                or any(joined.count(name.encode()) > times for name, times in given.items())
+            )
+        )
+        if not may_round and not may_be_twice:
+            return _NO_SUSPECTS
+        found = self.suspects(values)
+        return Suspects(found.rounded if may_round else frozenset(), found.twice if may_be_twice else frozenset())
+
+    def _may_round(self, kind: pa.DataType, array: pa.Array, joined: bytes) -> bool:
+        """Whether a number or a time in this part of a column may have been rounded."""
+        if kind not in _ROUNDED_FROM and not pa.types.is_timestamp(kind):
+            return False
+        bounds = pc.call_function("min_max", [array.cast(pa.int64()) if pa.types.is_timestamp(kind) else array]).as_py()
+        low, high = bounds["min"], bounds["max"]
+        if low is None:
+            return False
+        if kind in _ROUNDED_FROM:
+            return not (-_ROUNDED_FROM[kind] < low and high < _ROUNDED_FROM[kind])
+        has_more_digits = _MANY_DIGITS if self._is_json else _MANY_DIGITS_OR_OWN
+        return not (low > -_YEARS_US and high < _YEARS_US) or has_more_digits.search(joined) is not None
 
     def suspects(self, values: pa.Array) -> Suspects:
         """The rows of values that may lose something. Shape: ``values`` are binary."""
@@ -178,6 +225,20 @@ def _parts_of(kind: pa.DataType, name: str | None) -> Iterator[tuple[str | None,
         yield from _parts_of(kind.item_type, None)
     elif pa.types.is_list(kind):
         yield from _parts_of(kind.value_type, None)
+
+
+def _places(
+    column: pa.Array, kind: pa.DataType, name: str | None
+) -> Iterator[tuple[str | None, pa.DataType, pa.Array]]:
+    """The parts of a column, as ``_parts_of`` those of its type."""
+    yield name, kind, column
+    if pa.types.is_struct(kind):
+        for index, each in enumerate(kind):
+            yield from _places(column.field(index), each.type, each.name)
+    elif pa.types.is_map(kind):
+        yield from _places(column.items, kind.item_type, None)
+    elif pa.types.is_list(kind):
+        yield from _places(column.flatten(), kind.value_type, None)
 
 
 def _suspects(name: str | None, kind: pa.DataType, *, is_json: bool) -> str | None:
