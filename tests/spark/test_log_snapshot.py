@@ -120,22 +120,20 @@ def test_the_command_makes_it_and_names_options_that_do_not_belong_together(tmp_
     assert rows_of(tmp_path, manifest) == latest_plainly(builder.objects)
 
 
-def test_the_driver_gets_nothing_for_each_key(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_gets_nothing_for_each_key(spark: SparkSession, tmp_path: Path) -> None:
     """A job whose tasks return more than Spark's ``maxResultSize`` fails."""
     builder = LogBuilder(36)
-    keys = [b"%06d" % number for number in range(60_000)]
-    builder.lead().commit([Write(key, b"") for key in keys])
+    draw = Random(36)  # sizes of which Spark's compression leaves one byte for each key
+    keys = [b"%06d" % number for number in range(100_000)]
+    builder.lead().commit([Write(key, bytes(draw.randrange(256))) for key in keys])
     log = builder.write_to(tmp_path)
-    monkeypatch.setattr(newest, "RANGE_BYTES", 1_000_000)  # Spark itself collects a sample of keys for each range
     conf = spark.sparkContext._jsc.sc().conf()
-    conf.set("spark.driver.maxResultSize", "160k")
+    conf.set("spark.driver.maxResultSize", "80k")
     try:
-        made = snapshot_into_log(spark, log, part_bytes=100_000)
+        made = snapshot_into_log(spark, log, part_bytes=5_000_000)
     finally:
         conf.remove("spark.driver.maxResultSize")
-    assert made.rows == len(keys) and len(made.parts) == 4
+    assert made.rows == len(keys) and len(made.parts) == 3
     assert list(rows_of(tmp_path, made)) == keys
 
 
