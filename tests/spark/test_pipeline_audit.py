@@ -6,6 +6,7 @@ that every border is crossed. The last tests run the pipeline itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -37,6 +38,7 @@ from holdfast.commit.format.transaction import PointRead, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
 from holdfast.spark import Schedule, Verify, run_pipeline
 from holdfast.spark.log import audit as audit_module
 from holdfast.spark.log.audit import Finding, audit, audit_piece, heads_before, survey
@@ -457,6 +459,28 @@ def test_what_came_behind_a_step_without_a_version_of_its_own_is_audited_by_the_
     assert job.audit.counts.objects == 3, "what was audited before is not audited again"
     assert [each.slot for each in job.audit.findings] == [slot_text(slot)]
     assert not job.is_good(successor.head.last_version)
+
+
+@pytest.mark.usefixtures("audited_here")
+def test_a_step_takes_what_its_look_has_surveyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+    surveyed, look = audit_module.survey, Verify.look
+
+    async def counted_survey(store: ObjectStore) -> audit_module.Survey:
+        calls["surveys"] += 1
+        return await surveyed(store)
+
+    def counted_look(job: Verify, *args: object) -> object:
+        calls["looks"] += 1
+        return look(job, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(audit_module, "survey", counted_survey)
+    monkeypatch.setattr(Verify, "look", counted_look)
+    leader = (builder := LogBuilder(11)).lead()
+    for _ in range(4):
+        leader.send([a_write_behind(leader.head)])
+    job = verified(cast("SparkSession", None), builder.write_to(tmp_path / "log"), tmp_path / "table", step_bytes=1)
+    assert job.audit.counts.objects >= 5 and calls["surveys"] == calls["looks"] >= 3
 
 
 def test_a_damaged_newest_object_is_an_error_that_names_it(spark: SparkSession, tmp_path: Path) -> None:
