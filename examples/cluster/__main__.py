@@ -118,7 +118,7 @@ def run_all(spark: SparkSession, log: str, tables: str, line: Line) -> bool:
 def rows_of(spark: SparkSession, url: str) -> dict[bytes, bytes]:
     """Keys and values of a table, without the records that Holdfast keeps."""
     rows = read_table(spark, url, columns="key,value").collect()
-    return {bytes(row.key): bytes(row.value) for row in rows if not row.key.startswith(b"spark/")}
+    return {bytes(row.key): bytes(row.value) for row in rows}
 
 
 def main() -> int:

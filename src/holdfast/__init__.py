@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
     from holdfast.commit.format.transaction import (
         Delete,
+        JobChange,
         Operation,
         PointRead,
         Precondition,
@@ -57,10 +58,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyOpen", "Backpressure", "Client", "ClientOptions", "Closed", "Code", "Conflict", "CorruptData", "Delete",
-    "Fenced", "HoldfastError", "InternalError", "InvalidRequest", "LimitExceeded", "MissingExtra", "NotFound",
-    "Operation", "OutcomeUnknown", "PermissionDenied", "PointRead", "Precondition", "Queue", "RangeDelete", "RangeRead",
-    "Settings", "StoreClient", "Transaction", "Unavailable", "View", "Write", "__version__", "aio", "every",
-    "load_configuration", "persist",
+    "Fenced", "HoldfastError", "InternalError", "InvalidRequest", "JobChange", "LimitExceeded", "MissingExtra",
+    "NotFound", "Operation", "OutcomeUnknown", "PermissionDenied", "PointRead", "Precondition", "Queue", "RangeDelete",
+    "RangeRead", "Settings", "StoreClient", "Transaction", "Unavailable", "View", "Write", "__version__", "aio",
+    "every", "load_configuration", "persist",
 ]  # fmt: skip
 
 __version__: Final = release.VERSION
@@ -69,7 +70,8 @@ _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
     "holdfast.client.stores": ("StoreClient",),
     "holdfast.commit.format.transaction": (
-        "Delete", "Operation", "PointRead", "Precondition", "RangeDelete", "RangeRead", "Transaction", "Write",
+        "Delete", "JobChange", "Operation", "PointRead", "Precondition", "RangeDelete", "RangeRead", "Transaction",
+        "Write",
     ),
     "holdfast.errors": (
         "AlreadyOpen", "Backpressure", "Closed", "Code", "Conflict", "CorruptData", "Fenced", "HoldfastError",

@@ -22,7 +22,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
 from holdfast.values import LOOPBACK, sign_interval_ms
 
-Role = Literal["read", "write", "admin"]
+Role = Literal["read", "write", "job", "admin"]
 Parse = Callable[[object], object]
 Source = Literal["default", "file", "env", "flag"]
 T = TypeVar("T")
@@ -192,7 +192,7 @@ def _listen_addresses(value: object) -> tuple[str, ...]:
 
 def _tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
-    rule = 'tokens such as "admin:SECRET"; the roles are read, write and admin'
+    rule = 'tokens such as "admin:SECRET"; the roles are read, write, job and admin'
     tokens: dict[str, Token] = {}
     texts = _texts(value, rule)
     if isinstance(value, str) and not texts:
@@ -295,7 +295,7 @@ class ServerSettings:
     tls_certificate: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_key")]
     tls_key: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_certificate")]
     tokens: Annotated[tuple[Token, ...], Key(_tokens, (),
-        "ROLE:TOKEN with the role read, write or admin; without tokens every request is allowed")]
+        "ROLE:TOKEN with the role read, write, job or admin; without tokens every request is allowed")]
     tokens_file: Annotated[str | None, Key(_optional_text, None,
         "file with a ROLE:TOKEN in each line, more tokens; it is read again on SIGHUP and when it changes")]
 

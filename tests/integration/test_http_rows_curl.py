@@ -325,6 +325,10 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("GET", "/v1/range?begin=Yg&end=YQ", None, 400, "bad_range"),
     ("GET", "/v1/range?limit=0", None, 400, "malformed"),
     ("GET", "/v1/range?end=%25", None, 400, "bad_base64"),
+    ("GET", "/v1/jobs/rows%2Fnever", None, 404, "not_found"),
+    ("GET", "/v1/jobs?limit=0", None, 400, "malformed"),
+    ("POST", "/v1/commit", {"operations": [], "jobs": [{"name": "", "version": 1}]}, 400, "no_operations"),
+    ("POST", "/v1/commit", {"operations": [], "jobs": [{"name": "a", "value": ""}]}, 400, "read_version_required"),
     ("GET", "/v1/snapshot", None, 404, "not_found"),
     ("GET", "/v1/snapshot?format=parquet", None, 400, "malformed"),
     ("PUT", "/v1/staged/job/write/Part", None, 400, "malformed"),
@@ -436,6 +440,18 @@ def test_the_view_is_never_older_than_asked_and_pages(main: Service) -> None:
     assert rest["more"] is False
     late = main.ask("GET", f"/v1/keys/{url64(keys[1])}?at={version + 10**9}")
     assert (late.status, late.code) == (503, "view_behind")
+
+
+def test_records_of_jobs_change_with_a_commit_and_are_no_keys(main: Service) -> None:
+    version = main.ask("GET", "/v1/version").json["version"]
+    jobs = [{"name": f"rows/{name}", "value": b64(name.encode()), "version": version} for name in "ab"]
+    at = main.committed({"operations": [], "jobs": jobs})
+    assert main.ask("GET", f"/v1/jobs/rows%2Fa?at={at}").json == {"name": "rows/a", "value": b64(b"a"), "version": at}
+    page = main.ask("GET", f"/v1/jobs?prefix=rows/&limit=1&at={at}").json
+    assert ([item["name"] for item in page["items"]], page["more"]) == (["rows/a"], True)
+    assert main.ask("GET", f"/v1/range?prefix={url64(b'rows/')}&at={at}").json["items"] == []
+    again = main.ask("POST", "/v1/commit", {"operations": [], "jobs": jobs[:1]}).json
+    assert (again["reason"], again["conflicts"]) == ("conflict", [{"precondition": 0, "version": at}])
 
 
 # ---- the stream --------------------------------------------------------------------------------------------------
@@ -578,8 +594,13 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
             assert service.ask("GET", path).status == 200, path
         for path in ("/v1/version", "/metrics"):
             assert service.ask("GET", path, token=TOKENS["read"]).status == 200, path
-        for path in ("/v1/keys/YQ", "/v1/range"):
-            answer = service.ask("GET", path, token=TOKENS["read"])
+        for path, role in (
+            ("/v1/keys/YQ", "read"),
+            ("/v1/range", "read"),
+            ("/v1/jobs", "admin"),
+            ("/v1/jobs/a", "admin"),
+        ):
+            answer = service.ask("GET", path, token=TOKENS[role])
             assert (answer.status, answer.code) == (409, "view_disabled")
         limited = None
         with ThreadPoolExecutor(8) as clients:
@@ -914,7 +935,7 @@ def test_every_route_was_asked_and_every_code_of_the_reference_was_answered(main
         for method in methods
     }
     asked = {
-        re.sub(r"(/v1/status|/v1/keys|/v1/retention|/v1/staged|/v1/log/transactions)/.*", r"\1", one)
+        re.sub(r"(/v1/status|/v1/keys|/v1/jobs|/v1/retention|/v1/staged|/v1/log/transactions)/.*", r"\1", one)
         for one in main.asked
     }
     assert {re.sub(r"/\{.*", "", one) for one in described} <= asked

@@ -11,11 +11,13 @@ from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.key_scope import KeyScope
 
 ADMIN, WRITER, READER = "admin-token-0123456789", "write-token-0123456789", "read-token-0123456789"
+JOB = "job-token-0123456789"
 EXPIRED, FOREIGN, OWN = "expired-token-0123456789", "foreign-token-0123456789", "scoped-token-0123456789"
 TOKENS: dict[str, Role | Grant] = {
     ADMIN: Role.ADMIN,
     WRITER: Role.WRITE,
     READER: Role.READ,
+    JOB: Role.JOB,
     EXPIRED: Grant(Role.ADMIN, until=1.0),
     FOREIGN: Grant(Role.WRITE, scope=KeyScope((b"other/",))),
     OWN: Grant(Role.WRITE, scope=KeyScope((b"key", b"more/"))),
@@ -95,6 +97,9 @@ def test_every_route_checks_the_token_and_its_keys() -> None:
                     assert await status_of(found, name, READER) == 403, name
                 if (name.startswith(("PUT", "DELETE")) and "/staged/" not in name) or name == last:
                     assert await status_of(found, name, WRITER) == 403, name
+                if name.startswith("GET /v1/jobs"):
+                    assert await status_of(found, name, WRITER) == 403, name
+                    assert await status_of(found, name, JOB) in (200, 404), name
                 if name != last:
                     assert await status_of(found, name, ADMIN) not in (401, 403), name
 

@@ -28,7 +28,16 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
+from holdfast.commit.format.transaction import (
+    Delete,
+    JobChange,
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Write,
+)
 from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
@@ -98,7 +107,8 @@ class Leader:
             named = draw.random() < 0.5
             reads = _preconditions(draw) if draw.random() < 0.4 else ()
             request_id = f"request-{draw.getrandbits(64):016x}" if named else None
-            logged.append(LoggedTransaction(version, request_id, self.claim.last_version, tuple(operations), reads))
+            own = version, request_id, self.claim.last_version, tuple(operations), reads
+            logged.append(LoggedTransaction(*own, jobs=_records(version)))
         self.send(logged, lands=lands)
         return logged
 
@@ -164,6 +174,12 @@ class Leader:
         self.head = header
         self.next_slot = Slot(self.next_slot - 1)
         self.acknowledge()
+
+
+def _records(version: int) -> tuple[JobChange, ...]:
+    """Records of jobs in every third transaction. Their names are those of keys, and no reader of keys has them."""
+    value = None if version % 2 else b"record"
+    return (JobChange("a", value), JobChange("k/1", b"1")) if version % 3 == 0 else ()
 
 
 def random_log(seed: int, *, reigns: int = 5, batches: int = 12) -> LogBuilder:

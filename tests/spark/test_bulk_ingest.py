@@ -18,7 +18,7 @@ from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requ
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_bulk_load import Killed, live, transactions
 
-from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.format.transaction import Delete, JobChange, PointRead, RangeDelete, RangeRead, Transaction, Write
 from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.resolve import Resolve
@@ -50,7 +50,7 @@ def rows_of(root: Path) -> list[dict[str, object]]:
 def values_of(root: Path) -> list[bytes]:
     """The values that requests wrote, in log order."""
     found = [each for txn in transactions(root / "log") for each in txn.operations if isinstance(each, Write)]
-    return [each.value for each in found if not each.key.startswith(b"spark/ingest/")]
+    return [each.value for each in found]
 
 
 def batch(spark: SparkSession, first: int, past: int) -> DataFrame:
@@ -368,24 +368,15 @@ def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSess
     assert len(rows_of(tmp_path)) == 12
 
 
-def clear_of_records(request: Request) -> Request:
-    """The request without range deletes over the records of ingests, which an ingest alone refuses."""
-    bounded = tuple(
-        RangeDelete(each.begin, min(each.end or b"spark", b"spark"))
-        if isinstance(each, RangeDelete) and each.begin < b"spark"
-        else each
-        for each in request.operations
-    )
-    return replace(request, operations=bounded)
-
-
 @pytest.mark.parametrize("seed", matrix([1, 2]))
 def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Requests that name versions of the log, cut into micro-batches and groups anyhow."""
     ingest = an_ingest(tmp_path, group_requests=17)
     ingest.micro_batch(batch(spark, 0, 0), 0)
     base = live(tmp_path / "log")[0].header.last_version
-    requests = [clear_of_records(each) for each in draw_requests(seed, 120, keys=20, odd=False)]
+    requests = draw_requests(seed, 120, keys=20, odd=False)
+    assert any(is_range and end is None for each in requests for _, end, is_range, _ in each.reads)
+    assert any(isinstance(op, RangeDelete) and op.end is None for each in requests for op in each.operations)
     # A record takes a version behind each group, so what was read is named as what the log had by then.
     assigned = [base]
     expected: list[str] = []
@@ -402,7 +393,7 @@ def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_p
         expected.append("committed" if entry.accepted else getattr(entry.outcome, "reason", "follower"))
         assigned.append(sequence.assigned)
         if (place % 60) % 17 == 16 or place % 60 == 59:
-            record = CommitEntry(Transaction([Write(b"spark/ingest/orders", b"")]), lambda _: None)
+            record = CommitEntry(Transaction([]), lambda _: None)
             resolve.decide(sequence.order([record], resolve.floor)[0])
             assigned[-1] = sequence.assigned
     for number in (1, 2):
@@ -415,26 +406,31 @@ def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_p
     assert audit(spark, (tmp_path / "log").as_uri()).findings == []
 
 
-@pytest.mark.parametrize(
-    "operation",
-    matrix([
-        RangeDelete(b"spark/ingest/a", b"spark/ingest/z"), RangeDelete(b""), RangeDelete(b"a", b"spark/ingest/b"),
-        Delete(b"spark/ingest/orders"), Write(b"spark/ingest/other", b"v"),
-    ]),
-)  # fmt: skip
-def test_a_request_that_changes_the_record_of_an_ingest_gets_a_verdict_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Write | Delete | RangeDelete
+def test_a_request_reads_and_deletes_every_key_and_reaches_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The record was a key: such reads conflicted with it, such deletes were refused, and a service takes both."""
     monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
-    frame = Frame(0, 2)
-    around = RangeDelete(b"spark/ingest0", b"t"), RangeDelete(b"a", b"spark/ingest/")
-    frame.requests[1:1] = [
-        ParsedRequest(str(10 + place), None, Transaction([each]), None)
-        for place, each in enumerate((operation, *around))
-    ]
-    ingest = an_ingest(tmp_path)
-    ingest.micro_batch(cast("DataFrame", frame), 0)
+    ingest = an_ingest(tmp_path, group_requests=2)
+    ingest.micro_batch(cast("DataFrame", Frame(0, 2)), 0)
+    at = live(tmp_path / "log")[-1].header.last_version
+    of_keys = RangeRead(b"spark/ingest/", b"spark/ingest0")
+    reads = [RangeRead(b""), RangeRead(b"a", None), of_keys, RangeRead(b"ingest/")]
+    ops = [RangeDelete(b""), Delete(b"ingest/orders"), Write(b"ingest/orders", b"v"), RangeDelete(b"ingest/", None)]
+    frame = Frame(0, 0)
+    for place, (read, operation) in enumerate(zip(reads, ops, strict=True)):
+        # Each reads what the one before it left: the version of that, or of the group's record, if one came between.
+        txn = Transaction([operation], [read], read_version=at + place + place // 2)
+        frame.requests.append(ParsedRequest(str(10 + place), None, txn, None))
+    named = Transaction([], jobs=(JobChange("ingest/orders", b"forged", at),))
+    frame.requests.append(ParsedRequest("20", None, named, None))
+    ingest.micro_batch(cast("DataFrame", frame), 1)
     ingest.close()
-    refused = [row["code"] for row in rows_of(tmp_path) if row["outcome"] != "committed"]
-    assert refused == ["permission_denied"]
-    assert values_of(tmp_path) == [b"value 0", b"value 1"]
+    codes = {row["order"]: row["code"] for row in rows_of(tmp_path)}
+    assert codes == {**dict.fromkeys(("0", "1", "10", "11", "12", "13")), "20": "permission_denied"}
+    committed = [txn for txn in transactions(tmp_path / "log") if txn.operations]
+    again = an_ingest(tmp_path, group_requests=2)
+    again.micro_batch(cast("DataFrame", frame), 1)
+    again.close()
+    found = [txn for txn in transactions(tmp_path / "log") if txn.operations]
+    assert found == committed, "its record is there, and nothing is decided again"

@@ -34,7 +34,7 @@ from tests.spark.test_pipeline_cli import common
 
 from holdfast.client import Client
 from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, encode_object, slot_of
-from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, JobChange, RangeDelete, Write
 from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark import audit
@@ -103,11 +103,6 @@ def transactions(root: Path) -> list[LoggedTransaction]:
     return [txn for batch in live(root) for txn in batch.transactions]
 
 
-def own_operations(txn: LoggedTransaction) -> list[object]:
-    """What the request asked for, without the load's record."""
-    return [each for each in txn.operations if not (isinstance(each, Write) and each.key.startswith(b"spark/load/"))]
-
-
 def told(root: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = DeltaTable(str(root)).to_pyarrow_table().sort_by("position").to_pylist()
     return rows
@@ -116,9 +111,9 @@ def told(root: Path) -> list[dict[str, object]]:
 def origin(root: Path) -> int:
     """The base that the verdicts rest on: that of the load's first leader."""
     for txn in reversed(transactions(root)):
-        for operation in txn.operations:
-            if isinstance(operation, Write) and operation.key.startswith(b"spark/load/"):
-                return decode_progress(operation.value, operation.key).base
+        for change in txn.jobs:
+            if isinstance(change.value, bytes) and change.name.startswith("load/"):
+                return decode_progress(change.value, change.name).base
     raise AssertionError("the log holds no load")
 
 
@@ -140,9 +135,9 @@ def check_verdicts(root: Path, requests: list[Request], windows: Windows) -> Non
         if version is not None:
             assert isinstance(version, int)
             txn = logged[version]
-            assert (own_operations(txn), txn.request_id) == (list(request.operations), request.request_id)
+            assert (txn.operations, txn.request_id) == (list(request.operations), request.request_id)
             seen.add(version)
-    assert {version for version, txn in logged.items() if own_operations(txn)} == seen, "each committed once"
+    assert {version for version, txn in logged.items() if txn.operations} == seen, "each committed once"
 
 
 @pytest.mark.matrix
@@ -298,7 +293,7 @@ def test_the_service_stands_by_for_a_load_and_leads_again_after_it_with_the_same
         for row, request in zip(rows, requests, strict=True):
             if row["version"] is not None:
                 _apply(state, request)
-        assert {key: value for key, value in _all(client).items() if not key.startswith(b"spark/")} == state
+        assert _all(client) == state
     assert audit(spark, (tmp_path / "log").as_uri()).findings == []
 
 
@@ -417,10 +412,15 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
     builder = LogBuilder(4)
     leader = builder.lead()
     operations = [Write(b"a", b"1"), Delete(b"b"), RangeDelete(b"c", None)]
-    record = Write(b"spark/load/earlier", b"{}")
     base = leader.head.last_version
-    changes = [operations, [*operations, record], [Write(b"a", b"2")], [Delete(b"a")]]
-    leader.send([LoggedTransaction(base + 1 + n, None, None, list(each), []) for n, each in enumerate(changes)])
+    changes = [operations, operations, [Write(b"a", b"2")], [Delete(b"a")]]
+    records = [(), (JobChange("load/earlier", b"{}"),), (), ()]
+    leader.send(
+        [
+            LoggedTransaction(base + 1 + n, None, None, list(each), [], jobs=jobs)
+            for n, (each, jobs) in enumerate(zip(changes, records, strict=True))
+        ]
+    )
     log = builder.write_to(tmp_path / "log")
     wanted = pa.RecordBatch.from_pydict({"seq": [1], "versions": [[base + 1 + n for n in range(len(changes))]]})
     (logged,) = logged_changes(log, iter([wanted]))
@@ -446,11 +446,10 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
 
     (found,) = asked_changes(of_task(chunk.weighted))
     digests = dict(zip(found["position"].to_pylist(), found["changes"].to_pylist(), strict=True))
-    whole, without_record = logged["whole"].to_pylist(), logged["without_record"].to_pylist()
-    assert digests == {100: whole[2], 101: whole[0], 102: digests[102]}
-    assert without_record[1] == whole[0] != whole[1], "an earlier load's record is no part of the request"
-    assert without_record[0] == whole[0]
-    assert digests[102] not in {*whole, *without_record}
+    held = logged["changes"].to_pylist()
+    assert digests == {100: held[2], 101: held[0], 102: digests[102]}
+    assert held[1] == held[0], "an earlier load's record is no part of the request"
+    assert digests[102] not in held
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
         list(asked_changes(of_task(chunk.weighted ^ 1)))
 
@@ -468,9 +467,9 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
     header = builder.lead().head
     base = header.last_version
     header = replace(header, kind=Kind.DATA, first_version=Version(base + 1), last_version=Version(base + 1))
-    reign = LeadershipPlan(b"spark/load/it", base, base, 0)
+    reign = LeadershipPlan("load/it", base, base, 0)
     judged, again = packed("an-id-that-uuid()-has-made"), packed("another-id-that-it-has-made")
-    plan = BatchPlan(header, 0, np.array([Fate.COMMITTED], np.uint8), base, b"{}", 0, np.zeros(0, np.int64))
+    plan = BatchPlan(header, 0, np.array([Fate.COMMITTED], np.uint8), b"{}", 0, np.zeros(0, np.int64))
     place = ChunkSummary(chunk_key(0, 0), 0, 1, -1, cast("int", judged["weighted"]))
     part = pickle.dumps((place, plan))
 
@@ -511,7 +510,7 @@ def test_a_task_gets_nothing_that_grows_with_the_other_requests() -> None:
     def plan_of(chunk: ChunkSummary, through: int) -> BatchPlan:
         staged = Staged(cast("DataFrame", None), (chunk,), many + own, own, 0, False, True, True, "")
         progress = LoadProgress("", None, many + own, through, base, ())
-        plan = LeadershipPlan(b"", base, base, 0)
+        plan = LeadershipPlan("", base, base, 0)
         planner = Planner(staged, resolution, resolution.assigned(), Windows(), plan, progress)
         ((_, planned),) = planner.batches(cast("Leadership", Led()))
         return planned
@@ -600,7 +599,7 @@ def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: P
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])["report"]
     assert report["continued_at"] > 0 and report["committed"] == 4000
-    values = [own_operations(txn) for txn in transactions(log)]
+    values = [txn.operations for txn in transactions(log)]
     assert values == [[Write(b"key/%d" % (n % 97), b"value %d" % n)] for n in range(4000)]
     assert len(told(tmp_path / "verdicts")) == 4000
 
@@ -630,8 +629,8 @@ def test_what_others_wrote_between_two_runs_of_a_load_is_not_overlooked(
 
 
 def _progress(root: Path) -> list[int]:
-    writes = [each for txn in transactions(root) for each in txn.operations if isinstance(each, Write)]
-    found = [decode_progress(each.value, each.key) for each in writes if each.key.startswith(b"spark/load/")]
+    records = [(each.name, each.value) for txn in transactions(root) for each in txn.jobs]
+    found = [decode_progress(value, name) for name, value in records if isinstance(value, bytes)]
     return [each.through for each in found if each.requests > 1]
 
 

@@ -140,10 +140,9 @@ def test_a_request_cannot_write_the_record_of_its_ingest(
 ) -> None:
     """It would be taken for what the killed run had decided: the last request would be said to be committed."""
     forged = json.dumps({"batch": 0, "first": 2, "told": [[None, 7, []]]})
-    bodies = [
-        json.dumps({"operations": [write(key, value)]}).encode()
-        for key, value in (("a", "1"), ("spark/ingest/orders", forged), ("c", "3"))
-    ]
+    job = {"name": "ingest/orders", "value_text": forged, "version": 1}
+    asked = [{"operations": [write("a", "1")]}, {"operations": [], "jobs": [job]}, {"operations": [write("c", "3")]}]
+    bodies = [json.dumps(each).encode() for each in asked]
     first = an_ingest(tmp_path, service, group_requests=1)
     monkeypatch.setattr(VerdictStore, "write", _dies)
     with pytest.raises(Killed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from base64 import b64encode
@@ -20,17 +19,13 @@ from tests.spark.test_bulk_load import Killed, transactions
 
 from holdfast import Queue, StoreClient
 from holdfast.client.stores import Message, define_spark_stores
-from holdfast.commit.format.transaction import Delete, Transaction, Write
-from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
-from holdfast.objects.open import open_store
+from holdfast.commit.format.transaction import Write
+from holdfast.errors import AlreadyOpen, Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.commit_stream import commit_stream
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.numbered_source import DurableSource, NumberedSource, QueueSource
-from holdfast.spark.ingest.record_search import newest_records, records_of_log
 from holdfast.spark.ingest.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
@@ -103,7 +98,7 @@ def offered(spark: SparkSession, source: NumberedSource, most: int = 1000) -> Da
 
 def values_of(root: Path) -> list[bytes]:
     found = [each for txn in transactions(root / "log") for each in txn.operations if isinstance(each, Write)]
-    return [each.value for each in found if not each.key.startswith(b"spark/ingest/")]
+    return [each.value for each in found]
 
 
 def in_order(past: int) -> list[bytes]:
@@ -388,28 +383,3 @@ def test_a_stream_without_its_checkpoint_continues_under_its_name(
         assert desk.waiting() == 0
         assert [number for number, _ in desk.verdicts()] == list(range(10))
     assert values_of(tmp_path) == in_order(10)
-
-
-def test_a_key_that_no_ingest_wrote_is_named_until_it_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
-    """A client writes below the records: with a request id it does not count, without one it may be any source's."""
-    key, url = b"spark/ingest/orders", (tmp_path / "log").as_uri()
-
-    async def commit(txn: Transaction) -> None:
-        store = open_store(url)
-        service = await CommitService.lead(store, ServiceOptions(address="", allow_new=True, probe=False))
-        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        service.submit([CommitEntry(txn, done.set_result)])
-        await done
-        await service.step_down()
-        await service.close()
-
-    (tmp_path / "log").mkdir()
-    asyncio.run(commit(Transaction([Write(key, b"not a record")], request_id="a client's own")))
-    assert newest_records(spark, url, {}) == {}
-    assert records_of_log(spark, url, key) == []
-    asyncio.run(commit(Transaction([Write(key, b"not a record")])))
-    with pytest.raises(CorruptData, match="no ingest of this version wrote") as refused:
-        newest_records(spark, url, {})
-    assert refused.value.fields["key"] == "spark/ingest/orders"
-    asyncio.run(commit(Transaction([Delete(key)])))
-    assert newest_records(spark, url, {key: b"nor in a snapshot"}) == {}

@@ -202,7 +202,7 @@ def check_with_spark(spark: SparkSession, root: Path, name: str, *, whole: bool)
         assert read_on_console(at("audit")).verified > 0
         run_pipeline(Replay(spark, log, at("replay")), log, at("replay"), progress=None)
         copied = spark.read.format("holdfast").load(at("replay"))
-        assert copied.where("key < 'spark/' or key >= 'spark0'").count() == count
+        assert copied.count() == count
     for number, clause in enumerate((f"OPTIONS (url '{log}')", f"LOCATION '{log}'")):
         table = f"of_an_odd_name_{number}"
         spark.sql(f"DROP TABLE IF EXISTS {table}")

@@ -130,7 +130,6 @@ def questions(builder: LogBuilder) -> dict[str, Question]:
             "double", decoded("value", lambda value: None), (("valueFormat", "json"), ("unfit", "null"))
         ),
         "unfit": Question("null", decoded("value", text_of), (("valueFormat", "utf8"),)),
-        "includeSystem": Question("false", same),  # the log has none; see ``test_typed_source``
     }
 
 

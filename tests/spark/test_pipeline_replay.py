@@ -27,10 +27,10 @@ def objects_in(root: Path) -> dict[int, bytes]:
     return {slot: path.read_bytes() for slot, path in found if slot is not None}
 
 
-def transactions(objects: dict[int, bytes], *, replayed: bool) -> list[list[Operation]]:
-    """The operations of each transaction in order, without the offset that a replay adds, and without empty ranges."""
+def transactions(objects: dict[int, bytes]) -> list[list[Operation]]:
+    """The operations of each transaction in order, without empty ranges."""
     return [
-        [each for each in (txn.operations[:-1] if replayed else txn.operations) if not is_empty(each)]
+        [each for each in txn.operations if not is_empty(each)]
         for batch in read_plainly(objects)
         for txn in batch.transactions
     ]
@@ -55,7 +55,7 @@ def test_a_replay_in_parts_equals_the_source(
     monkeypatch.setattr(replay_module, "CHUNK_TRANSACTIONS", 7)
     builder = random_log(51, reigns=4, batches=12)
     log = builder.write_to(tmp_path / "log")
-    source = transactions(builder.objects, replayed=False)
+    source = transactions(builder.objects)
     versions = [txn.version for batch in read_plainly(builder.objects) for txn in batch.transactions]
     middle = versions[len(versions) // 3]
     target = tmp_path / "target"
@@ -65,7 +65,7 @@ def test_a_replay_in_parts_equals_the_source(
     assert second == (middle, len(versions) - len(versions) // 3 - 1)
     assert run(spark, log, target, Schedule())[1] == 0, "nothing new, nothing sent"
     objects = objects_in(target)
-    assert transactions(objects, replayed=True) == source
+    assert transactions(objects) == source
 
 
 async def depose(target: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_replay_that_is_deposed_says_so_and_the_next_goes_on(spark: SparkSessi
     with pytest.raises(Closed):
         older.advance(older.look(versions[3], versions[-1], 2**40))
     older.close()
-    assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+    assert transactions(objects_in(target)) == transactions(builder.objects)
 
 
 class FailingSource:
@@ -142,7 +142,7 @@ def test_a_step_whose_reading_fails_is_tried_again_behind_what_it_committed(
     finally:
         job.close()
     assert report.retries == 1
-    assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+    assert transactions(objects_in(target)) == transactions(builder.objects)
 
 
 def test_transactions_in_flight_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_transactions_in_flight_are_bounded_by_their_bytes(tmp_path: Path, monke
     finally:
         job.close()
     assert most >= 2
-    assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+    assert transactions(objects_in(target)) == transactions(builder.objects)
     chunks = list(replay_module.chunks_of(Transaction([Write(b"k", bytes(size))]) for size in sizes))
     assert [len(chunk) for chunk, _ in chunks[:4]] == [2, 2, 3, 2]
     assert all(sum(len(each.operations[0].value) for each in chunk[:-1]) < 1_000 for chunk, _ in chunks)  # type: ignore[union-attr]

@@ -47,7 +47,17 @@ def test_segments_and_the_log_behind_them_equal_the_plain_reading(spark: SparkSe
         (data,) = read_objects((tmp_path / "segments").as_uri(), [segment.path])
         found = [row for batch in segment_rows(data, names, RowFilter()) for row in batch.to_pylist()]
         order = [(row["version"], row["position"]) for row in found]
-        assert order == sorted(order) and len(order) == segment.rows
+        records = RowFilter(kinds=(ItemKind.JOB,))
+        jobs = [row for batch in segment_rows(data, ["version", "key", "value"], records) for row in batch.to_pylist()]
+        held = range(segment.version_min, segment.version_max + 1)
+        assert [tuple(row.values()) for row in jobs] == [
+            (txn.version, change.name.encode(), change.value)
+            for batch in live
+            for txn in batch.transactions
+            if txn.version in held
+            for change in txn.jobs
+        ]
+        assert order == sorted(order) and len(order) + len(jobs) == segment.rows
         middle = order[len(order) // 2][0]
         some = RowFilter(middle, middle, (ItemKind.WRITE,), b"a", b"c")
         picked = [row["key"] for batch in segment_rows(data, ["version", "key"], some) for row in batch.to_pylist()]

@@ -19,8 +19,8 @@ from tests.matrix import matrix
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
-from holdfast.commit.format.transaction import Operation, Transaction, Write
-from holdfast.errors import Code, Fenced, InvalidRequest, Unavailable
+from holdfast.commit.format.transaction import JobChange, Operation, RangeDelete, Transaction, Write
+from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime import service_client
 from holdfast.spark.sink import task as sink_task
@@ -33,10 +33,10 @@ from holdfast.spark.sink.record import (
     begin,
     finish,
     finish_empty,
+    job_of,
+    job_of_write,
     plan_micro_batch,
-    progress_range,
     read_record,
-    record_key,
     wanted_micro_batch,
 )
 from holdfast.spark.sink.task import digest_partition, send_partition
@@ -164,8 +164,8 @@ def record_of(client: Client, options: WriteOptions) -> Record:
 
 
 def notes_left(client: Client, options: WriteOptions, name: str) -> int:
-    begin_key, end_key = progress_range(options.application, token_of(name))
-    return len(client.range(begin_key, end_key, at=client.version().version).items)
+    prefix = job_of_write(options.application, token_of(name)) + "/"
+    return len(client.jobs(prefix, at=client.version().version).items)
 
 
 def test_a_write_is_in_the_log_once_and_leaves_only_its_record(service: ServiceProcess) -> None:
@@ -228,8 +228,8 @@ def test_a_micro_batch_killed_at_every_request_and_run_again_writes_exactly_once
             for number, counts in enumerate(({0: 0, 1: 0}, {0: 5, 1: 0, 2: 2}, {0: 0})):
                 if number >= done:
                     stream(client, options, MicroBatch(QUERY, number), counts, name)
-            begin_key, end_key = progress_range(options.application, MicroBatch(QUERY, 1).token)
-            assert client.range(begin_key, end_key, at=client.version().version).items == ()
+            prefix = job_of_write(options.application, MicroBatch(QUERY, 1).token) + "/"
+            assert client.jobs(prefix, at=client.version().version).items == ()
     last = dies_at  # a kill at this request came too late
     assert deaths > 15 // STEP
     found = written_under(service, f"dies-{after}-")
@@ -342,44 +342,28 @@ def test_a_write_tried_again_with_fewer_partitions_is_not_called_done(service: S
         assert record_of(client, options).state == "intent"
 
 
-@pytest.mark.parametrize(
-    ("begin_key", "end_key"),
-    [(b"", None), (b"spark/", b"spark0"), (b"{}", b"{}\0"), (b"{}/9", b"{}/a"), (b"{}/", None)],
-)
-def test_a_row_that_would_remove_the_record_is_refused_before_it_is_sent(
+@pytest.mark.parametrize(("begin_key", "end_key"), [(b"", None), (b"s", b"t"), (b"sink/", None)])
+def test_no_row_and_no_client_reaches_the_record_and_the_notes(
     service: ServiceProcess, begin_key: bytes, end_key: bytes | None
 ) -> None:
-    """A log may be written into another one as it is; with its record gone a write would begin anew, and send twice."""
+    """They were keys: a range delete without end made a write begin again, and send its rows twice."""
     options = new_options(service)
-    record = record_key(options.application)
-    begin_key = begin_key.replace(b"{}", record)
-    end_key = None if end_key is None else end_key.replace(b"{}", record)
     name = f"keeps-{options.application}"
     kept = [(b"%s/0/%03d" % (name.encode(), index), b"v", "write", None) for index in range(6)]
-    columns = zip(*kept, (begin_key, None, "range_delete", end_key), strict=True)
+    columns = zip((begin_key, None, "range_delete", end_key), *kept, strict=True)
     batch = pa.record_batch(dict(zip(("key", "value", "kind", "end"), map(list, columns), strict=True)))
     with Client(service.url) as client:
-        for _ in range(2):
-            intent = begin(client, options, wanted(name))
-            with pytest.raises(InvalidRequest, match="keeps its own progress"):
-                send_partition(client, options, intent, 0, [batch])
-    assert written(service, name) == [row[0] for row in kept[:4]], "the chunk before it, once"
-
-
-@pytest.mark.parametrize(("begin_key", "end_key"), [(b"{}-2", b"{}."), (b"{}0", None), (b"", b"{}")])
-def test_a_row_beside_the_record_is_none_of_its_business(
-    service: ServiceProcess, begin_key: bytes, end_key: bytes | None
-) -> None:
-    options = new_options(service)
-    record = record_key(options.application)
-    kinds = {"kind": ["range_delete", "write"], "value": [None, b"v"]}
-    keys = [begin_key.replace(b"{}", record), record + b"-other"]
-    ends = [None if end_key is None else end_key.replace(b"{}", record), None]
-    with Client(service.url) as client:
-        intent = begin(client, options, wanted("beside"))
-        sent = send_partition(client, options, intent, 0, [pa.record_batch({"key": keys, "end": ends, **kinds})])
-        assert sent.transactions == 2
-        finish(client, options, wanted("beside"), [sent])
+        intent = begin(client, options, wanted(name))
+        sent = send_partition(client, options, intent, 0, [batch])
+        client.commit([RangeDelete(begin_key, end_key)])
+        assert (record_of(client, options).state, notes_left(client, options, name)) == ("intent", 1)
+        again = begin(client, options, wanted(name))
+        assert send_partition(client, options, again, 0, [batch]) == sent
+        finish(client, options, wanted(name), [sent])
+        client.commit([RangeDelete(begin_key, end_key)])
+        assert record_of(client, options).has_done(token_of(name))
+        assert notes_left(client, options, name) == 0
+    assert written(service, name) == [row[0] for row in kept], "each row once"
 
 
 QUERY, OTHER = "8f6e3a52-0000-0000-0000-000000000001", "8f6e3a52-0000-0000-0000-000000000002"
@@ -571,11 +555,12 @@ def test_a_batch_without_a_token_of_its_own_may_be_given_up(service: ServiceProc
     assert written(service, "named") == expected("named")
 
 
-def test_a_key_that_holds_something_else_is_not_overwritten(service: ServiceProcess) -> None:
+def test_a_record_that_is_something_else_is_not_overwritten(service: ServiceProcess) -> None:
     options = new_options(service)
     with Client(service.url) as client:
-        client.commit([Write(record_key(options.application), b"mine")])
-        with pytest.raises(Exception, match="no sink wrote"):
+        version = client.version().version
+        client.commit([], jobs=[JobChange(job_of(options.application), b"mine", version)])
+        with pytest.raises(CorruptData, match="not one of this version"):
             begin(client, options, wanted("foreign"))
 
 

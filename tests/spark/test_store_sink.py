@@ -48,8 +48,8 @@ from holdfast.spark.sink.record import (
     begin,
     finish,
     finish_empty,
+    job_of_write,
     plan_micro_batch,
-    progress_range,
     read_record,
     replace_record,
     wanted_micro_batch,
@@ -202,8 +202,8 @@ def test_writes_are_in_the_store_once_in_order_and_publishers_do_not_grow_in_num
     with Client(service.url) as client, StoreClient(service.url) as stores:
         for number in range(5):
             write(client, options, wanted(f"plain{number}"))
-            begin_key, end_key = progress_range(options.application, token_of(f"plain{number}"))
-            assert client.range(begin_key, end_key, at=client.version().version).items == ()
+            prefix = job_of_write(options.application, token_of(f"plain{number}")) + "/"
+            assert client.jobs(prefix, at=client.version().version).items == ()
         assert bodies_in(service, options) == expected(*(f"plain{number}" for number in range(5)))
         assert stores.describe_store(options.store or "")["counts"]["publishers"] == 2  # type: ignore[index]
         assert publishing_of(client, options).partitions == (Publisher(0, 57), Publisher(), Publisher(0, 22))

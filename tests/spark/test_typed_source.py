@@ -15,13 +15,14 @@ from pyspark.sql import Row, SparkSession
 from tests.spark.log_builder import LogBuilder
 from tests.spark.test_options_everywhere import rows_of
 
-from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.commit.format.batch import LoggedTransaction
+from holdfast.commit.format.transaction import Delete, JobChange, RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.reader import HoldfastBatchReader, with_value_type
-from holdfast.spark.typed.rows import SYSTEM_PREFIX, Choice
+from holdfast.spark.typed.rows import Choice
 
 COLUMNS = "version,kind,key,end,value"
 KEYS = st.sampled_from(
@@ -32,10 +33,9 @@ KEYS = st.sampled_from(
 @given(
     st.lists(st.tuples(st.sampled_from(["write", "delete", "range_delete"]), KEYS, st.none() | KEYS), max_size=8),
     st.lists(KEYS.filter(bool), max_size=2),
-    st.booleans(),
 )
-def test_the_choice_of_rows_is_by_prefix_and_leaves_system_records_out(
-    operations: list[tuple[str, bytes, bytes | None]], prefixes: list[bytes], include_system: bool
+def test_the_choice_of_rows_is_by_prefix(
+    operations: list[tuple[str, bytes, bytes | None]], prefixes: list[bytes]
 ) -> None:
     rows = [row if row[0] == "range_delete" else (*row[:2], None) for row in operations]
 
@@ -45,26 +45,24 @@ def test_the_choice_of_rows_is_by_prefix_and_leaves_system_records_out(
                 return key.startswith(prefix)
             return (end is None or end > prefix) and (key.startswith(prefix) or key < prefix)
 
-        is_chosen = not prefixes or any(reaches(prefix) for prefix in prefixes)
-        within = kind != "range_delete" or (end is not None and end <= b"spark0")
-        is_system = key.startswith(SYSTEM_PREFIX) and within
-        asked = include_system or any(prefix.startswith(SYSTEM_PREFIX) for prefix in prefixes)
-        return is_chosen and (asked or not is_system)
+        return not prefixes or any(reaches(prefix) for prefix in prefixes)
 
     schema = pa.schema([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary())])
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    found = Choice(tuple(prefixes), include_system).of(table)
+    found = Choice(tuple(prefixes)).of(table)
     assert [tuple(row.values()) for row in found.to_pylist()] == [row for row in rows if is_wanted(*row)]
 
 
 def flights(tmp_path: Path, *values: object) -> str:
-    """A log of writes under ``a``, ``b`` and so on, a delete, a range delete and a system record."""
+    """A log of writes under ``a``, ``b`` and so on, a delete, a range delete and the record of a job."""
     leader = (builder := LogBuilder()).lead()
     for index, value in enumerate(values):
         leader.commit(
             [Write(b"abc"[index : index + 1], value if isinstance(value, bytes) else json.dumps(value).encode())]
         )
-    leader.commit([Delete(b"a"), RangeDelete(b"b\xff", None), Write(b"spark/flights", b'{"token": "1"}')])
+    leader.commit([Delete(b"a"), RangeDelete(b"b\xff", None)])
+    record = JobChange("sink/flights", b'{"token": "1"}')
+    leader.send([LoggedTransaction(leader.head.last_version + 1, None, None, [], [], jobs=(record,))])
     return builder.write_to(tmp_path / "log")
 
 
@@ -72,7 +70,7 @@ TYPED = {"columns": COLUMNS, "keyFormat": "utf8", "valueFormat": "json", "valueS
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_typed_read_has_decoded_columns_and_no_system_records(tmp_path: Path, mode: Mode) -> None:
+def test_a_typed_read_has_decoded_columns_and_no_records_of_jobs(tmp_path: Path, mode: Mode) -> None:
     log = flights(tmp_path, {"origin": "JFK", "delay": 2}, {"origin": "LGA", "gate": 7})
     assert [(row["kind"], row["key"], row["value"]) for row in rows_of(log, mode, TYPED)] == [
         ("write", "a", {"origin": "JFK", "delay": 2}),
@@ -80,11 +78,9 @@ def test_a_typed_read_has_decoded_columns_and_no_system_records(tmp_path: Path, 
         ("delete", "a", None),
         ("range_delete", None, None),
     ]
-    with_system = rows_of(log, mode, {**TYPED, "includeSystem": "true", "columns": "key,value"})
-    assert with_system[-1] == {"key": "spark/flights", "value": {"origin": None, "delay": None}}
-    plain: dict[str, str] = {"columns": "key"}
-    assert rows_of(log, mode, plain)[-1] == {"key": b"spark/flights"}, "a read without types has every record"
-    assert {"key": b"spark/flights"} not in rows_of(log, mode, {**plain, "includeSystem": "false"})
+    assert [row["key"] for row in rows_of(log, mode, {"columns": "key"})] == [b"a", b"b", b"a", b"b\xff"]
+    records = rows_of(log, mode, {"columns": "kind,key,value", "kinds": "job", "keyPrefix": "sink/"})
+    assert records == [{"kind": "job", "key": b"sink/flights", "value": b'{"token": "1"}'}]
 
 
 def test_a_value_that_does_not_fit_fails_by_name_or_is_null(tmp_path: Path) -> None:

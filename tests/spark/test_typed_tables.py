@@ -156,7 +156,6 @@ def small_log(tmp_path: Path, *values: object) -> tuple[LogBuilder, Leader, str]
     leader = (builder := LogBuilder(3)).lead()
     for index, value in enumerate(values):
         leader.commit([Write(b"f/%d" % index, written(value))])
-    leader.commit([Write(b"spark/sink", b"{}")])
     return builder, leader, builder.write_to(tmp_path / "log")
 
 
@@ -302,14 +301,6 @@ def test_keys_of_json_are_typed_and_keep_their_bytes(local: SparkSession, tmp_pa
     assert rows_of(tmp_path / "table", "key_bytes", "key", "value") == [(b'["JFK",1]', None, "a"), (b"x", None, "d")]
 
 
-def test_a_table_has_system_records_only_where_they_are_asked_for(local: SparkSession, tmp_path: Path) -> None:
-    _, _, log = small_log(tmp_path, {"n": 1})
-    run(local, Latest, log, tmp_path / "new", RowOptions())
-    run(local, Latest, log, tmp_path / "asked", RowOptions(include_system=True))
-    keys = {place: [key for (key,) in rows_of(tmp_path / place, "key")] for place in ("new", "asked")}
-    assert keys == {"new": [b"f/0"], "asked": [b"f/0", b"spark/sink"]}
-
-
 def test_a_table_is_continued_with_the_same_choice_of_rows_only(local: SparkSession, tmp_path: Path) -> None:
     builder, leader, log = small_log(tmp_path, {"n": 1})
     run(local, Latest, log, tmp_path / "table", RowOptions(key_prefixes=(b"f/",)))
@@ -317,7 +308,6 @@ def test_a_table_is_continued_with_the_same_choice_of_rows_only(local: SparkSess
     builder.write_to(tmp_path / "log")
     for other, name in (
         (RowOptions(key_prefixes=(b"g/",)), "key prefixes"),
-        (RowOptions(key_prefixes=(b"f/",), include_system=True), "include system"),
         (RowOptions(key_prefixes=(b"f/",), value_format="utf8"), "value format"),
     ):
         with pytest.raises(InvalidRequest, match=f"the table was made with another {name}"):

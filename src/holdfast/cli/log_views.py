@@ -12,6 +12,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+from msgspec import UnsetType
+
 from holdfast.cli.output import base64_text, print_fields, print_json, print_line, print_table, progress
 from holdfast.cli.transactions import operation_fields, operation_text, short
 from holdfast.command_logs import log_to_standard_error
@@ -24,7 +26,7 @@ from holdfast.commit.format.batch import (
     decode_header,
     object_name,
 )
-from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead, Write
+from holdfast.commit.format.transaction import JobChange, PointRead, Precondition, RangeRead, Write
 from holdfast.commit.leadership.accepted_clocks import accepted_of, write_accepted
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
@@ -378,13 +380,31 @@ def precondition_fields(read: Precondition) -> dict[str, object]:
 
 def transaction_fields(txn: LoggedTransaction) -> dict[str, object]:
     """A committed transaction with the preconditions that it passed."""
-    return {
+    fields: dict[str, object] = {
         "version": txn.version,
         "request_id": txn.request_id,
         "read_version": txn.read_version,
         "preconditions": [precondition_fields(read) for read in txn.preconditions],
         "operations": [operation_fields(operation) for operation in txn.operations],
     }
+    return fields | {"jobs": [job_fields(change) for change in txn.jobs]} if txn.jobs else fields
+
+
+def job_fields(change: JobChange) -> dict[str, object]:
+    """A change of a job's record as the HTTP API writes it."""
+    fields: dict[str, object] = {"name": change.name, "version": change.version}
+    if isinstance(change.value, UnsetType):
+        return fields
+    return fields | {"value": None if change.value is None else base64_text(change.value)}
+
+
+def job_text(change: JobChange) -> str:
+    """A change of a job's record on one line."""
+    if isinstance(change.value, UnsetType):
+        return f"unchanged record of job {change.name}" + ("" if change.version is None else f" @ {change.version}")
+    if change.value is None:
+        return f"remove the record of job {change.name}"
+    return f"record of job {change.name} = {short(change.value)}"
 
 
 def precondition_text(read: Precondition) -> str:
@@ -405,6 +425,7 @@ def print_transaction(txn: LoggedTransaction) -> None:
     lines = [facts]
     lines += [f"    {precondition_text(read)}" for read in txn.preconditions]
     lines += [f"    {operation_text(operation)}" for operation in txn.operations]
+    lines += [f"    {job_text(change)}" for change in txn.jobs]
     print_line("\n".join(lines))
 
 

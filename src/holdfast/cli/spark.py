@@ -150,9 +150,6 @@ _ROWS: Final[Mapping[str, Any]] = {
     "key_prefixes": Annotated[
         list[str] | None, typer.Option("--key-prefix", help="Only keys that begin with this text; repeatable.")
     ],
-    "include_system": Annotated[
-        bool, typer.Option("--include-system", help="Keep the records that Holdfast writes under spark/.")
-    ],
     "key_format": Annotated[
         str | None, typer.Option("--key-format", help="utf8, json, msgpack or binary (the default).")
     ],
@@ -223,7 +220,7 @@ def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
             raise typer.Exit(Exit.DAMAGED)
 
     defaults: dict[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
-    defaults |= {"include_system": False, "table_per_prefix": False}
+    defaults |= {"table_per_prefix": False}
     if "service" in options:
         defaults |= {"log": None}
     if "into_log" in options:

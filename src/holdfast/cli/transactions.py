@@ -42,6 +42,7 @@ from holdfast.cli.service import LOCAL, STREAM_SECONDS, Service
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import (
     Delete,
+    JobChange,
     Operation,
     PointRead,
     Precondition,
@@ -273,13 +274,14 @@ class _Parts(TypedDict):
     acknowledge: list[AcknowledgePart]
     maps: list[MapPart]
     publish: list[PublishPart]
+    jobs: Sequence[JobChange]
 
 
 Part = TypeVar("Part")
 
 
 def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
-    """What the commit has for the message stores. Raises: InvalidRequest."""
+    """What the commit has for the message stores, and for records of jobs. Raises: InvalidRequest."""
     from holdfast.wire.stores import AcknowledgePart, MapPart, PublishedMessage, PublishPart
 
     if request is not None:
@@ -288,6 +290,7 @@ def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
                 acknowledge=_decoded(request.acknowledge, AcknowledgePart),
                 maps=_decoded(request.maps, MapPart),
                 publish=_decoded(request.publish, PublishPart),
+                jobs=request.jobs,
             )
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"the parts for the stores cannot be decoded: {error}") from error
@@ -297,7 +300,8 @@ def _parts(request: Transaction | None, publish: Sequence[str]) -> _Parts:
         if not equals or not store:
             raise InvalidRequest("--publish takes STORE=BODY", given=text)
         messages.setdefault(store, []).append(PublishedMessage(body.encode()))
-    return _Parts(acknowledge=[], maps=[], publish=[PublishPart(store, batch) for store, batch in messages.items()])
+    published = [PublishPart(store, batch) for store, batch in messages.items()]
+    return _Parts(acknowledge=[], maps=[], publish=published, jobs=())
 
 
 def _decoded(raw: msgspec.Raw | msgspec.UnsetType, kind: type[Part]) -> list[Part]:

@@ -33,6 +33,8 @@ with needs("client"):
         CommitReceipt,
         Found,
         FoundRange,
+        JobRecord,
+        JobRecords,
         NotCommitted,
         RetentionAnswer,
         RetentionPlan,
@@ -44,6 +46,7 @@ with needs("client"):
 
 __all__ = [
     "BlockingTransaction", "Checkpoint", "Client", "ClientOptions", "CommitReceipt", "Event", "Found", "FoundRange",
-    "LogPosition", "NotCommitted", "PublishedEvent", "RetentionAnswer", "RetentionPlan", "RetentionPolicy",
-    "RolledBack", "StatusAnswer", "StreamMessage", "Subscription", "Transacted", "TransactionEvent", "VersionAnswer",
+    "JobRecord", "JobRecords", "LogPosition", "NotCommitted", "PublishedEvent", "RetentionAnswer", "RetentionPlan",
+    "RetentionPolicy", "RolledBack", "StatusAnswer", "StreamMessage", "Subscription", "Transacted",
+    "TransactionEvent", "VersionAnswer",
 ]  # fmt: skip

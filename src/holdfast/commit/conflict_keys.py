@@ -71,6 +71,8 @@ class ConflictKeys:
         span = self._span(now_ms)
         span.total += len(failed)
         for each in failed[:NOTED_MAX]:
+            if each.precondition >= len(preconditions):
+                break  # the record of a job, which is not a key
             read = preconditions[each.precondition]
             place = (read.key, None, False) if type(read) is PointRead else (read.begin, read.end, True)  # type: ignore[union-attr]
             if len(place[0]) <= KEY_BYTES_MAX and len(place[1] or b"") <= KEY_BYTES_MAX:

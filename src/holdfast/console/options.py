@@ -191,7 +191,7 @@ def _tokens_of(lines: Sequence[str]) -> list[str]:
         if not words or words[0].startswith("#"):
             continue
         role, colon, rest = words[0].partition(":")
-        token = rest if colon and role in ("read", "write", "admin") else words[0]
+        token = rest if colon and role in ("read", "write", "job", "admin") else words[0]
         if not token or not (token.isascii() and token.isprintable()):
             raise _bad(f"line {number} of the token file has no printable token")
         tokens.append(token)

@@ -19,6 +19,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import UNSET
+
 from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
@@ -36,6 +38,7 @@ from holdfast.commit.format.batch import (
     slot_of,
 )
 from holdfast.commit.format.chain import next_slot
+from holdfast.commit.format.transaction import JobChange
 from holdfast.commit.leadership.role import Role
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.reading.lineage import Lineage
@@ -392,15 +395,25 @@ async def _appended(
         leave_out(header.entries)
         if not header.transactions:
             continue
-        first = head.last_version + 1
-        moved = [
-            LoggedTransaction(first + index, txn.request_id, txn.read_version, txn.operations, [])
-            for index, txn in enumerate(batch.transactions())
-        ]
-        following = _record(head, claim, moved)
+        following = _record(head, claim, _moved(batch.transactions(), head.last_version + 1))
         yield following
         head = following.header
     yield _record(head, claim, [], kind=Kind.RESIGN)
+
+
+def _moved(transactions: Sequence[LoggedTransaction], first: int) -> list[LoggedTransaction]:
+    """The same changes with versions from ``first``, and without what they expected."""
+    return [
+        LoggedTransaction(
+            first + index,
+            txn.request_id,
+            txn.read_version,
+            txn.operations,
+            [],
+            jobs=tuple(JobChange(change.name, change.value) for change in txn.jobs if change.value is not UNSET),
+        )
+        for index, txn in enumerate(transactions)
+    ]
 
 
 def _record(

@@ -144,7 +144,7 @@ async def _sizes(store: ObjectStore, folder: str) -> dict[str, int]:
 
 
 def _parts_of_snapshot(manifest: snapshot.Manifest) -> Iterable[tuple[str, int, str]]:
-    return ((snapshot.part_key(manifest.version, part.name), part.size, part.sha256) for part in manifest.parts)
+    return ((snapshot.part_key(manifest.version, part.name), part.size, part.sha256) for part in manifest.files)
 
 
 def _parts_of_checkpoint(manifest: checkpoint.Manifest) -> Iterable[tuple[str, int, str]]:

@@ -113,8 +113,8 @@ class KeptSnapshots:
 
     async def _remove(self, manifest: Manifest) -> None:
         await self._store.delete(manifest_key(manifest.version))
-        if manifest.parts:
-            await self._store.delete(*(part_key(manifest.version, part.name) for part in manifest.parts))
+        if manifest.files:
+            await self._store.delete(*(part_key(manifest.version, part.name) for part in manifest.files))
 
 
 class StrayParts:
@@ -135,7 +135,7 @@ class StrayParts:
         after = ""
         while True:
             rows = await self._store.list(PREFIX, after=after, limit=PAGE)
-            listed += [row.key for row in rows if row.key.endswith(".parquet")]
+            listed += [row.key for row in rows if row.key.endswith((".parquet", ".pq"))]
             if len(rows) < PAGE:
                 break
             after = rows[-1].key
@@ -148,7 +148,7 @@ class StrayParts:
                 named |= {key for key in listed if key.startswith(f"{PREFIX}{version:020d}/")}
                 continue
             if manifest is not None:
-                named |= {part_key(version, part.name) for part in manifest.parts}
+                named |= {part_key(version, part.name) for part in manifest.files}
         self._seen_ms = {key: self._seen_ms.get(key, now_ms) for key in listed if key not in named}
         old = [key for key, since_ms in self._seen_ms.items() if now_ms - since_ms >= self._min_age_ms]
         for key in old:

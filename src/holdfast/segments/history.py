@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, EventBatch, TransactionEvent
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, statement_of
 from holdfast.objects.port import ObjectReader
@@ -90,7 +90,7 @@ class _Row:
 
     version: int
     request_id: str | None
-    operation: Operation
+    operation: Operation | JobChange
     time_ms: int
     leader_id: str
 
@@ -305,13 +305,15 @@ def _next_rows(batches: Iterator[pa.RecordBatch]) -> list[_Row] | None:
     ]
 
 
-def _operation(kind: str, key: bytes, end: bytes | None, value: bytes | None) -> Operation:
+def _operation(kind: str, key: bytes, end: bytes | None, value: bytes | None) -> Operation | JobChange:
     if kind == "write" and value is not None:
         return Write(key, value)
     if kind == "delete":
         return Delete(key)
     if kind == "range_delete":
         return RangeDelete(key, end)
+    if kind == "job":
+        return JobChange(key.decode(errors="replace"), value)
     raise OSError(f"a segment has a row of an unknown kind: {kind}")
 
 
@@ -322,6 +324,8 @@ def _whole(rows: Sequence[_Row]) -> int:
 
 def _bytes_of(row: _Row) -> int:
     operation = row.operation
+    if isinstance(operation, JobChange):
+        return 64 + operation.size
     return 64 + len(operation.value if isinstance(operation, Write) else b"")
 
 
@@ -329,11 +333,14 @@ def _events_of(rows: Sequence[_Row], prev: int) -> list[TransactionEvent]:
     """The transactions of these rows, which follow version ``prev``."""
     events: list[TransactionEvent] = []
     operations: list[Operation] = []
+    jobs: list[JobChange] = []
     for index, row in enumerate(rows):
-        operations.append(row.operation)
+        if isinstance(row.operation, JobChange):
+            jobs.append(row.operation)
+        else:
+            operations.append(row.operation)
         if index + 1 == len(rows) or rows[index + 1].version != row.version:
-            events.append(
-                TransactionEvent(row.version, prev, row.request_id, row.leader_id, row.time_ms, operations, True)
-            )
-            prev, operations = row.version, []
+            shared = row.request_id, row.leader_id, row.time_ms, operations, True
+            events.append(TransactionEvent(row.version, prev, *shared, jobs=tuple(jobs)))
+            prev, operations, jobs = row.version, [], []
     return events

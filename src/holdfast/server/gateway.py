@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from holdfast.commit.format.request_rules import ITEMS_MAX
-from holdfast.commit.format.transaction import Transaction, Unanswered
+from holdfast.commit.format.transaction import Transaction, Unanswered, with_expectations
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
-from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import (
     NOT_LEADING_RETRY_MS,
@@ -226,7 +226,17 @@ class Gateway(HttpState):
     def read_parts(
         self, entry: CommitEntry, authorization: bytes | None, wire_format: WireFormat
     ) -> HoldfastError | None:
-        """Let the stores read what a commit has for them; the error to answer where they cannot."""
+        """Check who changes records of jobs, and let the stores read what a commit has for them.
+
+        Returns the error to answer where one of them refuses.
+        """
+        if entry.txn.jobs:
+            problem = self.authenticator.problem_with(authorization, Role.JOB, checks_scope=True)
+            if problem is not None:
+                return problem
+            entry.txn, entry.parts = with_expectations(entry.txn), NO_STORE_PARTS
+            if not entry.txn.has_store_parts:
+                return None
         if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
             return PermissionDenied("a token with key prefixes may not name stores in a commit")
         if self.parts is None:

@@ -19,7 +19,7 @@ from holdfast.server.openapi import describe
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes.table import store_routes
 from holdfast.server.view.embedded_view import EmbeddedView
-from holdfast.server.view.routes import view_routes
+from holdfast.server.view.routes import job_routes, view_routes
 from holdfast.wire.log import ConfigurationAnswer
 
 
@@ -53,6 +53,7 @@ def route_table(
         ),
         *log_job_routes(jobs),
         *view_routes(gateway, view),
+        *job_routes(gateway, view),
         *(store_routes(stores) if stores is not None else ()),
         *health_routes(gateway, watch, stores=stores, scrape=metrics.text),
         *description_routes(lambda: described),

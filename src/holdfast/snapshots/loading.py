@@ -6,9 +6,9 @@ import sqlite3
 from contextlib import aclosing
 
 from holdfast.objects.port import ObjectReader
-from holdfast.snapshots.manifest import Manifest
+from holdfast.snapshots.manifest import Manifest, Part
 from holdfast.snapshots.reading import read_rows
-from holdfast.view.sqlite import insert_rows, transaction, write_position
+from holdfast.view.sqlite import Table, insert_rows, transaction, write_position
 from holdfast.view.storage import Position
 
 
@@ -28,8 +28,10 @@ async def load_view_file(
     """
     position = position_of(manifest)._replace(log_id=log_id)
     with transaction(connection):
-        async with aclosing(read_rows(store, manifest)) as parts:
-            async for rows in parts:
-                insert_rows(connection, rows)
+        tables: tuple[tuple[Table, list[Part]], ...] = ("latest", manifest.parts), ("jobs", manifest.jobs)
+        for table, parts in tables:
+            async with aclosing(read_rows(store, manifest, parts)) as found:
+                async for rows in found:
+                    insert_rows(connection, rows, table)
         write_position(connection, position)
     return position

@@ -34,6 +34,7 @@ from holdfast.snapshots.manifest import (
     Manifest,
     Part,
     encode_manifest,
+    jobs_name,
     manifest_key,
     part_key,
     part_name,
@@ -42,7 +43,7 @@ from holdfast.snapshots.part import PART_BYTES, cut, encode_part
 from holdfast.snapshots.reading import newest_snapshot, read_manifest, snapshots_back
 from holdfast.temporary_files import temporary_directory, temporary_work
 from holdfast.values import slot_text
-from holdfast.view.sqlite import open_for_writer, walk_rows, write_layer
+from holdfast.view.sqlite import Table, open_for_writer, walk_rows, write_layer
 from holdfast.view.storage import Layer, Position
 
 LAYER_BYTES: Final = 64 * 2**20
@@ -145,7 +146,7 @@ async def write_manifest(store: ObjectStore, manifest: Manifest) -> Manifest:
     if await create_exactly(store, manifest_key(manifest.version), encode_manifest(manifest)):
         return manifest
     first = await read_manifest(store, manifest.version)
-    for part in manifest.parts:
+    for part in manifest.files:
         with suppress(Unavailable):  # a part that stays costs space alone
             await store.delete(part_key(manifest.version, part.name))
     if first is None:
@@ -162,7 +163,6 @@ class _Making:
         self._connection, self._position = open_for_writer(path)
         self._layer = Layer(is_ground=False)
         self._maker = secrets.token_hex(4)
-        self._parts: list[Part] = []
         self.last_transaction = 0
 
     def close(self) -> None:
@@ -209,6 +209,8 @@ class _Making:
                 for txn in batch.transactions():
                     if self.last_transaction < txn.version <= version:
                         self._layer.apply(txn.version, txn.operations)
+                        if txn.jobs:
+                            self._layer.apply_jobs(txn.version, txn.jobs)
                         self.last_transaction = txn.version
                 if self._layer.size >= LAYER_BYTES:
                     self._flush()
@@ -229,20 +231,29 @@ class _Making:
         assert last_transaction is not None, "a maker knows its last transaction"
         assert log_id is not None, "a maker knows its log"
         deadline = asyncio.get_running_loop().time() + self._options.give_up_seconds
-        for number, rows in enumerate(cut(walk_rows(self._connection), self._options.part_bytes)):
-            if asyncio.get_running_loop().time() > deadline:
-                raise Unavailable("a snapshot took too long to write", snapshot=version, parts=number)
-            part, data = await asyncio.to_thread(encode_part, rows, part_name(self._maker, number))
-            if not await create_exactly(self._store, part_key(version, part.name), data):
-                raise CorruptData("another object has the name of a part", part=part.name)
-            self._parts.append(part)
+        parts = await self._write_parts(version, "latest", part_name, deadline)
+        jobs = await self._write_parts(version, "jobs", jobs_name, deadline)
         manifest = Manifest(
             format=FORMAT,
             log_id=log_id,
             version=version,
             last_transaction=last_transaction,
             slot=slot,
-            rows=sum(part.rows for part in self._parts),
-            parts=self._parts,
+            rows=sum(part.rows for part in parts),
+            parts=parts,
+            jobs=jobs,
         )
         return await write_manifest(self._store, manifest)
+
+    async def _write_parts(
+        self, version: int, table: Table, name: Callable[[str, int], str], deadline: float
+    ) -> list[Part]:
+        parts: list[Part] = []
+        for number, rows in enumerate(cut(walk_rows(self._connection, table), self._options.part_bytes)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Unavailable("a snapshot took too long to write", snapshot=version, parts=number)
+            part, data = await asyncio.to_thread(encode_part, rows, name(self._maker, number))
+            if not await create_exactly(self._store, part_key(version, part.name), data):
+                raise CorruptData("another object has the name of a part", part=part.name)
+            parts.append(part)
+        return parts

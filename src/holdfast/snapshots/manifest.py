@@ -3,10 +3,11 @@
 | object | content |
 |---|---|
 | ``snapshots/{version:020d}/part-{maker}-{number:05d}.parquet`` | a range of keys: see ``part`` |
+| ``snapshots/{version:020d}/_jobs-{maker}-{number:05d}.pq`` | the same with records of jobs, by name |
 | ``snapshots/{version:020d}/manifest.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
 
 ``maker`` is 8 random hexadecimal digits, so two makers of one version never write to one name. The parts of a manifest
-hold disjoint ranges of keys, in order.
+hold disjoint ranges of keys, in order. Records of jobs are not keys, so whoever reads all ``*.parquet`` has none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FORMAT: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 _MANIFEST_KEY: Final = re.compile(rf"{PREFIX}(\d{{20}})/{MANIFEST_NAME}")
 _PART_NAME: Final = re.compile(r"part-[0-9a-f]{8}-\d{5,}\.parquet")
+_JOBS_NAME: Final = re.compile(r"_jobs-[0-9a-f]{8}-\d{5,}\.pq")
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -52,11 +54,18 @@ class Manifest(Struct, frozen=True, kw_only=True):
     slot: str
     rows: int
     parts: list[Part]
+    jobs: list[Part] = []
+    """Parts with the records of jobs: the name of a job is in the column ``key``."""
+
+    @property
+    def files(self) -> list[Part]:
+        """All that it names: the parts of keys, and those of jobs."""
+        return [*self.parts, *self.jobs]
 
     @property
     def size(self) -> int:
-        """The bytes of all parts."""
-        return sum(part.size for part in self.parts)
+        """The bytes of all files."""
+        return sum(part.size for part in self.files)
 
 
 def manifest_key(version: int) -> str:
@@ -75,6 +84,11 @@ def part_name(maker: str, number: int) -> str:
     'part-00c0ffee-00003.parquet'
     """
     return f"part-{maker}-{number:05d}.parquet"
+
+
+def jobs_name(maker: str, number: int) -> str:
+    """The name of a part with records of jobs in its folder."""
+    return f"_jobs-{maker}-{number:05d}.pq"
 
 
 def part_key(version: int, name: str) -> str:
@@ -111,13 +125,14 @@ def decode_manifest(data: bytes, version: int) -> Manifest:
         raise _broken("a manifest names a later transaction", version, named=manifest.last_transaction)
     if manifest.rows != sum(part.rows for part in manifest.parts):
         raise _broken("a manifest counts other rows than its parts", version, rows=manifest.rows)
-    last: bytes | None = None
-    for part in manifest.parts:
-        if _PART_NAME.fullmatch(part.name) is None:
-            raise _broken("a manifest names a part with another name", version, part=part.name)
-        if part.rows < 1 or part.first_key > part.last_key or (last is not None and part.first_key <= last):
-            raise _broken("the parts of a manifest are not in order", version, part=part.name)
-        last = part.last_key
+    for parts, name in ((manifest.parts, _PART_NAME), (manifest.jobs, _JOBS_NAME)):
+        last: bytes | None = None
+        for part in parts:
+            if name.fullmatch(part.name) is None:
+                raise _broken("a manifest names a part with another name", version, part=part.name)
+            if part.rows < 1 or part.first_key > part.last_key or (last is not None and part.first_key <= last):
+                raise _broken("the parts of a manifest are not in order", version, part=part.name)
+            last = part.last_key
     return manifest
 
 

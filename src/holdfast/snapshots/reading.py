@@ -97,7 +97,7 @@ async def read_part(store: ObjectReader, manifest: Manifest, part: Part) -> pa.T
 async def read_tables(
     store: ObjectReader, manifest: Manifest, parts: Sequence[Part] | None = None
 ) -> AsyncGenerator[pa.Table]:
-    """Some parts of a snapshot, or all of them, as ``read_part``; the next one is read ahead."""
+    """Some parts of a snapshot, or all parts of keys, as ``read_part``; the next one is read ahead."""
     parts = manifest.parts if parts is None else parts
     ahead: asyncio.Task[pa.Table] | None = None
     try:
@@ -111,8 +111,10 @@ async def read_tables(
             ahead.cancel()
 
 
-async def read_rows(store: ObjectReader, manifest: Manifest) -> AsyncGenerator[list[Row]]:
-    """The rows of a snapshot by key, part by part. Raises: as ``read_part``."""
-    async with aclosing(read_tables(store, manifest)) as tables:
+async def read_rows(
+    store: ObjectReader, manifest: Manifest, parts: Sequence[Part] | None = None
+) -> AsyncGenerator[list[Row]]:
+    """The rows of some parts of a snapshot, or of all parts of keys, part by part. Raises: as ``read_part``."""
+    async with aclosing(read_tables(store, manifest, parts)) as tables:
         async for table in tables:
             yield list(rows_of(table))

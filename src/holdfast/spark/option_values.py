@@ -24,7 +24,7 @@ import msgspec
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
 from holdfast.given_twice import pairs_once
-from holdfast.spark.columns import OPERATION_KINDS, Shape
+from holdfast.spark.columns import READABLE_KINDS, Shape
 from holdfast.spark.positions import Position, QueuePosition, StorePosition
 from holdfast.values import VERSION_MAX
 
@@ -59,7 +59,7 @@ class KeyEncoding(StrEnum):
     BASE64 = "base64"
 
 
-_KINDS: Final = {kind.name.lower(): kind for kind in OPERATION_KINDS}
+_KINDS: Final = {kind.name.lower(): kind for kind in READABLE_KINDS}
 EVERY_SHAPE: Final = frozenset(Shape)
 BOTH: Final = frozenset(Mode)
 BATCH: Final = frozenset({Mode.BATCH})
@@ -252,7 +252,7 @@ def _milliseconds(text: str) -> int:
 
 def _kinds(text: str) -> tuple[ItemKind, ...]:
     wanted = {_KINDS[each] for each in names_in(text.lower()) or ("",)}
-    return tuple(kind for kind in OPERATION_KINDS if kind in wanted)
+    return tuple(kind for kind in READABLE_KINDS if kind in wanted)
 
 
 def _request_ids(text: str) -> tuple[str, ...]:

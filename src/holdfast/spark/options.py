@@ -98,9 +98,8 @@ class ReadOptions:
     key has one; empty where one range of keys says it. ``kinds`` are the operations wanted;
     ``request_ids`` None means of any id, or of none. ``partitions_min`` None means one for each core, if each has
     enough to read. ``poll_ms`` None: by the kind of store. ``segments_url`` is a table of segments to prefer.
-    ``typing`` says how keys and values become columns, and ``include_system`` whether the records that Holdfast keeps
-    in the log are wanted. ``infer`` is the number of values that give the type of all; the type in ``typing`` then
-    counts only after ``source.reader.with_value_type``.
+    ``typing`` says how keys and values become columns. ``infer`` is the number of values that give the type of all; the
+    type in ``typing`` then counts only after ``source.reader.with_value_type``.
     """
 
     url: str = option("url", parse.url, "", required='for example .option("url", "s3://bucket/log")')
@@ -128,7 +127,6 @@ class ReadOptions:
     poll_ms: int | None = option("pollInterval", parse.duration_ms, None, STREAM)
     segments_url: str | None = option("segments", parse.url, None, shapes=_KEYED)
     typing: Typing = field(default_factory=Typing)
-    include_system: bool = option("includeSystem", parse.boolean, default=True, shapes=_KEYED)
     infer: int | None = option("infer", parse.whole(1, SAMPLE_MAX), None, BATCH, _KEYED)
 
     @property
@@ -302,7 +300,7 @@ class WriteOptions:
     """The options of a write.
 
     Shape: ``url`` is the service's address, not the log's. ``application`` names the writer permanently: its record is
-    under the key ``spark/{application}``. ``token`` names what is written; None for a batch that is new each time.
+    that of the job ``sink/{application}``. ``token`` names what is written; None for a batch that is new each time.
     ``transaction_key`` is the column whose equal values make one transaction; None: one transaction per row.
     ``supersede`` continues although the record shows other progress. ``store`` is the message store that the rows go
     to; None: the log. The ``application`` then ends with ``@`` and the store, so each store has its own record.
@@ -387,7 +385,6 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         key_prefixes=key_prefixes,
         admission=_admission(options),
         typing=typing,
-        **({} if "includeSystem" in options else {"include_system": typing.is_plain}),
     )
     last_ms = found.as_of_ms if found.ending_ms is None else found.ending_ms
     if found.starting_ms is not None and last_ms is not None and found.starting_ms > last_ms:

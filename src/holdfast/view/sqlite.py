@@ -1,9 +1,10 @@
 """A view's state in one SQLite file, written in large transactions in the background.
 
 File (format 2), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
-without rowid; table ``position`` with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not
-known. Format 1 has no ``log_id``; opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``;
-``application_id`` identifies the file.
+without rowid; table ``jobs``, the same for records of jobs, which only a service's own view has; table ``position``
+with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not known. Format 1 has no ``log_id``;
+opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` identifies the
+file.
 
 A read asks three layers, newest first: ``active`` takes new changes, ``frozen`` is being written, the file has the
 rest. The order of a flush, and what a crash leaves:
@@ -23,7 +24,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
@@ -35,6 +36,9 @@ APPLICATION_ID: Final = 0x484F4C44
 FORMAT: Final = 2
 FORMATS_READ: Final = (0, 1, FORMAT)
 """0 is a new file."""
+
+Table = Literal["latest", "jobs"]
+TABLES: Final[tuple[Table, ...]] = ("latest", "jobs")
 
 
 def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
@@ -90,10 +94,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         made = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if made not in FORMATS_READ:
             raise CorruptData("this view has a format of another version", path=path, format=made)
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS latest(key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)"
-            " WITHOUT ROWID"
-        )
+        for table in TABLES:
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}(key BLOB PRIMARY KEY, value BLOB NOT NULL,"
+                " version INTEGER NOT NULL) WITHOUT ROWID"
+            )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS position(only INTEGER PRIMARY KEY CHECK (only = 1),"
             " version INTEGER NOT NULL, last_transaction INTEGER, log_id TEXT)"
@@ -130,23 +135,27 @@ def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position
     """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile. Raises: sqlite3.Error,
     and then nothing has changed."""
     with transaction(connection):
-        for begin, end in layer.cleared:
-            connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
-        ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
-        connection.executemany(
-            "INSERT INTO latest VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value,"
-            " version = excluded.version",
-            ((key, stored[0], stored[1]) for key, stored in ordered if stored is not None),
-        )
-        connection.executemany(
-            "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
-        )
+        _write_changes(connection, layer, "latest")
+        if layer.jobs is not None:
+            _write_changes(connection, layer.jobs, "jobs")
         write_position(connection, position)
 
 
-def insert_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
-    """Add rows whose keys the file does not hold. Raises: sqlite3.Error."""
-    connection.executemany("INSERT INTO latest VALUES (?, ?, ?)", rows)
+def _write_changes(connection: sqlite3.Connection, layer: Layer, table: Table) -> None:
+    for begin, end in layer.cleared:
+        connection.execute(f"DELETE FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
+    ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
+    connection.executemany(
+        f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value,"
+        " version = excluded.version",
+        ((key, stored[0], stored[1]) for key, stored in ordered if stored is not None),
+    )
+    connection.executemany(f"DELETE FROM {table} WHERE key = ?", ((key,) for key, stored in ordered if stored is None))
+
+
+def insert_rows(connection: sqlite3.Connection, rows: Iterable[Row], table: Table = "latest") -> None:
+    """Add rows whose keys the table does not hold. Raises: sqlite3.Error."""
+    connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
 
 
 def write_position(connection: sqlite3.Connection, position: Position) -> None:
@@ -154,9 +163,9 @@ def write_position(connection: sqlite3.Connection, position: Position) -> None:
     connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
 
 
-def walk_rows(connection: sqlite3.Connection) -> Iterator[Row]:
-    """Every row of the file by key."""
-    return connection.execute("SELECT key, value, version FROM latest ORDER BY key")
+def walk_rows(connection: sqlite3.Connection, table: Table = "latest") -> Iterator[Row]:
+    """Every row of the table by key."""
+    return connection.execute(f"SELECT key, value, version FROM {table} ORDER BY key")
 
 
 FLUSH_BYTES: Final = 16 << 20

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write, job_operations
 from holdfast.values import LogPosition
 
 Stored = tuple[bytes, int]
@@ -166,15 +166,16 @@ class OrderedKeys:
 
 
 class Layer:
-    """Changes in order; later ones win."""
+    """Changes in order; later ones win. ``jobs`` are those of records of jobs, None where there are none."""
 
-    __slots__ = ("_order", "_unordered", "changes", "cleared", "is_ground", "size")
+    __slots__ = ("_order", "_unordered", "changes", "cleared", "is_ground", "jobs", "size")
 
     def __init__(self, *, is_ground: bool) -> None:
         self.is_ground = is_ground
         self.changes: dict[bytes, Stored | None] = {}
         self.cleared: list[tuple[bytes, bytes | None]] = []
         self.size = 0
+        self.jobs: Layer | None = None
         self._order = OrderedKeys()
         self._unordered: set[bytes] = set()
 
@@ -203,6 +204,14 @@ class Layer:
             else:
                 assert isinstance(operation, RangeDelete), "there are three kinds of operation"
                 self._clear(operation.begin, operation.end)
+
+    def apply_jobs(self, version: int, jobs: Sequence[JobChange]) -> None:
+        """What one transaction changes of the records of jobs."""
+        if self.jobs is None:
+            self.jobs = Layer(is_ground=self.is_ground)
+        before = self.jobs.size
+        self.jobs.apply(version, job_operations(jobs))
+        self.size += self.jobs.size - before
 
     def write(self, changes: Mapping[bytes, Stored]) -> None:
         """The last write of each key of many transactions: a fast path where nothing is deleted."""

@@ -135,6 +135,22 @@ class FoundRange(msgspec.Struct, frozen=True):
     more: bool = False
 
 
+class JobRecord(msgspec.Struct, frozen=True):
+    """The record of a job and the version that wrote it."""
+
+    name: str
+    value: bytes
+    version: int
+
+
+class JobRecords(msgspec.Struct, frozen=True):
+    """Records of jobs by name as of ``version``; ``more`` when the limit cut them short."""
+
+    items: tuple[JobRecord, ...]
+    version: int
+    more: bool = False
+
+
 class ValueResponse(Found, frozen=True, omit_defaults=True):
     """``Found`` as the service sends it. The texts are set on request, where the bytes are UTF-8."""
 

@@ -94,6 +94,12 @@ async def state_of(store: MemoryStore, version: int) -> builtins.list[Row]:
     return [row async for rows in read_rows(store, manifest) for row in rows]
 
 
+async def jobs_of(store: MemoryStore, version: int) -> builtins.list[Row]:
+    """The records of jobs that a reader finds at a version."""
+    manifest = await make_snapshot(store, MakingOptions(at=version))
+    return [row async for rows in read_rows(store, manifest, manifest.jobs) for row in rows]
+
+
 async def replace_snapshot(source: Source, version: int) -> None:
     """As a leader does: a newer snapshot, and then the old one goes."""
     await make_snapshot(source.store)
@@ -156,6 +162,7 @@ def test_a_mirror_that_lost_its_foundation_is_not_promoted(how: str) -> None:
         except CorruptData:
             return
         assert await state_of(copy, mirrored.version) == source.log.state(mirrored.version)
+        assert await jobs_of(copy, mirrored.version) == source.log.jobs(mirrored.version)
 
     asyncio.run(main())
 
@@ -190,6 +197,7 @@ def test_a_source_that_replaces_its_snapshot_meanwhile_gives_a_whole_copy_or_non
                 refused(error, copy)
                 continue
             assert await state_of(copy, version) == source.log.state(version)
+            assert await jobs_of(copy, version) == source.log.jobs(version)
 
     asyncio.run(main())
 
@@ -230,6 +238,7 @@ def test_a_run_again_without_a_point_ends_at_the_cut_of_the_first_run(read: int)
         restored = await restore(store, copy, Point())
         assert restored.version == cut
         assert await state_of(copy, cut) == source.log.state(cut)
+        assert await jobs_of(copy, cut) == source.log.jobs(cut)
 
     asyncio.run(main())
 
@@ -256,6 +265,7 @@ def test_a_source_that_is_truncated_meanwhile_gives_a_whole_copy_or_none(read: i
                 continue
             assert version >= whole, "nothing that the source had is missing"
             assert await state_of(copy, version) == source.log.state(version)
+            assert await jobs_of(copy, version) == source.log.jobs(version)
 
     asyncio.run(main())
 
@@ -326,6 +336,7 @@ def test_a_mirror_has_a_whole_snapshot_before_an_object_that_truncates() -> None
         mirrored = await mirror.run()
         assert told
         assert await state_of(copy, mirrored.version) == source.log.state(mirrored.version)
+        assert await jobs_of(copy, mirrored.version) == source.log.jobs(mirrored.version)
         assert (await promote(copy)).version == mirrored.version
 
     asyncio.run(main())
@@ -341,6 +352,7 @@ def test_a_repair_takes_a_rotten_snapshot_from_the_backup() -> None:
             await repair(source.store, empty())
         repaired = await repair(source.store, copy, backup)
         assert await state_of(copy, repaired.version) == source.log.state(repaired.version)
+        assert await jobs_of(copy, repaired.version) == source.log.jobs(repaired.version)
         await verify_log(copy)
         await take_the_lead(copy, WHO, LogId(bytes(16)), FORCED)
 

@@ -17,7 +17,7 @@ from holdfast.commit.format.batch import (
     encode_object,
     object_name,
 )
-from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write
 from holdfast.objects.memory import MemoryObjects
 from holdfast.stores import checkpoint_objects as checkpoint
 from holdfast.values import LogId, Version
@@ -39,6 +39,17 @@ def operations(draw: Random) -> list[Operation]:
             case _:
                 found.append(Write(key, draw.randbytes(draw.randrange(30))))
     return found
+
+
+def job_changes(version: int) -> tuple[JobChange, ...]:
+    """Changes of records of jobs, in every second transaction or so: the names are those of keys, on purpose."""
+    draw = Random(version)
+    names = draw.sample(("key/01", "key/01/00", "key/01/01", "key/02", "key/011"), draw.choice((0, 0, 1, 2)))
+    return tuple(JobChange(name, draw.choice((None, b"", b"%d" % version))) for name in sorted(names))
+
+
+def logged(version: int, made: list[Operation]) -> LoggedTransaction:
+    return LoggedTransaction(version, None, None, made, [], jobs=job_changes(version))
 
 
 class RandomLog:
@@ -70,7 +81,7 @@ class RandomLog:
             first = self.head.last_version + 1
             versions = [first + 2 * index for index in range(self._draw.randint(1, 4))]
             batch = [(version, operations(self._draw)) for version in versions]
-            body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
+            body = encode_body([logged(version, made) for version, made in batch])
             header = replace(record(self.head, self.claim, *versions), body_length=len(body))
             self.objects.create(object_name(header.slot), encode_object(header, body))
             self.transactions += batch
@@ -83,6 +94,19 @@ class RandomLog:
             if at <= version:
                 layer.apply(at, made)
         return [(key, *layer.changes[key]) for key in layer.walk(b"", None)]  # type: ignore[misc]
+
+    def jobs(self, version: int) -> list[Row]:
+        """What the record of every job is at ``version``, by name."""
+        records: dict[str, tuple[bytes, int]] = {}
+        for at, _ in self.transactions:
+            for change in job_changes(at) if at <= version else ():
+                if change.value is None:
+                    below = [name for name in records if name == change.name or name.startswith(change.name + "/")]
+                    for name in below:
+                        del records[name]
+                else:
+                    records[change.name] = change.value, at
+        return [(name.encode(), *records[name]) for name in sorted(records)]
 
 
 class LogWithStores(RandomLog):
@@ -107,7 +131,7 @@ class LogWithStores(RandomLog):
                 continue
             first = self.head.last_version + 1
             batch = [(version, operations(self._draw)) for version in (first, first + 2)]
-            body = encode_body([LoggedTransaction(version, None, None, made, []) for version, made in batch])
+            body = encode_body([logged(version, made) for version, made in batch])
             header = record(self.head, self.claim, *(version for version, _ in batch), body_length=len(body))
             self._put(header, body, first + 2)
             self.transactions += batch

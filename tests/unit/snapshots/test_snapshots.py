@@ -39,6 +39,10 @@ async def rows_of(store: MemoryStore, manifest: Manifest) -> list[Row]:
     return [row async for rows in read_rows(store, manifest) for row in rows]
 
 
+async def job_rows_of(store: MemoryStore, manifest: Manifest) -> list[Row]:
+    return [row async for rows in read_rows(store, manifest, manifest.jobs) for row in rows]
+
+
 def borders(manifest: Manifest) -> list[tuple[bytes, bytes, int]]:
     return [(part.first_key, part.last_key, part.rows) for part in manifest.parts]
 
@@ -57,13 +61,14 @@ def test_a_snapshot_is_the_state_at_its_version_whatever_it_was_made_from(seed: 
             version = log.head.last_version if at is None else at
             assert (made.version, made.log_id) == (version, log.log_id)
             assert await rows_of(store, made) == log.state(version)
+            assert await job_rows_of(store, made) == log.jobs(version)
             assert made.last_transaction == max((each for each, _ in log.transactions if each <= version), default=0)
             alone = MemoryStore()
             for key in [row.key for row in await store.list("batches/", limit=1000)]:
                 alone.objects.create(key, await store.read(key))
             fresh = await make_snapshot(alone, replace(SMALL, at=version))
             assert borders(fresh) == borders(made)
-            assert [part.sha256 for part in fresh.parts] == [part.sha256 for part in made.parts]
+            assert [part.sha256 for part in fresh.files] == [part.sha256 for part in made.files]
 
     asyncio.run(main())
 

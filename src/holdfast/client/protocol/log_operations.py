@@ -36,6 +36,8 @@ from holdfast.client.protocol.messages import (
     decode_body,
     decode_commit,
     decode_items,
+    job_request,
+    jobs_request,
     key_request,
     range_request,
     service_error,
@@ -44,7 +46,15 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
-from holdfast.commit.format.transaction import Operation, Part, Precondition, RangeDelete, Transaction, prefix_end
+from holdfast.commit.format.transaction import (
+    JobChange,
+    Operation,
+    Part,
+    Precondition,
+    RangeDelete,
+    Transaction,
+    prefix_end,
+)
 from holdfast.errors import (
     Code,
     CorruptData,
@@ -61,6 +71,8 @@ from holdfast.wire.log import (
     ErrorBody,
     Found,
     FoundRange,
+    JobRecord,
+    JobRecords,
     NotCommitted,
     RetentionAnswer,
     RetentionPlan,
@@ -72,23 +84,30 @@ from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
 
 class Parts(NamedTuple):
-    """What a commit has for the message stores, encoded."""
+    """What a commit has for the message stores, encoded, and which records of jobs it changes."""
 
     acknowledge: Part = UNSET
     maps: Part = UNSET
     publish: Part = UNSET
+    jobs: tuple[JobChange, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(part is not UNSET for part in self)
+        return bool(self.jobs) or not (self.acknowledge is self.maps is self.publish is UNSET)
 
 
 NOTHING_ELSE: Final = Parts()
 
 
-def parts_of(acknowledge: Sequence[AcknowledgePart], maps: Sequence[MapPart], publish: Sequence[PublishPart]) -> Parts:
-    """The parts of a commit, encoded."""
+def parts_of(
+    acknowledge: Sequence[AcknowledgePart],
+    maps: Sequence[MapPart],
+    publish: Sequence[PublishPart],
+    jobs: Sequence[JobChange] = (),
+) -> Parts:
+    """The parts of a commit, those for the stores encoded."""
     encode = msgspec.json.Encoder().encode
-    return Parts(*(msgspec.Raw(encode(part)) if part else UNSET for part in (acknowledge, maps, publish)))
+    encoded = [msgspec.Raw(encode(part)) if part else UNSET for part in (acknowledge, maps, publish)]
+    return Parts(encoded[0], encoded[1], encoded[2], tuple(jobs))
 
 
 COMMIT_ATTEMPTS_MAX = 8
@@ -222,6 +241,23 @@ def read_range(
     return decode_body((yield from _request(session, request, now_ms)), FoundRange)
 
 
+def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
+    """The record of a job in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
+    request = job_request(name, None if at is None else session.resolve_position(at))
+    try:
+        return decode_body((yield from _request(session, request, now_ms)), JobRecord)
+    except NotFound:
+        return None
+
+
+def jobs(
+    session: Session, prefix: str, after: str | None, limit: int, at: Place | None, now_ms: float
+) -> Procedure[JobRecords]:
+    """Records of jobs by name in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
+    request = jobs_request(prefix, after, limit, None if at is None else session.resolve_position(at))
+    return decode_body((yield from _request(session, request, now_ms)), JobRecords)
+
+
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will. Raises:
     OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied."""
@@ -342,6 +378,7 @@ def commit(
             leader_id=leader_id,
             read_version=read_version,
             log_id=of_log,
+            jobs=parts.jobs,
             acknowledge=parts.acknowledge,
             maps=parts.maps,
             publish=parts.publish,
@@ -464,6 +501,7 @@ class Grouping:
                 leader_id=txn.leader_id,
                 read_version=txn.read_version if txn.read_version is not None else self._read_version,
                 log_id=txn.log_id if txn.log_id is not None else self._log_id,
+                jobs=txn.jobs,
             )
         )
         self._number += 1

@@ -26,6 +26,8 @@ from holdfast.wire.log import (
     Found,
     FoundRange,
     ItemError,
+    JobRecord,
+    JobRecords,
     NotCommitted,
     RetentionAnswer,
     RetentionPlan,
@@ -50,7 +52,9 @@ _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
-Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange, RetentionAnswer, RetentionPlan)
+Shape = TypeVar(
+    "Shape", StatusAnswer, VersionAnswer, Found, FoundRange, JobRecord, JobRecords, RetentionAnswer, RetentionPlan
+)
 
 
 def base64url(data: bytes) -> str:
@@ -133,6 +137,22 @@ def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition |
     if at is not None:
         query["at"] = str(at)
     return Request("GET", f"/v1/range?{urlencode(query)}")
+
+
+def job_request(name: str, at: LogPosition | None) -> Request:
+    """``GET /v1/jobs/{name}``."""
+    target = f"/v1/jobs/{quote(name, safe='')}"
+    return Request("GET", target if at is None else f"{target}?at={at}")
+
+
+def jobs_request(prefix: str, after: str | None, limit: int, at: LogPosition | None) -> Request:
+    """``GET /v1/jobs``."""
+    query: dict[str, str | int] = {"prefix": prefix, "limit": limit}
+    if after is not None:
+        query["after"] = after
+    if at is not None:
+        query["at"] = str(at)
+    return Request("GET", f"/v1/jobs?{urlencode(query)}")
 
 
 def decode_body(response: Response, shape: type[Shape]) -> Shape:

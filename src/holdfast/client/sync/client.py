@@ -54,13 +54,15 @@ from holdfast.client.protocol.transaction import (
 )
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
-from holdfast.commit.format.transaction import Operation, Precondition, Transaction
+from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
     Found,
     FoundRange,
+    JobRecord,
+    JobRecords,
     NotCommitted,
     RetentionAnswer,
     RetentionPlan,
@@ -155,11 +157,13 @@ class Client:
         acknowledge: Sequence[AcknowledgePart] = (),
         maps: Sequence[MapPart] = (),
         publish: Sequence[PublishPart] = (),
+        jobs: Sequence[JobChange] = (),
     ) -> CommitReceipt:
         """Commit; returns when the transaction is durable.
 
         ``acknowledge``, ``maps`` and ``publish`` are done by the message stores in the same step, all or nothing, where
-        the stores live in the log; ``stores`` of the receipt has their results.
+        the stores live in the log; ``stores`` of the receipt has their results. ``jobs`` changes the records of jobs;
+        that needs the role ``job``.
         ``log_id`` is the log that the versions belong to, by default the one that this client last received a response
         from; another log refuses them (InvalidRequest, log_mismatch).
         Raises: Conflict (``fields["version"]`` is worth retrying from), OutcomeUnknown (its fields say how to ask),
@@ -178,7 +182,7 @@ class Client:
                 log_id=log_id,
                 entropy=secrets.token_hex(16),
                 now_ms=now_ms(),
-                parts=log_operations.parts_of(acknowledge, maps, publish),
+                parts=log_operations.parts_of(acknowledge, maps, publish, jobs),
             )
         )
         if isinstance(verdict, NotCommitted):
@@ -280,6 +284,19 @@ class Client:
         return self.run(
             log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
         )
+
+    def job(self, name: str, at: Place | None = None) -> JobRecord | None:
+        """The record of a job in the service's view, never older than ``at``. Needs the role ``job``."""
+        return self.run(log_operations.job(self.session, name, at, now_ms()))
+
+    def jobs(
+        self, prefix: str = "", *, after: str | None = None, limit: int = 1000, at: Place | None = None
+    ) -> JobRecords:
+        """Records of the jobs whose names begin with ``prefix``, by name, never older than ``at``.
+
+        ``after``: only names above this one, as the last one of the page before. Needs the role ``job``.
+        """
+        return self.run(log_operations.jobs(self.session, prefix, after, limit, at, now_ms()))
 
     def load_snapshot(self, view: View) -> LogPosition:
         """Fill an empty view with the newest snapshot of the service, and return the position that it then holds.

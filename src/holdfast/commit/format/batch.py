@@ -57,6 +57,12 @@ kind 5 with no ``at`` is the stores' own: no transaction, and the transaction af
 predecessor. A transaction has at most one such row, for its parts: with ``at`` 0, and in ``end`` the digest of the
 parts as they were sent. The fields from 470 on are zero where ``stores_mode`` is.
 
+A row of kind 6 changes the **record of a job**: ``key`` is the name of the job in UTF-8, ``value`` its record, null
+where the record is removed, and with it those of all jobs below ``key`` and a slash. ``at`` is the version after which
+no other transaction changed the record, null where that was not asked. A row of kind 7 has ``key`` and ``at`` alone and
+changes nothing: it is such an expectation by itself. These rows belong to a transaction, after its operations. Records
+of jobs are a key space of their own, which nothing but these rows reaches.
+
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order; the request id is
 repeated in each row of its transaction. An object without transactions and entries has no body. Its
 ``first_version`` equals its ``last_version``, every version at or below that is final, and ``prev_version`` is that of
@@ -97,11 +103,12 @@ from itertools import accumulate, chain, pairwise
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from holdfast import values
 from holdfast.commit.format.transaction import (
     Delete,
+    JobChange,
     Operation,
     PointRead,
     Precondition,
@@ -160,6 +167,8 @@ class ItemKind(IntEnum):
     POINT_READ = 3
     RANGE_READ = 4
     RECORD = 5
+    JOB = 6
+    JOB_READ = 7
 
 
 class StoresMode(IntEnum):
@@ -303,6 +312,7 @@ class LoggedTransaction(Struct, frozen=True, gc=False):
     """What the stores did for its parts."""
     parts_digest: bytes = b""
     """Of the parts as they were sent; empty where there were none."""
+    jobs: tuple[JobChange, ...] = ()
 
 
 class LoggedEntry(Struct, frozen=True, gc=False):
@@ -532,6 +542,14 @@ def decode_all(data: bytes, header: Header) -> list[Logged]:
     return everything
 
 
+def job_of_row(key: bytes, value: bytes | UnsetType | None, at: int | None = None) -> JobChange:
+    """What a row of kind 6 changes, or with UNSET one of kind 7 expects. Raises: CorruptData."""
+    try:
+        return JobChange(key.decode(), value, at)
+    except UnicodeDecodeError as error:
+        raise CorruptData("the name of a job is not UTF-8", code=Code.CORRUPT_BATCH, key=key) from error
+
+
 def _group(table: pa.Table) -> Iterator[Logged]:
     columns = [column.to_pylist() for column in table.columns]
     current: int | None = None
@@ -542,11 +560,13 @@ def _group(table: pa.Table) -> Iterator[Logged]:
     records: list[tuple[str, bytes]] = []
     record: bytes | None = None
     digest = b""
+    jobs: list[JobChange] = []
 
     def logged() -> Iterator[Logged]:
-        if operations or preconditions or record is not None:
+        if operations or preconditions or record is not None or jobs:
             assert current is not None, "rows have a version"
-            yield LoggedTransaction(current, request_id, read_version, operations, preconditions, record, digest)
+            own = current, request_id, read_version, operations, preconditions, record, digest
+            yield LoggedTransaction(*own, tuple(jobs))
         elif current is not None:
             yield LoggedEntry(current, records)
 
@@ -554,7 +574,7 @@ def _group(table: pa.Table) -> Iterator[Logged]:
         if version != current:
             yield from logged()
             current, request_id, read_version = version, rid, read
-            operations, preconditions, records = [], [], []
+            operations, preconditions, records, jobs = [], [], [], []
             record, digest = None, b""
         match kind:
             case ItemKind.RECORD if at is None:
@@ -571,6 +591,10 @@ def _group(table: pa.Table) -> Iterator[Logged]:
                 preconditions.append(PointRead(key, at))
             case ItemKind.RANGE_READ:
                 preconditions.append(RangeRead(key, end, at))
+            case ItemKind.JOB:
+                jobs.append(job_of_row(key, value, at))
+            case ItemKind.JOB_READ:
+                jobs.append(job_of_row(key, UNSET, at))
             case _:
                 raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=kind)
     yield from logged()
@@ -592,7 +616,7 @@ _MESSAGE_TABLE: Final = (12, 20, 16, 18, 4, 8)
 _RECORD_BATCH_TABLE: Final = (10, 20, 8, 4, 16)
 _BITS: Final = bytes.maketrans(b"\0\1", b"01")
 
-_WRITE, _DELETE, _RANGE_DELETE, _POINT_READ, _RANGE_READ, _RECORD = map(int, ItemKind)
+_WRITE, _DELETE, _RANGE_DELETE, _POINT_READ, _RANGE_READ, _RECORD, _JOB, _JOB_READ = map(int, ItemKind)
 
 
 class _Buffers:
@@ -724,11 +748,22 @@ def _columns_of(logged: Iterable[Logged]) -> _Columns:
             end.append(txn.parts_digest)
             value.append(txn.record)
             at.append(0)
+        if txn.jobs:
+            _add_jobs(columns, txn.jobs)
         rows = len(key) - rows_before
         version += [txn.version] * rows
         request_id += [None if txn.request_id is None else txn.request_id.encode()] * rows
         read_version += [txn.read_version] * rows
     return columns
+
+
+def _add_jobs(columns: _Columns, jobs: Iterable[JobChange]) -> None:
+    for job in jobs:
+        columns.kind.append(_JOB_READ if job.value is UNSET else _JOB)
+        columns.key.append(job.name.encode())
+        columns.end.append(None)
+        columns.value.append(None if job.value is UNSET else job.value)
+        columns.at.append(job.version)
 
 
 def encode_record_batch(logged: Iterable[Logged]) -> bytes:
@@ -757,7 +792,8 @@ def repeated_bytes(txn: Transaction) -> int:
     """The bytes of the request id in all rows of a transaction: a batch repeats it in each row."""
     if txn.request_id is None:
         return 0
-    return len(txn.request_id.encode()) * (len(txn.operations) + len(txn.preconditions) + txn.has_parts)
+    rows = len(txn.operations) + len(txn.preconditions) + len(txn.jobs) + txn.has_store_parts
+    return len(txn.request_id.encode()) * rows
 
 
 def _metadata(rows: int, buffers: _Buffers) -> bytes:

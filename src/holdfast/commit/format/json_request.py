@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.commit.format.transaction import (
     Delete,
+    JobChange,
     Operation,
     Part,
     PointRead,
@@ -86,6 +87,16 @@ class JsonRangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True,
     end_text: _Text = UNSET
 
 
+class JsonJobChange(Struct, frozen=True, forbid_unknown_fields=True):
+    """Set the record of a job, or with null remove it and those of all jobs below ``name/``. It holds when nothing
+    changed the record after ``version`` (default: the transaction's read version); without a value it is that alone."""
+
+    name: str
+    value: _Given | None = UNSET
+    value_text: _Text = UNSET
+    version: RequestVersion | None = None
+
+
 class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     """A commit request: apply the operations if every precondition holds.
 
@@ -103,6 +114,7 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     acknowledge: Part = UNSET
     maps: Part = UNSET
     publish: Part = UNSET
+    jobs: list[JsonJobChange] = []
 
 
 SEARCHED_BYTES_MIN: Final = 256
@@ -239,6 +251,7 @@ def _decode_exactly(data: bytes) -> Transaction:
         given.acknowledge,
         given.maps,
         given.publish,
+        tuple(_job(each, f"$.jobs[{index}]") for index, each in enumerate(given.jobs)),
     )
 
 
@@ -261,6 +274,12 @@ def _precondition(given: JsonPointRead | JsonRangeRead, path: str) -> Preconditi
         case JsonRangeRead():
             begin = _required("begin", given.begin, given.begin_text, path)
             return RangeRead(begin, _optional("end", given.end, given.end_text, path), given.version)
+
+
+def _job(given: JsonJobChange, path: str) -> JobChange:
+    if given.value is UNSET and given.value_text is UNSET:
+        return JobChange(given.name, UNSET, given.version)
+    return JobChange(given.name, _optional("value", given.value, given.value_text, path), given.version)
 
 
 def _required(name: str, given: str | UnsetType, text: str | UnsetType, path: str) -> bytes:

@@ -6,9 +6,11 @@ Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from holdfast.values import VERSION_MAX
 
@@ -50,6 +52,24 @@ class RangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True, gc=
     end: bytes | None = None
 
 
+class JobChange(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Set the record of the job ``name``, or with None remove it and those of all jobs below ``name/``.
+
+    It is a precondition, too, and without a value nothing else: it holds when nothing changed the record of ``name``
+    after ``version`` (in a request by default the read version; from then on None means that nothing is expected).
+    Records of jobs are not keys: no operation and no other precondition reaches them.
+    """
+
+    name: str
+    value: bytes | UnsetType | None = UNSET
+    version: RequestVersion | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the value."""
+        return len(self.value) if isinstance(self.value, bytes) else 0
+
+
 Precondition = PointRead | RangeRead
 Operation = Write | Delete | RangeDelete
 Part = Raw | UnsetType
@@ -64,7 +84,7 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     (with ``read_version``) names the attempt, so that its outcome can be asked for and repeating it is harmless.
 
     ``acknowledge``, ``maps`` and ``publish`` are what the message stores do in the same step. They are kept as they
-    came: only the stores know what is in them.
+    came: only the stores know what is in them. ``jobs`` are changes of the records of jobs, all with different names.
     """
 
     operations: list[Operation]
@@ -76,6 +96,7 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     acknowledge: Part = UNSET
     maps: Part = UNSET
     publish: Part = UNSET
+    jobs: tuple[JobChange, ...] = ()
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
@@ -84,6 +105,11 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
 
     @property
     def has_parts(self) -> bool:
+        """Whether it is more than operations: the stores take part, or records of jobs change."""
+        return not (self.acknowledge is self.maps is self.publish is UNSET) or bool(self.jobs)
+
+    @property
+    def has_store_parts(self) -> bool:
         """Whether the stores take part."""
         return not (self.acknowledge is self.maps is self.publish is UNSET)
 
@@ -92,7 +118,8 @@ RejectedBecause = Literal["conflict", "too_old", "banned", "store_refused"]
 
 
 class FailedPrecondition(Struct, frozen=True, gc=False):
-    """``precondition`` is an index into the request's list; ``version`` the newest change that broke it."""
+    """``precondition`` is an index into the request's list, which the records of jobs follow; ``version`` the newest
+    change that broke it."""
 
     precondition: int
     version: int
@@ -141,3 +168,28 @@ def prefix_end(prefix: bytes) -> bytes | None:
     """
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def with_expectations(txn: Transaction) -> Transaction:
+    """A request whose changes of records of jobs all have their version: its read version where they have none."""
+    if all(change.version is not None for change in txn.jobs):
+        return txn
+    read_version = txn.read_version
+    jobs = (replace(change, version=read_version) if change.version is None else change for change in txn.jobs)
+    return replace(txn, jobs=tuple(jobs))
+
+
+def job_operations(changes: Iterable[JobChange]) -> list[Operation]:
+    """The same changes in a key space that has nothing but records of jobs, by the UTF-8 of their names.
+
+    >>> job_operations([JobChange("sink/a", b"1"), JobChange("sink/b", None), JobChange("sink/c")])
+    [Write(key=b'sink/a', value=b'1'), Delete(key=b'sink/b'), RangeDelete(begin=b'sink/b/', end=b'sink/b0')]
+    """
+    operations: list[Operation] = []
+    for change in changes:
+        key = change.name.encode()
+        if change.value is None:
+            operations += (Delete(key), RangeDelete(key + b"/", key + b"0"))
+        elif change.value is not UNSET:
+            operations.append(Write(key, change.value))
+    return operations

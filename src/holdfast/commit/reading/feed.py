@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from holdfast.commit.format.batch import Header, Logged, LoggedEntry
-from holdfast.commit.format.transaction import Operation
+from holdfast.commit.format.transaction import JobChange, Operation
 
 
 class TransactionEvent(Struct, frozen=True, gc=False):
@@ -29,6 +29,8 @@ class TransactionEvent(Struct, frozen=True, gc=False):
     durable: bool
     record: bytes | None = None
     """What the stores did for its parts; not known before it is durable."""
+    jobs: tuple[JobChange, ...] = ()
+    """What it changed of the records of jobs: for views of the service, not for subscribers."""
 
 
 class StoresEvent(Struct, frozen=True, gc=False):
@@ -108,9 +110,8 @@ def events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
             events.append(StoresEvent(each.version, leader_id, header.time_ms, each.records))
             continue
         txn, time_ms = each, header.time_ms
-        events.append(
-            TransactionEvent(txn.version, prev, txn.request_id, leader_id, time_ms, txn.operations, True, txn.record)
-        )
+        shared = txn.request_id, leader_id, time_ms, txn.operations, True, txn.record, txn.jobs
+        events.append(TransactionEvent(txn.version, prev, *shared))
         prev = txn.version  # type: ignore[assignment]
     events.append(Checkpoint(header.last_version, leader_id))
     return events

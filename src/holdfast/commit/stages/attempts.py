@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.commit.format.batch import LoggedTransaction
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
@@ -24,6 +25,8 @@ _encode = msgspec.msgpack.Encoder().encode
 def fingerprint(txn: Transaction | LoggedTransaction, parts_digest: bytes) -> bytes:
     """16 bytes that are equal when two attempts under one id are the same attempt."""
     whole = _encode((txn.read_version, txn.preconditions, txn.operations))
+    if txn.jobs:
+        whole += _encode(txn.jobs)
     return blake2b(whole + parts_digest, digest_size=16).digest()
 
 
@@ -34,6 +37,9 @@ def judge_from_log(entry: CommitEntry, logged: LoggedTransaction | None, *, trun
     removed, so its absence proves nothing.
     """
     if logged is not None:
+        # A load adds its own record to the last transaction of a batch.
+        names = {change.name for change in entry.txn.jobs}
+        logged = replace(logged, jobs=tuple(change for change in logged.jobs if change.name in names))
         same = fingerprint(logged, logged.parts_digest) == fingerprint(entry.txn, entry.parts_digest)
         return Committed(logged.version) if same else Reused()
     return Unanswered() if truncated else Rejected("too_old")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import UNSET, Struct
 
@@ -16,6 +16,9 @@ from holdfast.commit.format.transaction import Outcome, Transaction, Write
 from holdfast.errors import HoldfastError
 from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import Instant, Slot, Version
+
+NO_STORE_PARTS: Final = object()
+"""``CommitEntry.parts`` of a request that has nothing but ``jobs`` in addition to its operations."""
 
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
@@ -28,9 +31,10 @@ class CommitEntry:
     version at least as new as every version the outcome names. ``ticket`` is the caller's own. ``size``: the bytes of
     the request, and with them what its id takes in a batch, where it stands in every row; 0 leaves it to the pipeline.
 
-    ``parts``: what the stores are to do in the same step, in their own form, with a digest of how it was sent. When
-    they have done it, ``record`` and ``results`` are theirs; ``recorded`` is then called once, before ``reply``, with
-    None when the record is durable, else with the error.
+    ``parts``: what the stores are to do in the same step, in their own form, with a digest of how it was sent;
+    ``NO_STORE_PARTS`` where records of jobs change and the stores have nothing to do. When the stores have done it,
+    ``record`` and ``results`` are theirs; ``recorded`` is then called once, before ``reply``, with None when the record
+    is durable, else with the error.
     """
 
     __slots__ = (
@@ -116,9 +120,10 @@ class Batch:
 
 def request_bytes(txn: Transaction) -> int:
     """Roughly the bytes a transaction takes in a batch; at least 1."""
-    items = len(txn.operations) + len(txn.preconditions)
+    items = len(txn.operations) + len(txn.preconditions) + len(txn.jobs)
     values = sum([len(op.value) for op in txn.operations if type(op) is Write])
-    parts = sum([len(bytes(part)) for part in txn.parts if part is not UNSET]) if txn.has_parts else 0
+    parts = sum([len(bytes(part)) for part in txn.parts if part is not UNSET]) if txn.has_store_parts else 0
+    parts += sum([job.size for job in txn.jobs])
     return items * ITEM_BYTES + values + parts + repeated_bytes(txn)
 
 

@@ -523,6 +523,7 @@ def _logged(entry: CommitEntry | Records) -> Logged:
         txn.preconditions,
         entry.record,
         entry.parts_digest,
+        txn.jobs,
     )
 
 

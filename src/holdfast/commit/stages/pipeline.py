@@ -134,7 +134,7 @@ class Pipeline:
         undecided = sum(item.size for item in self._undecided if isinstance(item, CommitEntry | Records))
         return {
             "sequence": waiting + self.sequence.attempts.bytes_used(),
-            "resolve": undecided + self.resolve.recent.bytes_used(),
+            "resolve": undecided + self.resolve.recent.bytes_used() + self.resolve.jobs.bytes_used(),
             "persist": self.persist.bytes_held,
             "release": self.release.bytes_held,
         }

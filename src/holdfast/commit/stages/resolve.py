@@ -3,19 +3,30 @@
 A precondition at version v holds when nothing in its key or range changed after v. If v is below the window's floor,
 the transaction is ``too_old``. The writes of an accepted transaction are in the window when the next transaction is
 judged. A long decision is made in parts (``decide_some``); the window does not move until the decision is complete.
+
+Records of jobs have a window of their own, with the same floor or, after ``JOBS_BYTES_MAX`` of changes, a higher one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from holdfast.commit.format.transaction import Rejected, StoreRefusal
+from holdfast.commit.format.transaction import (
+    FailedPrecondition,
+    JobChange,
+    Operation,
+    Rejected,
+    StoreRefusal,
+    Transaction,
+    job_operations,
+)
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import CommitEntry, Position
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, Position
 from holdfast.commit.stages.judge import Judge
 from holdfast.commit.window import RecentWrites
+from holdfast.errors import Code, InvalidRequest
 
 SAMPLES_MAX: Final = 4096
 
@@ -24,6 +35,8 @@ SAMPLES_MAX: Final = 4096
 RANGE_DELETE_WORK: Final = 6
 PART_OPERATIONS: Final = 256
 UNBOUNDED: Final = 1 << 62
+JOBS_BYTES_MAX: Final = 8 << 20
+"""Of names of jobs that changed: some 50,000 in a window. More make older expectations ``too_old``."""
 
 
 class Stores(Protocol):
@@ -50,13 +63,23 @@ class Resolve:
         "_samples",
         "_window_ms",
         "accepted",
+        "jobs",
         "recent",
         "rejected",
         "stores",
     )
 
-    def __init__(self, base: int, attempts: Attempts, *, window_ms: float, bytes_max: int) -> None:
+    def __init__(
+        self,
+        base: int,
+        attempts: Attempts,
+        *,
+        window_ms: float,
+        bytes_max: int,
+        jobs_bytes_max: int = JOBS_BYTES_MAX,
+    ) -> None:
         self.recent = RecentWrites(base, bytes_max=bytes_max)
+        self.jobs = RecentWrites(base, bytes_max=jobs_bytes_max)
         self._attempts = attempts
         self._window_ms = window_ms
         self._samples: deque[tuple[float, int]] = deque()
@@ -108,14 +131,14 @@ class Resolve:
         operations = txn.operations
         done = self._recorded
         if not done:
-            refused = None
+            refused: Rejected | InvalidRequest | None = None
             if txn.preconditions or txn.request_id is not None:
                 work = self._judge.judge(txn, work)
                 if self._judge.judging:
                     return work
                 refused = self._judge.verdict
             if refused is None and entry.parts is not None:
-                refused = self._carry_out(entry)
+                refused = self._carry_out_parts(entry)
             if refused is not None:
                 entry.outcome = refused
                 self.rejected += 1
@@ -135,10 +158,45 @@ class Resolve:
         self.accepted += 1
         return work
 
-    def _carry_out(self, entry: CommitEntry) -> Rejected | None:
-        """Let the stores do their parts: the preconditions hold, and the writes are not in the window yet."""
-        refused = _NO_STORES if self.stores is None else self.stores.carry_out(entry)
-        return None if refused is None else Rejected("store_refused", refused=refused)
+    def _carry_out_parts(self, entry: CommitEntry) -> Rejected | InvalidRequest | None:
+        """The preconditions hold: so do those on records of jobs, or the entry is refused; then the stores do their
+        parts. The writes are not in the window yet."""
+        txn = entry.txn
+        rejected = self._judge_jobs(txn, entry.version) if txn.jobs else None
+        if rejected is None and entry.parts is not NO_STORE_PARTS:
+            refused = _NO_STORES if self.stores is None else self.stores.carry_out(entry)
+            rejected = None if refused is None else Rejected("store_refused", refused=refused)
+        if rejected is None and txn.jobs:
+            self.jobs.record(entry.version, job_operations(txn.jobs))
+        return rejected
+
+    def _judge_jobs(self, txn: Transaction, own: int) -> Rejected | InvalidRequest | None:
+        """Whether the records of jobs are as the transaction expects them; without a version it expects nothing."""
+        failed: list[FailedPrecondition] = []
+        for index, change in enumerate(txn.jobs, len(txn.preconditions)):
+            version = change.version
+            if version is None:
+                continue
+            if version >= own:
+                return InvalidRequest(
+                    "version was never handed out", code=Code.FUTURE_VERSION, version=version, newest=own - 1
+                )
+            if version < self.jobs.floor:
+                return Rejected("too_old")
+            if changed := self.jobs.changed_after(change.name.encode(), version):
+                failed.append(FailedPrecondition(index, changed))
+        return Rejected("conflict", tuple(failed)) if failed else None
+
+    def remember(self, version: int, operations: Sequence[Operation], jobs: Sequence[JobChange]) -> None:
+        """Record what a transaction changed that was decided before."""
+        self.recent.record(version, operations)
+        if jobs:
+            self.jobs.record(version, job_operations(jobs))
+
+    def expire(self, floor: int) -> None:
+        """No precondition may name a version below ``floor`` any more."""
+        self.recent.expire(floor)
+        self.jobs.expire(self.recent.floor)
 
     def advance_floor(self, now_ms: float, assigned: int, durable_version: int) -> None:
         """Let the window move on: by time and by its bound. Attempts stay known until they are durable."""
@@ -149,7 +207,7 @@ class Resolve:
         floor = self._attempts.floor_for_bound()
         while samples and now_ms - samples[0][0] > self._window_ms:
             floor = max(floor, samples.popleft()[1])
-        self.recent.expire(min(max(floor, self.recent.floor), durable_version))
+        self.expire(min(max(floor, self.recent.floor), durable_version))
         self._attempts.expire(min(self.recent.floor, durable_version))
 
     def window_ms(self, now_ms: float) -> float:
@@ -160,3 +218,5 @@ class Resolve:
     def check(self) -> None:
         """Assert the invariants."""
         self.recent.check()
+        self.jobs.check()
+        assert self.jobs.floor >= self.recent.floor, "the window of the jobs is not longer"

@@ -21,12 +21,16 @@ TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token o
 
 
 class Role(IntEnum):
-    """What a caller may do. A higher role includes the lower ones; ``OPEN`` needs no token."""
+    """What a caller may do. A higher role includes the lower ones; ``OPEN`` needs no token.
+
+    ``JOB`` is that of a job that keeps its record in the log: to read and change records of jobs.
+    """
 
     OPEN = 0
     READ = 1
     WRITE = 2
-    ADMIN = 3
+    JOB = 3
+    ADMIN = 4
 
 
 @dataclass(frozen=True, slots=True)

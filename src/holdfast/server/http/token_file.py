@@ -2,7 +2,7 @@
 
 | line | meaning |
 |---|---|
-| ``ROLE:TOKEN`` | the token has the role ``read``, ``write`` or ``admin`` |
+| ``ROLE:TOKEN`` | the token has the role ``read``, ``write``, ``job`` or ``admin`` |
 | ``ROLE:TOKEN until=2027-01-31T00:00:00Z`` | until then; the time is ISO 8601 with an offset or ``Z`` |
 | ``read:TOKEN prefix=orders/ prefix=stock/`` | only for keys that begin with one of these; not for ``admin`` |
 | empty, or begins with ``#`` | nothing |
@@ -23,7 +23,7 @@ from holdfast.server.http.key_scope import KeyScope
 TOKEN_LENGTH_MIN: Final = 16
 BYTES_MAX: Final = 1 << 20
 _ALLOWED: Final = "until=2027-01-31T00:00:00Z and, unless it is for admin, prefix=KEYS/"
-_ROLES: Final = {role.name.lower(): role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
+_ROLES: Final = {role.name.lower(): role for role in (Role.READ, Role.WRITE, Role.JOB, Role.ADMIN)}
 
 
 def read_token_file(path: Path) -> dict[str, Grant]:

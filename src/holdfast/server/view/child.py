@@ -32,7 +32,7 @@ from holdfast.commit.subscription import LogReader
 from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
-from holdfast.view.sqlite import open_for_readers
+from holdfast.view.sqlite import Table, open_for_readers
 from holdfast.view.storage import Row, Stored
 
 PACE_SECONDS: Final = 0.1
@@ -58,18 +58,18 @@ class ViewFile:
         self._own = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
-    async def get(self, key: bytes) -> Stored | None:
+    async def get(self, key: bytes, table: Table) -> Stored | None:
         """A key's value and version. Raises: Closed, sqlite3.Error."""
 
         def read(connection: sqlite3.Connection) -> Stored | None:
             row: Stored | None = connection.execute(
-                "SELECT value, version FROM latest WHERE key = ?", (key,)
+                f"SELECT value, version FROM {table} WHERE key = ?", (key,)
             ).fetchone()
             return row
 
         return await self._run(read)
 
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int) -> tuple[list[Row], int]:
+    async def read_range(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> tuple[list[Row], int]:
         """As ``View.read_range``. Raises: Closed, sqlite3.Error."""
 
         def read(connection: sqlite3.Connection) -> tuple[list[Row], int]:
@@ -77,7 +77,7 @@ class ViewFile:
             try:
                 (version,) = connection.execute("SELECT version FROM position").fetchone()
                 rows = connection.execute(
-                    "SELECT key, value, version FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)"
+                    f"SELECT key, value, version FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?)"
                     " ORDER BY key LIMIT ?",
                     (begin, end, end, limit),
                 ).fetchall()

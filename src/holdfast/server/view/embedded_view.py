@@ -13,14 +13,16 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
+from itertools import islice
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 
+from holdfast.commit.format.transaction import job_operations
 from holdfast.commit.leadership.log_remains import view_directory
-from holdfast.commit.reading.feed import EventBatch
+from holdfast.commit.reading.feed import EventBatch, TransactionEvent
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
@@ -28,7 +30,8 @@ from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
-from holdfast.view.storage import Row, Stored
+from holdfast.view.sqlite import Table
+from holdfast.view.storage import Layer, Row, Stored
 
 CATCH_UP_SECONDS_MAX: Final = 5.0
 
@@ -47,20 +50,22 @@ class EmbeddedView:
 
     # Reading
 
-    async def get(self, key: bytes, *, at: int) -> Stored | None:
-        """The key's value and the version that wrote it, not older than ``at``.
+    async def get(self, key: bytes, *, at: int, table: Table = "latest") -> Stored | None:
+        """The key's value and the version that wrote it, not older than ``at``. ``table``: of keys, or of jobs.
 
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData.
         """
         reads = await self._at(at)
         with self._reported_as_behind(at):
-            return await reads.get(key)
+            return await reads.get(key, table)
 
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int, *, at: int) -> tuple[list[Row], int]:
+    async def read_range(
+        self, begin: bytes, end: bytes | None, limit: int, *, at: int, table: Table = "latest"
+    ) -> tuple[list[Row], int]:
         """At most ``limit`` keys of ``[begin, end)``, and the version that they are of. Raises: as ``get``."""
         reads = await self._at(at)
         with self._reported_as_behind(at):
-            return await reads.read_range(begin, end, limit)
+            return await reads.read_range(begin, end, limit, table)
 
     async def _at(self, version: int) -> ViewFile | MemoryReads:
         if not self.enabled:
@@ -145,18 +150,22 @@ Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
 
 
 class MemoryReads:
-    """Reads of a view in memory, in the shape of those of a file."""
+    """Reads of a view in memory, and of the records of jobs next to it, in the shape of those of a file."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, jobs: Layer) -> None:
         self._view = view
+        self._jobs = jobs
 
-    async def get(self, key: bytes) -> Stored | None:
+    async def get(self, key: bytes, table: Table) -> Stored | None:
         """As ``View.get``."""
-        return self._view.get(key)
+        return self._jobs.changes.get(key) if table == "jobs" else self._view.get(key)
 
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int) -> tuple[list[Row], int]:
+    async def read_range(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> tuple[list[Row], int]:
         """As ``View.read_range``."""
-        return self._view.read_range(begin, end, limit)
+        if table == "latest":
+            return self._view.read_range(begin, end, limit)
+        found = ((key, self._jobs.changes[key]) for key in islice(self._jobs.walk(begin, end), limit))
+        return [(key, *stored) for key, stored in found if stored is not None], self._view.version
 
 
 class ViewInProcess:
@@ -166,6 +175,7 @@ class ViewInProcess:
         self._service = service
         self._subscribe = subscribe
         self._view = View.memory()
+        self._jobs = Layer(is_ground=True)
         self._damage: Damage | None = None
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
@@ -188,7 +198,7 @@ class ViewInProcess:
                 reached.result()
             finally:
                 reached.cancel()
-        return MemoryReads(view)
+        return MemoryReads(view, self._jobs)
 
     async def close(self) -> None:
         """Stop following."""
@@ -211,7 +221,7 @@ class ViewInProcess:
                 if isinstance(error, CorruptData | InvalidRequest | NotFound) or error.code is Code.ROLLED_BACK:
                     log.warning("view_starts_over", error=str(error))
                     self._view.close()
-                    self._view = View.memory()
+                    self._view, self._jobs = View.memory(), Layer(is_ground=True)
                 else:
                     log.warning("view_interrupted", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -219,6 +229,9 @@ class ViewInProcess:
     async def _apply_stream(self) -> None:
         since_yield = 0
         async for batch in self._subscribe(self._view.version, True):
+            for event in batch.events:
+                if isinstance(event, TransactionEvent) and event.jobs and event.version > self._view.version:
+                    self._jobs.apply(event.version, job_operations(event.jobs))
             # On the loop on purpose: a thread would hold the interpreter while commits wait for it.
             self._view.apply(batch.events)
             since_yield += batch.size

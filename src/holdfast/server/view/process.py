@@ -26,7 +26,7 @@ import msgspec
 import structlog
 import uvloop
 
-from holdfast.commit.format.batch import Header, ItemKind, read_body_table
+from holdfast.commit.format.batch import Header, ItemKind, job_of_row, read_body_table
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
@@ -352,7 +352,7 @@ def main(descriptor: int, start: ViewStart) -> None:
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.
 # pyright: reportUnknownParameterType=false
 
-_REMOVALS: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE)
+_SELDOM: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE, ItemKind.JOB)
 
 
 class ViewBuilder:
@@ -423,6 +423,8 @@ class ViewBuilder:
                         last_applied=version if last is None else last,
                     )
                 self._layer.apply(event.version, event.operations)
+                if event.jobs:
+                    self._layer.apply_jobs(event.version, event.jobs)
                 version = last = event.version
             elif isinstance(event, Checkpoint):
                 version = max(version, event.committed_version)
@@ -434,7 +436,7 @@ class ViewBuilder:
         kinds = _bytes_of(batch.column("kind"))
         keys, key_at = _parts(batch.column("key"), "i")
         values, value_at = _parts(batch.column("value"), "q")
-        if not any(kind in kinds for kind in _REMOVALS):
+        if not any(kind in kinds for kind in _SELDOM):
             written: dict[bytes, Stored] = {
                 keys[key_at[row] : key_at[row + 1]]: (values[value_at[row] : value_at[row + 1]], versions[row])
                 for row, kind in enumerate(kinds)
@@ -443,6 +445,7 @@ class ViewBuilder:
             self._layer.write(written)
             return
         ends: list[bytes | None] = batch.column("end").to_pylist()
+        nulls: list[bool] = batch.column("value").is_null().to_pylist()
         for row, kind in enumerate(kinds):
             key = keys[key_at[row] : key_at[row + 1]]
             if kind == ItemKind.WRITE:
@@ -451,6 +454,9 @@ class ViewBuilder:
                 self._layer.apply(versions[row], (Delete(key),))
             elif kind == ItemKind.RANGE_DELETE:
                 self._layer.apply(versions[row], (RangeDelete(key, ends[row]),))
+            elif kind == ItemKind.JOB:
+                record = None if nulls[row] else values[value_at[row] : value_at[row + 1]]
+                self._layer.apply_jobs(versions[row], (job_of_row(key, record),))
 
     def flush(self) -> None:
         """Bring the file to what is seen, in one transaction. Raises: sqlite3.Error, and then nothing has changed."""

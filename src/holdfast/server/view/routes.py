@@ -1,4 +1,4 @@
-"""The routes that read the embedded view, ``/v1/keys`` and ``/v1/range``.
+"""The routes that read the embedded view: ``/v1/keys`` and ``/v1/range``, and for records of jobs ``/v1/jobs``.
 
 A read is never older than ``at``, and without ``at`` never older than the newest version known to be durable here when
 it was asked, so clients read their own writes. A view that does not come that far in time answers ``view_behind``; one
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, NotFound
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
@@ -25,7 +26,7 @@ from holdfast.server.http.routes import (
 )
 from holdfast.server.http.state import JSON
 from holdfast.server.view.embedded_view import EmbeddedView
-from holdfast.wire.log import ValueRange, ValueResponse
+from holdfast.wire.log import JobRecord, JobRecords, ValueRange, ValueResponse
 
 RANGE_LIMIT_DEFAULT: Final = 1000
 RANGE_LIMIT_MAX: Final = 10_000
@@ -61,21 +62,22 @@ def _text_of(data: bytes) -> str | None:
         return None
 
 
+def _asked_version(gateway: Gateway, call: Call) -> int:
+    at = call.position("at")
+    # A standby follows the log and keeps no view.
+    reader = gateway.reading() if gateway.read_only else gateway.leading()
+    return reader.local_version() if at is None else gateway.version_of(at)
+
+
 def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
-
-    def asked_version(call: Call) -> int:
-        at = call.position("at")
-        # A standby follows the log and keeps no view.
-        reader = gateway.reading() if gateway.read_only else gateway.leading()
-        return reader.local_version() if at is None else gateway.version_of(at)
 
     async def read_key(call: Call) -> Response:
         path, text = call.path_text("key"), call.switch("text", default=False)
         key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
         if call.scope is not None:
             call.scope.require(key)
-        stored = await embedded.get(key, at=asked_version(call))
+        stored = await embedded.get(key, at=_asked_version(gateway, call))
         if stored is None:
             raise NotFound("there is no such key")
         value, version = stored
@@ -87,7 +89,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             call.scope.require_range(begin, end)
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
+        rows, version = await embedded.read_range(begin, end, limit + 1, at=_asked_version(gateway, call))
         items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
         return json_response(ValueRange(items, version, len(rows) > limit))
 
@@ -111,6 +113,51 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                     "limit", "query",
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
                     "At most so many keys",
+                ),
+                _AT,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
+    """The rows of the route table for records of jobs."""
+
+    async def read_job(call: Call) -> Response:
+        name = call.path_text("name")
+        stored = await embedded.get(name.encode(), at=_asked_version(gateway, call), table="jobs")
+        if stored is None:
+            raise NotFound("there is no record of this job")
+        return json_response(JobRecord(name, *stored))
+
+    async def read_jobs(call: Call) -> Response:
+        prefix, after = (call.text("prefix") or "").encode(), call.text("after")
+        begin = prefix if after is None else max(prefix, after.encode() + b"\0")
+        limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
+        rows, version = await embedded.read_range(
+            begin, prefix_end(prefix), limit + 1, at=_asked_version(gateway, call), table="jobs"
+        )
+        items = tuple(JobRecord(key.decode(), value, written) for key, value, written in rows[:limit])
+        return json_response(JobRecords(items, version, len(rows) > limit))
+
+    return (
+        Route(
+            method="GET", path="/v1/jobs/{name:any}", role=Role.JOB, checks_scope=True,
+            summary="The record that a job keeps in the log, from the embedded view",
+            handler=read_job, answers={JSON: JobRecord}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
+            parameters=(Parameter("name", "path", {"type": "string", "minLength": 1}, "The job's name", True), _AT),
+        ),
+        Route(
+            method="GET", path="/v1/jobs", role=Role.JOB, checks_scope=True,
+            summary="The records that jobs keep in the log, by name, from the embedded view",
+            handler=read_jobs, answers={JSON: JobRecords}, codes=_CODES, tag="view",
+            parameters=(
+                Parameter("prefix", "query", {"type": "string"}, "Only jobs whose names begin so"),
+                Parameter("after", "query", {"type": "string"}, "Only jobs with names above this one"),
+                Parameter(
+                    "limit", "query",
+                    {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
+                    "At most so many records",
                 ),
                 _AT,
             ),

@@ -45,7 +45,7 @@ from holdfast.file_urls import path_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.fixed_rows import FixedRows
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
-from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, newest_nearby, newest_of_log, progress_key
+from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, job_of_load, newest_nearby, newest_of_log
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ChunkSummary,
@@ -59,7 +59,7 @@ from holdfast.spark.bulk.requests import (
 )
 from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Numbers, Windows, plain_numbers
-from holdfast.spark.bulk.snapshot_values import value_in_snapshot
+from holdfast.spark.bulk.snapshot_values import records_in_snapshot
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
@@ -73,7 +73,7 @@ BAD_ROWS: Final = (InvalidRequest, LimitExceeded, PySparkException)
 class LeadershipPlan:
     """What all batches of one leader share."""
 
-    progress_key: bytes
+    job: str
     origin_base: int
     base: int
     ordinal_before: int
@@ -87,14 +87,13 @@ class LeadershipPlan:
 class BatchPlan:
     """One batch: its header without lengths and CRCs, and the fates of its chunk's requests.
 
-    ``finished`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch.
+    ``finished`` requests of the chunk are in an earlier batch.
     ``unsequenced`` are the positions without a version that count for the chunk, in order, after ``skipped`` ones.
     """
 
     header: Header
     finished: int
     fates: npt.NDArray[np.uint8]
-    before: int
     progress: bytes
     skipped: int
     unsequenced: Numbers
@@ -166,7 +165,8 @@ def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, stre
     keys, ends = items["key"].take(rows).combine_chunks(), items["end"].take(rows).combine_chunks()
     ends = pc.if_else(pa.array(is_range), ends, pa.scalar(None, pa.binary()))
     written = pc.if_else(pa.array(kinds == ItemKind.WRITE), values.take(rows), pa.scalar(None, pa.large_binary()))
-    at = _ats(plan, leadership, items.take(rows), kinds, keys, ends, read_versions.take(owner))
+    items = items.take(rows)
+    at = _translated(items["at_index"], items["at_version"], plan, leadership).cast(pa.uint64())
     table = pa.Table.from_arrays(
         [
             pa.array(versions[owners[kept]].astype(np.uint64)),
@@ -184,14 +184,14 @@ def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, stre
 
 
 def _progress_row(plan: BatchPlan, leadership: LeadershipPlan, table: pa.Table) -> pa.Table:
-    """The record, as the last operation of the last transaction, or as a transaction of its own."""
+    """The record, as the last row of the last transaction, or as a transaction of its own."""
     last = table.slice(table.num_rows - 1).to_pylist() if table.num_rows else []
     row = {
         "version": plan.header.last_version,
         "request_id": last[0]["request_id"] if last else None,
         "read_version": last[0]["read_version"] if last else None,
-        "kind": int(ItemKind.WRITE),
-        "key": leadership.progress_key,
+        "kind": int(ItemKind.JOB),
+        "key": leadership.job.encode(),
         "end": None,
         "value": plan.progress,
         "at": None,
@@ -208,29 +208,6 @@ def _translated(
     ordinals = np.where(indexes >= 0, after, versions - leadership.origin_base)
     translated = np.where(ordinals <= BELOW, versions, leadership.versions(ordinals))
     return pa.array(translated, pa.int64(), mask=(indexes < 0) & (versions < 0))
-
-
-def _ats(
-    plan: BatchPlan,
-    leadership: LeadershipPlan,
-    items: pa.Table,
-    kinds: npt.NDArray[np.uint8],
-    keys: pa.Array,
-    ends: pa.Array,
-    defaults: pa.Array,
-) -> pa.Array:
-    """The versions of preconditions that have their own, or need one because they read the record's key."""
-    own = _translated(items["at_index"], items["at_version"], plan, leadership)
-    key = pa.scalar(leadership.progress_key, pa.binary())
-    reaches = pc.fill_null(pc.greater(ends, key), True)
-    sees = np.where(
-        kinds == ItemKind.RANGE_READ,
-        pc.and_(pc.less_equal(keys, key), reaches).to_numpy(zero_copy_only=False),
-        (kinds == ItemKind.POINT_READ) & pc.equal(keys, key).to_numpy(zero_copy_only=False),
-    )
-    effective = pc.fill_null(own, defaults)
-    moved = sees & (pc.fill_null(effective, 0).to_numpy(zero_copy_only=False) < plan.before)
-    return pc.if_else(pa.array(moved), pa.scalar(plan.before, pa.int64()), own).cast(pa.uint64())
 
 
 WAVE_DEFAULT: Final = 256
@@ -427,15 +404,15 @@ class _Load:
         return resolution
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
-        key = progress_key(self._report.name)
-        record, complete, others = thread.start(lambda store: newest_nearby(store, claim, key)).result()
+        job = job_of_load(self._report.name)
+        record, complete, others = thread.start(lambda store: newest_nearby(store, claim, job)).result()
         if record is None and not complete:
-            record = newest_of_log(self._spark, self._url, key)
+            record = newest_of_log(self._spark, self._url, job)
         if record is None:
-            record = thread.start(lambda store: value_in_snapshot(store, claim, key)).result()
+            record = thread.start(lambda store: records_in_snapshot(store, claim, job)).result().get(job)
         if record is None:
             return None
-        progress = decode_progress(record, key)
+        progress = decode_progress(record, job)
         if (progress.input, progress.window, progress.requests) != (
             staged.digest, self._options.window, staged.requests,
         ):  # fmt: skip
@@ -463,7 +440,7 @@ class _Load:
             progress, leaderships=(*progress.leaderships, (ordinal_before, leadership.head.last_version))
         )
         plan = LeadershipPlan(
-            progress_key(self._report.name),
+            job_of_load(self._report.name),
             progress.base,
             leadership.head.last_version,
             ordinal_before,
@@ -561,7 +538,6 @@ class Planner:
         versions = self._plan.versions(np.array([first, last], np.int64)).tolist()
         floor_index = self._windows.indexes_at(np.array([begin + 1], np.int64))
         floor = int(self._plan.versions(self._assigned[floor_index].astype(np.int64))[0])
-        before = leadership.head.last_version
         self.progress = msgspec.structs.replace(self.progress, through=past)
         header = leadership.next_header(versions[0], versions[1], floor, transactions)
         kept = np.where(
@@ -574,7 +550,6 @@ class Planner:
             header,
             begin - chunk.first,
             kept.astype(np.uint8),
-            before,
             self.progress.encode(),
             int(skipped),
             self._unsequenced[skipped:end],

@@ -1,11 +1,11 @@
 """The record that a load keeps in the log: how far it has come.
 
-Key ``spark/load/{name}``, written by every batch. Value, JSON: ``format`` 1; ``input`` and ``window``, which name the
-input; ``requests`` in all; ``through``, how many of them this batch and those before it have finished; ``base`` of the
-first leadership; ``reigns``: for each leadership that wrote a part, the ordinal before its first and its base;
+The record of the job ``load/{name}``, written by every batch. JSON: ``format`` 1; ``input`` and ``window``, which name
+the input; ``requests`` in all; ``through``, how many of them this batch and those before it have finished; ``base`` of
+the first leadership; ``reigns``: for each leadership that wrote a part, the ordinal before its first and its base;
 ``cuts``: after how many requests the conflict window was restarted, because others had written to the log.
 
-Any other bytes under these keys raise CorruptData.
+Any other bytes raise CorruptData.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
@@ -44,18 +44,18 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.encode(self)
 
 
-def progress_key(name: str) -> bytes:
-    """The key of a load's record."""
-    return f"spark/load/{name}".encode()
+def job_of_load(name: str) -> str:
+    """The job of a load."""
+    return f"load/{name}"
 
 
-def decode_progress(data: bytes, key: bytes) -> LoadProgress:
+def decode_progress(data: bytes, job: str) -> LoadProgress:
     """Raises: CorruptData."""
-    return decode(data, key, LoadProgress, "load")
+    return decode(data, job, LoadProgress)
 
 
-async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
-    """The newest value of ``key`` before ``claim``, whether the search was complete, and whether others wrote since.
+async def newest_nearby(store: ObjectStore, claim: Header, job: str) -> tuple[bytes | None, bool, bool]:
+    """The newest record of ``job`` before ``claim``, whether the search was complete, and whether others wrote since.
 
     An interrupted load is among the last writers, so a few objects are usually enough.
     """
@@ -76,16 +76,21 @@ async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[
             table = read_body_table(await store.read(object_name(header.slot)), header)
             kinds, keys, values = (table[name].to_pylist() for name in ("kind", "key", "value"))
             for kind, name, value in zip(reversed(kinds), reversed(keys), reversed(values), strict=True):
-                if kind == ItemKind.WRITE and name == key:
+                if kind == ItemKind.JOB and name == job.encode():
                     return value, True, others
             others = True
     return None, False, True
 
 
-def newest_of_log(spark: SparkSession, url: str, key: bytes) -> bytes | None:
-    """The newest value written to ``key`` anywhere in the log. Cost: a scan of the log, by tasks."""
-    rows = spark.read.format("holdfast").option("url", url).option("columns", "version,kind,key,value").load()
-    written = rows.where((F.col("key") == F.lit(key)) & (F.col("kind") == "write"))
+def rows_of_jobs(spark: SparkSession, url: str, prefix: str) -> DataFrame:
+    """The records that jobs with this prefix wrote into the log: ``version``, ``key``, which is the name, ``value``."""
+    rows = spark.read.format("holdfast").option("url", url).option("kinds", "job").option("keyPrefix", prefix)
+    return rows.option("columns", "version,key,value").load()
+
+
+def newest_of_log(spark: SparkSession, url: str, job: str) -> bytes | None:
+    """The newest record of ``job`` anywhere in the log. Cost: a scan of the log, by tasks."""
+    rows = rows_of_jobs(spark, url, job).where(F.col("key") == F.lit(job.encode()))
     with task_errors():
-        row = written.agg(F.max_by("value", "version")).first()
+        row = rows.agg(F.max_by("value", "version")).first()
     return None if row is None or row[0] is None else bytes(row[0])

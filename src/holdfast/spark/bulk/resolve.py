@@ -23,10 +23,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
-from holdfast.commit.format.transaction import Operation, Write
+from holdfast.commit.format.transaction import Operation
 from holdfast.errors import LimitExceeded
 from holdfast.objects.port import ObjectReader
-from holdfast.spark.bulk.load_record import progress_key
 from holdfast.spark.bulk.problem import REJECTED, make_problem, select_items
 from holdfast.spark.bulk.requests import (
     ChunkSummary,
@@ -219,7 +218,7 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
 
 # -- attempts whose read version is below the window: only the log knows their outcome ---------------------------------
 
-_LOGGED: Final = pa.schema([("version", pa.int64()), ("whole", pa.binary()), ("without_record", pa.binary())])
+_LOGGED: Final = pa.schema([("version", pa.int64()), ("changes", pa.binary())])
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -290,31 +289,26 @@ def _with_other_changes(
     )
     places = _places(staged, np.array(sorted(originals), np.int64))
     with task_errors():
-        logged = objects.mapInArrow(partial(logged_changes, url), "version long, whole binary, without_record binary")
-        held = {row["version"]: (row["whole"], row["without_record"]) for row in logged.toArrow().to_pylist()}
+        logged = objects.mapInArrow(partial(logged_changes, url), "version long, changes binary")
+        held = {row["version"]: row["changes"] for row in logged.toArrow().to_pylist()}
         return [
             row["position"]
             for frame in staged.with_parts(["asks", "item_rows", "values"], places)
             for row in frame.mapInArrow(asked_changes, "position long, changes binary").toArrow().to_pylist()
-            if row["changes"] not in held[originals[row["position"]][0]]
+            if row["changes"] != held[originals[row["position"]][0]]
         ]
 
 
 def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Digests of what transactions of the log change, and of that without a load's record, for objects by ``seq``."""
+    """Digests of what transactions of the log change, for objects by ``seq``."""
     with PlannedObjectsThread(url) as thread:
         for batch in batches:
             rows: list[dict[str, object]] = []
             for seq, versions in zip(batch["seq"].to_pylist(), batch["versions"].to_pylist(), strict=True):
                 slot = FIRST_SLOT - seq
                 data = thread.start(partial(_read, slot=slot)).result()
-                for txn in decode_body(data, decode_header(data, slot=slot)):
-                    if txn.version in versions:
-                        last = txn.operations[-1]
-                        of_load = isinstance(last, Write) and last.key.startswith(progress_key(""))
-                        changes = txn.operations[:-1] if of_load else txn.operations
-                        digests = {"whole": _digest(txn.operations), "without_record": _digest(changes)}
-                        rows.append({"version": txn.version, **digests})
+                wanted = (txn for txn in decode_body(data, decode_header(data, slot=slot)) if txn.version in versions)
+                rows.extend({"version": txn.version, "changes": _digest(txn.operations)} for txn in wanted)
             yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
 
 

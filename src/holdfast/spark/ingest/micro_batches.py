@@ -18,7 +18,7 @@ from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
 from holdfast.spark.ingest.message_requests import MessageRequest
 from holdfast.spark.ingest.numbered_source import NumberedSource
-from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, ranges_of, record_key
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest, ranges_of
 from holdfast.spark.ingest.stages import Group, Stages
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 
@@ -60,7 +60,7 @@ class MicroBatches:
         """No message up to that number was published after this; 0: not known."""
         self.in_flight = False
         """Whether a micro-batch was begun and not reported: what the log has of it is unknown here."""
-        self._key = record_key(name)
+        self._job = job_of_ingest(name)
         self._source = source
         self._output = output
         self._group_requests = group_requests
@@ -98,7 +98,7 @@ class MicroBatches:
                 past = _group_end(requests, first, self._group_requests)
                 place = GroupRecord(number, first, (), None, 1, before, *self._publisher)
                 place = self._numbered(place, requests[first:past])
-                groups.append(stages.decide(requests[first:past], self._key, place))
+                groups.append(stages.decide(requests[first:past], self._job, place))
                 first = past
             stages.persist(groups)
             for group in groups:

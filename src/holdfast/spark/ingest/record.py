@@ -1,6 +1,6 @@
 """The record that an ingest keeps in the log: what became of each request, and how far its source is decided.
 
-Key ``spark/ingest/{name}``, after each group of requests. Value, JSON: ``format`` 1; ``batch``, the micro-batch's
+The record of the job ``ingest/{name}``, after each group of requests. JSON: ``format`` 1; ``batch``, the micro-batch's
 number; ``first``, the index in it of the group's first request; ``told``, for each request its code (null: committed),
 its version, and its failed preconditions; ``digest``, which names the requests of the group (null: written by an
 earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the micro-batch
@@ -11,22 +11,22 @@ them was published, and ``after`` is through which number the source was decided
 by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable exactly when
 its group is.
 
-Retention may remove records. The newest one is then in the newest snapshot, as the value of its key. The outcomes of
-the other groups of its micro-batch are not known any more (``lost_groups``).
+Retention may remove records. The newest one is then in the newest snapshot. The outcomes of the other groups of its
+micro-batch are not known any more (``lost_groups``).
 
-Any other bytes under these keys raise CorruptData.
+Any other bytes raise CorruptData.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Code
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.sink.record import decode
 
@@ -83,12 +83,12 @@ def requests_digest(requests: Sequence[ParsedRequest]) -> str:
     return digest.hexdigest()
 
 
-RECORDS_PREFIX: Final = b"spark/ingest/"
+JOBS_PREFIX: Final = "ingest/"
 
 
-def record_key(name: str) -> bytes:
-    """The key of a stream's records."""
-    return RECORDS_PREFIX + name.encode()
+def job_of_ingest(name: str) -> str:
+    """The job of an ingest."""
+    return JOBS_PREFIX + name
 
 
 def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -106,20 +106,9 @@ def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def decode_group(data: bytes, key: bytes) -> GroupRecord:
+def decode_group(data: bytes, job: str) -> GroupRecord:
     """Raises: CorruptData."""
-    try:
-        return decode(data, key, GroupRecord, "ingest")
-    except CorruptData as error:
-        raise CorruptData(
-            "a key below spark/ingest/ holds something that no ingest of this version wrote",
-            code=Code.CORRUPT_LOG,
-            hint="if a later version wrote it, use that version. Only ingests write there: if a client did, and no "
-            "ingest of this name took requests from this source, delete the key while a service leads the log; the "
-            "names of other ingests can then be used. The ingest of this name needs its last record under the key",
-            key=key.decode("utf-8", "replace"),
-            cause=str(error.fields.get("cause", "")),
-        ) from error
+    return decode(data, job, GroupRecord)
 
 
 def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
@@ -150,18 +139,6 @@ def missing_before(oldest: GroupRecord) -> tuple[int, int]:
     return (past - oldest.first if oldest.after is None else oldest.after + 1), past
 
 
-def decode_records(values: Mapping[bytes, bytes], deleted: Container[bytes]) -> dict[str, GroupRecord]:
-    """Records by the names of their streams. A key in ``deleted`` may hold anything else.
-
-    Raises: CorruptData, which names the key.
-    """
-    records: dict[str, GroupRecord] = {}
-    for key in sorted(values):
-        try:
-            record = decode_group(values[key], key)
-        except CorruptData:
-            if key in deleted:
-                continue
-            raise
-        records[key.removeprefix(RECORDS_PREFIX).decode(errors="replace")] = record
-    return records
+def decode_records(values: Mapping[str, bytes]) -> dict[str, GroupRecord]:
+    """Records of jobs by the names of their ingests. Raises: CorruptData, which names the job."""
+    return {job.removeprefix(JOBS_PREFIX): decode_group(values[job], job) for job in sorted(values)}

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, LoggedTransaction, object_name
-from holdfast.commit.format.transaction import Write, prefix_end
+from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, object_name
 from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.bulk.load_record import EMPTY_LOOK_BACK_OBJECTS
-from holdfast.spark.bulk.snapshot_values import value_in_snapshot, values_in_snapshot
+from holdfast.spark.bulk.load_record import EMPTY_LOOK_BACK_OBJECTS, rows_of_jobs
+from holdfast.spark.bulk.snapshot_values import records_in_snapshot
 from holdfast.spark.ingest.numbered_source import NumberedSource, Relation
 from holdfast.spark.ingest.record import (
-    RECORDS_PREFIX,
+    JOBS_PREFIX,
     GroupRecord,
     decode_group,
     decode_records,
+    job_of_ingest,
     lost_groups,
     missing_before,
-    record_key,
 )
 from holdfast.spark.ingest.refusals import another_name, another_source, other_messages
 from holdfast.spark.runtime.session import task_errors
@@ -39,17 +38,17 @@ def find_records(
     Raises: InvalidRequest (name and source do not belong together), NotFound, CorruptData, Unavailable. Cost: a
     scan of the log for a name without records among the newest objects, and one more for a new name.
     """
-    key = record_key(name)
-    records, complete = thread.start(lambda store: records_nearby(store, claim, key)).result()
+    job = job_of_ingest(name)
+    records, complete = thread.start(lambda store: records_nearby(store, claim, job)).result()
     if not complete:
-        records = records_of_log(spark, url, key)
+        records = records_of_log(spark, url, job)
     if not records:
-        removed = thread.start(lambda store: record_in_snapshot(store, claim, key)).result()
-        records = [] if removed is None else [removed]
+        removed = thread.start(lambda store: records_in_snapshot(store, claim, job)).result().get(job)
+        records = [] if removed is None else [decode_group(removed, job)]
     records.sort(key=lambda record: record.first)
     if source is not None:
         known = records and records[-1].source is not None
-        others = {} if known else thread.start(lambda store: removed_records(store, claim)).result()
+        others = {} if known else thread.start(lambda store: records_in_snapshot(store, claim, JOBS_PREFIX)).result()
         _require_own_source(spark, url, name, source, records, others)
     if records and records[0].first > 0:
         begin, past = missing_before(records[0]) if records[0].seqs else (0, 0)
@@ -64,7 +63,7 @@ def _require_own_source(
     name: str,
     source: NumberedSource,
     records: Sequence[GroupRecord],
-    removed: Mapping[bytes, bytes],
+    removed: Mapping[str, bytes],
 ) -> None:
     """Raise InvalidRequest unless name and source belong together in the log. Cost: a scan for a new name.
 
@@ -91,7 +90,7 @@ def _require_own_source(
             raise other_messages(source, other, record.seqs[-1][1], record.time_ms, relation)
 
 
-async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[list[GroupRecord], bool]:
+async def records_nearby(store: ObjectStore, claim: Header, job: str) -> tuple[list[GroupRecord], bool]:
     """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
     records: list[GroupRecord] = []
     header = claim
@@ -108,9 +107,9 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
             continue
         looked += 1
         batch = LoggedBatch(header, await store.read(object_name(header.slot)))
-        value = _record_in(batch.transactions()[-1], key)
-        if value is not None:
-            record = decode_group(value, key)
+        value = next((each.value for each in batch.transactions()[-1].jobs if each.name == job), None)
+        if isinstance(value, bytes):
+            record = decode_group(value, job)
             if records and record.batch != records[0].batch:
                 return records, True
             records.append(record)
@@ -119,68 +118,26 @@ async def records_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple
     return records, False
 
 
-def _record_in(txn: LoggedTransaction, key: bytes) -> bytes | None:
-    """The record in the last transaction of an object. A request has an id, reads, or other operations."""
-    if txn.request_id is not None or txn.preconditions or len(txn.operations) != 1:
-        return None
-    (operation,) = txn.operations
-    return operation.value if isinstance(operation, Write) and operation.key == key else None
-
-
-def records_of_log(spark: SparkSession, url: str, key: bytes) -> list[GroupRecord]:
+def records_of_log(spark: SparkSession, url: str, job: str) -> list[GroupRecord]:
     """The records of the newest micro-batch anywhere in the log. Cost: two scans of the log, by tasks."""
-    columns = "version,kind,key,value,request_id"
-    rows = spark.read.format("holdfast").option("url", url).option("columns", columns).load()
-    written = rows.where((F.col("key") == F.lit(key)) & _is_record())
+    written = rows_of_jobs(spark, url, job).where(F.col("key") == F.lit(job.encode()))
     with task_errors():
         newest = written.agg(F.max_by("value", "version")).first()
     if newest is None or newest[0] is None:
         return []
-    number = str(decode_group(bytes(newest[0]), key).batch)
+    number = str(decode_group(bytes(newest[0]), job).batch)
     same = written.where(F.get_json_object(F.col("value").cast("string"), "$.batch") == number)
     with task_errors():
         values: Iterable[bytes] = same.select("value").toArrow()["value"].to_pylist()
-    return [decode_group(bytes(value), key) for value in values]
+    return [decode_group(bytes(value), job) for value in values]
 
 
-def _is_record() -> Column:
-    """A request of a client that has an id is not a record, whatever its key."""
-    return (F.col("kind") == "write") & F.col("request_id").isNull()
-
-
-async def record_in_snapshot(store: ObjectStore, claim: Header, key: bytes) -> GroupRecord | None:
-    """The newest record of a stream in a truncated log whose rest has none of its records.
-
-    Raises and cost: as ``values_in_snapshot``.
-    """
-    value = await value_in_snapshot(store, claim, key)
-    return None if value is None else decode_group(value, key)
-
-
-def newest_records(spark: SparkSession, url: str, removed: Mapping[bytes, bytes]) -> dict[str, GroupRecord]:
+def newest_records(spark: SparkSession, url: str, removed: Mapping[str, bytes]) -> dict[str, GroupRecord]:
     """The newest record of every stream in the log, by its name. Cost: a scan of the log, by tasks.
 
     ``removed``: the records in the newest snapshot of a truncated log.
     """
-    rows = spark.read.format("holdfast").option("url", url).option("keyPrefix", RECORDS_PREFIX.decode())
-    changes = rows.option("columns", "version,kind,key,value,request_id").load()
-    written_at = F.when(_is_record(), F.col("version"))
-    newest = (
-        changes.where(F.col("kind").isin("write", "delete"))
-        .groupBy("key")
-        .agg(
-            F.max_by("value", written_at).alias("value"),
-            F.max(written_at).alias("written"),
-            F.max(F.when(F.col("kind") == "delete", F.col("version"))).alias("deleted"),
-        )
-    )
+    newest = rows_of_jobs(spark, url, JOBS_PREFIX).groupBy("key").agg(F.max_by("value", "version").alias("value"))
     with task_errors():
         found = newest.toArrow().to_pylist()
-    values = {**removed, **{bytes(row["key"]): bytes(row["value"]) for row in found if row["written"] is not None}}
-    deleted = {bytes(row["key"]) for row in found if (row["deleted"] or 0) > (row["written"] or 0)}
-    return decode_records(values, deleted)
-
-
-async def removed_records(store: ObjectStore, claim: Header) -> dict[bytes, bytes]:
-    """The records of all streams in the newest snapshot of a truncated log, by key. As ``values_in_snapshot``."""
-    return await values_in_snapshot(store, claim, RECORDS_PREFIX, prefix_end(RECORDS_PREFIX))
+    return decode_records({**removed, **{row["key"].decode(): bytes(row["value"]) for row in found}})

@@ -11,20 +11,17 @@ import msgspec
 from holdfast.commit.format.batch import Header, LoggedTransaction, encode_body, encode_object
 from holdfast.commit.format.transaction import (
     Committed,
-    Operation,
-    RangeDelete,
+    JobChange,
     Rejected,
     Reused,
     Transaction,
     Unanswered,
-    Write,
-    prefix_end,
 )
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.status import AttemptHistory
 from holdfast.commit.stages.attempts import Attempts, Known, judge_from_log
-from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
@@ -33,7 +30,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import Leadership, put_batch
 from holdfast.spark.bulk.requests import ParsedRequest
-from holdfast.spark.ingest.record import RECORDS_PREFIX, GroupRecord, RequestOutcome, requests_digest
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, requests_digest
 from holdfast.spark.runtime.store_thread import StoreThread
 
 
@@ -73,14 +70,14 @@ class Stages:
         return self._durable.last_version
 
     def _refusal(self, request: ParsedRequest) -> str | None:
-        """Why a request is not decided: it breaks a rule, is not for this log or leader, or changes a job's record."""
+        """Why a request is not decided: it breaks a rule, is not for this log or leader, or names a job's record."""
         txn = request.transaction
         if txn is None:
             return request.refusal
+        if txn.jobs:
+            return str(Code.PERMISSION_DENIED)
         if txn.has_parts:
             return str(Code.STORES_NOT_IN_LOG)
-        if any(_changes_records(operation) for operation in txn.operations):
-            return str(Code.PERMISSION_DENIED)
         if txn.log_id not in (None, self.log_id):
             if self._lineage is None:
                 self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
@@ -93,7 +90,7 @@ class Stages:
             return str(Code.LEADER_CHANGED)
         return None
 
-    def decide(self, requests: Sequence[ParsedRequest], key: bytes, place: GroupRecord) -> Group:
+    def decide(self, requests: Sequence[ParsedRequest], job: str, place: GroupRecord) -> Group:
         """Stages 1 and 2 for these requests, and for their record after them.
 
         ``place``: their record, without outcomes and digest.
@@ -123,10 +120,13 @@ class Stages:
             for refusal, entry in zip(refusals, entries, strict=True)
         )
         record = msgspec.structs.replace(place, outcomes=outcomes, digest=requests_digest(requests))
-        last = CommitEntry(Transaction([Write(key, record.encode())]), lambda _: None)
+        written = Transaction([], jobs=(JobChange(job, record.encode()),))
+        last = CommitEntry(written, lambda _: None, parts=NO_STORE_PARTS)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
-            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
+            LoggedTransaction(
+                e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions, jobs=e.txn.jobs
+            )
             for e in [*onward, last]
             if e.accepted
         ]
@@ -196,15 +196,6 @@ def _without_repeats(entries: Sequence[CommitEntry]) -> Iterator[list[CommitEntr
             ids.add(request_id)
         run.append(entry)
     yield run
-
-
-def _changes_records(operation: Operation) -> bool:
-    """Whether it writes or deletes a key at which an ingest keeps its record."""
-    end = prefix_end(RECORDS_PREFIX)
-    if isinstance(operation, RangeDelete):
-        is_above = operation.end is None or operation.end > RECORDS_PREFIX
-        return is_above and (end is None or operation.begin < end)
-    return operation.key.startswith(RECORDS_PREFIX)
 
 
 def _outcome_of(entry: CommitEntry) -> RequestOutcome:

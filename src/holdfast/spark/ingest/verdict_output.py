@@ -242,7 +242,7 @@ def _message(judged: Judged, request: ParsedRequest, outcome: RequestOutcome, lo
 
 
 _SAID: Final[Mapping[str, str]] = {
-    Code.PERMISSION_DENIED: "this request changes keys below spark/ingest/, where ingests keep their records",
+    Code.PERMISSION_DENIED: "this request names records of jobs, which only a commit at a service may",
     Code.LOG_TRUNCATED: "retention has removed the part of the log that would say whether this attempt was committed",
     Code.STORES_NOT_IN_LOG: "Spark has no stores: a request that it commits has no parts for them",
     Code.REQUEST_ID_REUSED: "another request with this id was committed",

@@ -37,7 +37,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import check_genesis, check_link, next_slot
 from holdfast.commit.format.transaction import RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.window import RecentWrites
 from holdfast.errors import Code, CorruptData, NotFound
@@ -205,14 +205,14 @@ class Verdicts:
 
     def __init__(self, floor: int) -> None:
         self._attempts = Attempts(bytes_max=UNBOUNDED)
-        self._resolve = Resolve(floor, self._attempts, window_ms=0.0, bytes_max=UNBOUNDED)
+        self._resolve = Resolve(floor, self._attempts, window_ms=0.0, bytes_max=UNBOUNDED, jobs_bytes_max=UNBOUNDED)
         # The conflict set holds request ids as well as keys: an attempt reads and writes its own.
         self._ids = RecentWrites(floor, bytes_max=UNBOUNDED)
 
     def remember(self, txn: LoggedTransaction) -> None:
         """What a committed transaction changed, for those after it."""
         if txn.version > self._resolve.recent.last_version and _malformed(txn) is None:
-            self._resolve.recent.record(txn.version, txn.operations)
+            self._resolve.remember(txn.version, txn.operations, txn.jobs)
             self._remember_id(txn)
 
     def _remember_id(self, txn: LoggedTransaction) -> None:
@@ -221,7 +221,7 @@ class Verdicts:
 
     def judge(self, header: Header, transactions: Sequence[LoggedTransaction]) -> Iterator[Finding]:
         """The transactions of one batch that the log says are committed and that must not be."""
-        self._resolve.recent.expire(header.window_floor)
+        self._resolve.expire(header.window_floor)
         self._ids.expire(header.window_floor)
         if transactions[0].version <= self._resolve.recent.last_version:
             # Reached only where damage before it hides the link that would have said so.
@@ -238,10 +238,11 @@ class Verdicts:
         if txn.request_id is not None and txn.read_version is not None and txn.read_version >= self._ids.floor:
             earlier = self._ids.changed_after(txn.request_id.encode(), txn.read_version)
             if earlier:
-                self._resolve.recent.record(txn.version, txn.operations)
+                self._resolve.remember(txn.version, txn.operations, txn.jobs)
                 return "a request id was committed twice", f"request_id={txn.request_id} first={earlier}"
-        request = Transaction(txn.operations, txn.preconditions, txn.request_id, None, txn.read_version)
-        entry = CommitEntry(request, lambda _: None)
+        own = txn.operations, txn.preconditions, txn.request_id, None, txn.read_version
+        entry = CommitEntry(Transaction(*own, jobs=txn.jobs), lambda _: None)
+        entry.parts = NO_STORE_PARTS if txn.jobs else None
         entry.version = txn.version
         self._resolve.decide([entry])
         outcome = entry.outcome
@@ -249,7 +250,7 @@ class Verdicts:
             return None
         assert isinstance(outcome, Rejected), "the second stage accepts or rejects"
         # The log says that it is committed, and its readers have seen what it wrote.
-        self._resolve.recent.record(txn.version, txn.operations)
+        self._resolve.remember(txn.version, txn.operations, txn.jobs)
         if outcome.reason == "too_old":
             return "a read version lies below the window", f"floor={self._resolve.floor}"
         failed = ", ".join(f"precondition {each.precondition} by version {each.version}" for each in outcome.conflicts)
@@ -269,6 +270,9 @@ def _malformed(txn: LoggedTransaction) -> tuple[str, str] | None:
             return "a precondition names no version before its own", f"precondition={index} version={version}"
         if isinstance(read, RangeRead) and read.end is not None and read.begin >= read.end:
             return "a precondition has an empty range", f"precondition={index}"
+    for index, change in enumerate(txn.jobs, len(txn.preconditions)):
+        if change.version is not None and change.version >= txn.version:
+            return "a precondition names no version before its own", f"precondition={index} version={change.version}"
     return None
 
 

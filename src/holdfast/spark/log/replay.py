@@ -1,7 +1,8 @@
 """``replay``: commit the transactions of one log to another log, in their order.
 
-Each source transaction becomes one with the same operations plus one write: the source's version under the key
-``spark/replay/{source log id}``, which is the offset. Request ids and preconditions are not copied. Exactly once:
+Each source transaction becomes one with the same operations. With it the record of the job ``replay/{source log id}``
+becomes the source's version, which is the offset. Request ids, preconditions and records of jobs are not copied.
+Exactly once:
 batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a run claims
 the target before it reads that offset.
 
@@ -23,10 +24,18 @@ from typing import Final, TypeVar
 from pyspark.sql import Row, SparkSession
 
 from holdfast.commit.format.batch import Header, Kind, object_name
-from holdfast.commit.format.transaction import Committed, Delete, Operation, RangeDelete, Transaction, Write
+from holdfast.commit.format.transaction import (
+    Committed,
+    Delete,
+    JobChange,
+    Operation,
+    RangeDelete,
+    Transaction,
+    Write,
+)
 from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.stages.events import CommitEntry
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.errors import Closed, Code, HoldfastError, NotFound
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
@@ -73,7 +82,7 @@ class Replay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-replay", daemon=True)
         self._service: CommitService | None = None
-        self._key = b""
+        self._job = ""
 
     settles = False
 
@@ -84,7 +93,7 @@ class Replay:
     def offset(self, log_id: str) -> int:
         """As ``Job``. The first call takes the lead of the target, and begins a log there when there is none."""
         if self._service is None:
-            self._key = f"spark/replay/{log_id}".encode()
+            self._job = f"replay/{log_id}"
             self._thread.start()
             self._service = self._wait(self._lead())
             self._offset = max(self._offset, self._wait(self._reached(self._service)))
@@ -162,7 +171,7 @@ class Replay:
                 raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
             header = before
             if header.kind is Kind.DATA and header.transactions:
-                value = await _newest_value(service.store, header, self._key)
+                value = await _newest_record(service.store, header, self._job)
                 if value is not None:
                     return int(value)
         return 0
@@ -176,7 +185,7 @@ class Replay:
     def _transactions(self, rows: Iterable[Row]) -> Iterator[Transaction]:
         for row in rows:
             operations = [operation for each in row["operations"] if (operation := _operation(each)) is not None]
-            yield Transaction([*operations, Write(self._key, b"%d" % row["version"])])
+            yield Transaction(operations, jobs=(JobChange(self._job, b"%d" % row["version"]),))
 
     async def _commit(self, chunk: list[Transaction]) -> int:
         assert self._service is not None, "a replay leads its target"
@@ -192,7 +201,7 @@ class Replay:
             if left == 0 and not done.done():
                 done.set_result(None)
 
-        self._service.submit([CommitEntry(txn, replied) for txn in chunk])
+        self._service.submit([CommitEntry(txn, replied, parts=NO_STORE_PARTS) for txn in chunk])
         await done
         if failure is not None:
             raise failure
@@ -227,18 +236,18 @@ def _deposed() -> Closed:
     return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it continues")
 
 
-async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> bytes | None:
+async def _newest_record(store: ObjectReader, header: Header, job: str) -> bytes | None:
     batch = LoggedBatch(header, await store.read(object_name(header.slot)))
     for txn in reversed(batch.transactions()):
-        for operation in reversed(txn.operations):
-            if isinstance(operation, Write) and operation.key == key:
-                return operation.value
+        for change in txn.jobs:
+            if change.name == job and isinstance(change.value, bytes):
+                return change.value
     return None
 
 
 def _source_version(txn: Transaction) -> int:
-    offset = txn.operations[-1]
-    assert isinstance(offset, Write), "a replayed transaction ends with its offset"
+    (offset,) = txn.jobs
+    assert isinstance(offset.value, bytes), "a replayed transaction has its offset"
     return int(offset.value)
 
 

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.commit.format.transaction import RangeDelete
+from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import NotFound
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
@@ -32,8 +32,8 @@ from holdfast.spark.sink.record import (
     Record,
     StreamProgress,
     fenced,
+    job_of_write,
     notes_of,
-    progress_range,
     read_record,
     replace_record,
     request_id,
@@ -80,7 +80,8 @@ def give_up(client: ServiceClient, options: WriteOptions, name: str) -> list[Row
 def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
     """Remove the notes and the staged rows of a write that was given up. Raises: as ``give_up``."""
     record = _ended(client, options, name)
-    client.commit([RangeDelete(*progress_range(options.application, record.token))])
+    notes = JobChange(job_of_write(options.application, record.token), None)
+    client.commit([], jobs=[notes], read_version=client.version().version)
     with open_stage(options, client) as stage:
         stage.remove_abandoned(record.token)
 

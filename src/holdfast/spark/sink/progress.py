@@ -16,17 +16,17 @@ from typing import Final
 import msgspec
 
 from holdfast.client import Client
-from holdfast.commit.format.transaction import PointRead, Write
+from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Code, Conflict, Fenced, Unavailable
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.record import (
     Intent,
     Progress,
     decode,
+    job_of,
+    job_of_partition,
     other_rows,
-    progress_key,
     read_record,
-    record_key,
 )
 from holdfast.values import LogPosition
 
@@ -60,9 +60,9 @@ class PartitionNotes:
         self._intent = intent
         self._intent_version = intent.version
         self._partition = partition
-        self._key = progress_key(options.application, intent.token, partition)
-        stored = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
-        self._note = None if stored is None else Note(decode(stored.value, self._key, Progress), stored.version)
+        self._job = job_of_partition(options.application, intent.token, partition)
+        stored = client.job(self._job, at=LogPosition(intent.version, intent.log_id))
+        self._note = None if stored is None else Note(decode(stored.value, self._job, Progress), stored.version)
         # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
@@ -104,14 +104,9 @@ class PartitionNotes:
         """Note the progress of this partition, unless it or the application's record has changed."""
         known = self._intent_version if self._note is None else self._note.version
         read_version = max(known, self._intent_version)
-        record = record_key(self._options.application)
+        changes = JobChange(self._job, msgspec.json.encode(wanted)), JobChange(job_of(self._options.application))
         try:
-            receipt = self._client.commit(
-                [Write(self._key, msgspec.json.encode(wanted))],
-                [PointRead(self._key, read_version), PointRead(record, read_version)],
-                read_version=read_version,
-                log_id=self._intent.log_id,
-            )
+            receipt = self._client.commit([], jobs=changes, read_version=read_version, log_id=self._intent.log_id)
         except Conflict:
             return None
         return receipt.version
@@ -132,8 +127,8 @@ class PartitionNotes:
                 token=token,
             )
         self._intent_version = read_version
-        stored = self._client.get(self._key, at=read_version)
-        return None if stored is None else Note(decode(stored.value, self._key, Progress), stored.version)
+        stored = self._client.job(self._job, at=read_version)
+        return None if stored is None else Note(decode(stored.value, self._job, Progress), stored.version)
 
 
 def _rank(progress: Progress) -> tuple[int, int, int]:

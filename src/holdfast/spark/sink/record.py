@@ -1,6 +1,6 @@
 """The record that a write keeps in the log, and the parts of a write that change it.
 
-1. Read the record under ``spark/{application}``.
+1. Read the record of the job ``sink/{application}``.
 2. Commit an intent there, if the record has not changed. No row has been sent before.
 3. Fix the rows: tasks stage them, and the driver creates the ``manifest``. After a crash before this the next run
    begins with its own rows; after it, with those of the manifest.
@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from holdfast.client import Client
-from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Write
+from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Publisher, Sent, digest_text
@@ -81,7 +81,7 @@ class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an application has written, or is writing: JSON under the key ``spark/{application}``.
+    """What an application has written, or is writing: JSON, the record of the job ``sink/{application}``.
 
     Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
     batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
@@ -129,7 +129,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a partition has come: JSON under ``spark/{application}/{token}/{partition}``, removed when done.
+    """How far a partition has come: JSON, the record of a job below ``sink/{application}/{token}/``, removed when done.
 
     Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
     up, ``digest`` that of every transaction up to the end of this chunk, ``first`` the index of the chunk's first
@@ -146,20 +146,19 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publisher: Publisher | msgspec.UnsetType = msgspec.UNSET
 
 
-def record_key(application: str) -> bytes:
-    """The key of an application's record."""
-    return f"spark/{application}".encode()
+def job_of(application: str) -> str:
+    """The job of an application: its record is this one's."""
+    return f"sink/{application}"
 
 
-def progress_key(application: str, token: str, partition: int) -> bytes:
-    """The key of a partition's progress."""
-    return f"spark/{application}/{token}/{partition:06d}".encode()
+def job_of_write(application: str, token: str) -> str:
+    """The job of a write. It has no record: those below it are the progress of its partitions."""
+    return f"{job_of(application)}/{token}"
 
 
-def progress_range(application: str, token: str) -> tuple[bytes, bytes]:
-    """``[begin, end)`` of the progress of every partition of a write."""
-    prefix = f"spark/{application}/{token}".encode()
-    return prefix + b"/", prefix + b"0"
+def job_of_partition(application: str, token: str, partition: int) -> str:
+    """The job whose record is a partition's progress."""
+    return f"{job_of_write(application, token)}/{partition:06d}"
 
 
 def request_id(application: str, token: str, partition: int, index: int, attempt: int) -> str:
@@ -171,13 +170,13 @@ def request_id(application: str, token: str, partition: int, index: int, attempt
     return f"spark/{application}/{token}/{partition}/{index}/{attempt}"
 
 
-def decode(data: bytes, key: bytes, kind: type[T], writer: str = "sink") -> T:
-    """The record of this ``kind`` under ``key``, whose ``writer`` an error names. Raises: CorruptData."""
+def decode(data: bytes, job: str, kind: type[T]) -> T:
+    """The record of ``job``, which is of this ``kind``. Raises: CorruptData."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"key holds something that no {writer} wrote"
-        raise CorruptData(message, code=Code.CORRUPT_LOG, key=key.decode("utf-8", "replace"), cause=error) from error
+        message = "the record of a job is not one of this version"
+        raise CorruptData(message, code=Code.CORRUPT_LOG, job=job, cause=error) from error
 
 
 ROUNDS_MAX: Final = 16
@@ -232,11 +231,11 @@ class FoundRecord:
 
 
 def read_record(client: Client, application: str) -> FoundRecord:
-    """The application's record. Raises: as ``Client.get``, CorruptData. Cost: two requests."""
+    """The application's record. Raises: as ``Client.job``, CorruptData. Cost: two requests."""
     read_version = client.version().version
-    key = record_key(application)
+    job = job_of(application)
     try:
-        stored = client.get(key, at=read_version)
+        stored = client.job(job, at=read_version)
     except InvalidRequest as error:
         if error.code is not Code.VIEW_DISABLED:
             raise
@@ -247,7 +246,7 @@ def read_record(client: Client, application: str) -> FoundRecord:
         ) from error
     if stored is None:
         return FoundRecord(None, None, read_version)
-    return FoundRecord(decode(stored.value, key, Record), stored.version, max(read_version, stored.version))
+    return FoundRecord(decode(stored.value, job, Record), stored.version, max(read_version, stored.version))
 
 
 def wanted_micro_batch(micro_batch: MicroBatch) -> Wanted:
@@ -392,7 +391,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
     ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
     write was done with other rows, or an earlier try had others; what the client raises. Cost: four requests.
     """
-    notes = progress_range(options.application, wanted.token)
+    notes = JobChange(job_of_write(options.application, wanted.token), None)
     digest = digest_text(sent)
     for _ in range(ROUNDS_MAX):
         found = read_record(client, options.application)
@@ -406,7 +405,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
             break
         _require_notes_fit(client, options, wanted, sent, found.read_version)
         done = _done(record, wanted, digest, sent)
-        if replace_record(client, options, done, found.read_version, RangeDelete(*notes)) is not None:
+        if replace_record(client, options, done, found.read_version, notes) is not None:
             return
     raise fenced(options.application, wanted.token)
 
@@ -495,8 +494,8 @@ def _require_no_batch(wanted: Wanted, options: WriteOptions) -> None:
 
 def has_notes(client: Client, application: str, token: str) -> bool:
     """Whether a row of this write may have been sent. Cost: two requests."""
-    begin_key, end_key = progress_range(application, token)
-    return bool(client.range(begin_key, end_key, limit=1, at=client.version().version).items)
+    prefix = job_of_write(application, token) + "/"
+    return bool(client.jobs(prefix, limit=1, at=client.version().version).items)
 
 
 def _require_notes_fit(
@@ -516,14 +515,15 @@ def _require_notes_fit(
 
 def notes_of(client: Client, application: str, token: str, read_version: int) -> Iterator[tuple[int, Progress, int]]:
     """The partitions of a write that were begun: the number of each, its progress, and the version of its note."""
-    begin_key, end_key = progress_range(application, token)
+    prefix = job_of_write(application, token) + "/"
+    after = None
     while True:
-        page = client.range(begin_key, end_key, limit=1000, at=read_version)
+        page = client.jobs(prefix, after=after, at=read_version)
         for note in page.items:
-            yield int(note.key.rpartition(b"/")[2]), decode(note.value, note.key, Progress), note.version
+            yield int(note.name.rpartition("/")[2]), decode(note.value, note.name, Progress), note.version
         if not page.more:
             return
-        begin_key = page.items[-1].key + b"\0"
+        after = page.items[-1].name
 
 
 def _more_partitions(options: WriteOptions, partitions: int) -> InvalidRequest:
@@ -555,18 +555,13 @@ def replace_record(
     options: WriteOptions,
     record: Record,
     read_version: int,
-    *also: Operation,
+    *also: JobChange,
     log_id: str | None = None,
 ) -> int | None:
     """Write the record if it has not changed after ``read_version``: the version, or None when it has."""
-    key = record_key(options.application)
+    changes = [JobChange(job_of(options.application), msgspec.json.encode(record)), *also]
     try:
-        receipt = client.commit(
-            [Write(key, msgspec.json.encode(record)), *also],
-            [PointRead(key, read_version)],
-            read_version=read_version,
-            log_id=log_id,
-        )
+        receipt = client.commit([], jobs=changes, read_version=read_version, log_id=log_id)
     except Conflict:
         return None
     return receipt.version

@@ -10,8 +10,9 @@ publisher of its own, and a row always gets the same number:
    chunk, nothing of the partition has been published: it continues under another id, with a new note. Otherwise an
    earlier try may have published rows, and only a person can find out: OutcomeUnknown.
 4. If the store knows a lower number, it was put back to an earlier state: Conflict.
-5. The key ``spark/{application}/store`` has the token of the store that the first write began with. The driver compares
-   it before each write, and tasks send it with each request. So a store that was deleted and made again gets nothing.
+5. The record of the job ``sink/{application}/store`` has the token of the store that the first write began with. The
+   driver compares it before each write, and tasks send it with each request. So a store that was deleted and made again
+   gets nothing.
 
 Ids are not drawn for each write, because a store remembers 100,000 publishers at most.
 """
@@ -33,7 +34,7 @@ from holdfast.client.protocol.stores.administration import Definition, ask
 from holdfast.client.protocol.stores.messages import decode, request_of, store_path
 from holdfast.client.stores import StoreClient
 from holdfast.client.transport.clock import now_ms
-from holdfast.commit.format.transaction import PointRead, Write
+from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import (
     Closed,
     Code,
@@ -49,7 +50,7 @@ from holdfast.spark.runtime.service_client import service_token
 from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
 from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Intent, Progress, Publishing
+from holdfast.spark.sink.record import Intent, Progress, Publishing, job_of
 from holdfast.stores.values.identity import is_continued
 from holdfast.stores.values.messages import Message
 from holdfast.values import LogPosition
@@ -109,9 +110,9 @@ def check_store(client: Client, options: WriteOptions) -> None:
     _require_same_store(client, options, str(found.get("token", "")))
 
 
-def store_key(application: str) -> bytes:
-    """The key of the token of the store into which an application writes."""
-    return f"spark/{application}/store".encode()
+def job_of_store(application: str) -> str:
+    """The job whose record is the token of the store into which an application writes."""
+    return f"{job_of(application)}/store"
 
 
 def _require_same_store(client: Client, options: WriteOptions, token: str) -> None:
@@ -119,9 +120,9 @@ def _require_same_store(client: Client, options: WriteOptions, token: str) -> No
 
     After a restore the store has another history: then its publishers' numbers show what it lacks.
     """
-    key = store_key(options.application)
+    job = job_of_store(options.application)
     try:
-        stored = client.get(key)
+        stored = client.job(job)
     except InvalidRequest as error:
         if error.code is not Code.VIEW_DISABLED:
             raise
@@ -134,9 +135,9 @@ def _require_same_store(client: Client, options: WriteOptions, token: str) -> No
             raise _another_store(options, known)
         read_version = client.version().version
         try:
-            client.commit([Write(key, token.encode())], [PointRead(key, read_version)], read_version=read_version)
+            client.commit([], jobs=[JobChange(job, token.encode())], read_version=read_version)
         except Conflict:
-            stored = client.get(key, at=client.version().version)
+            stored = client.job(job, at=client.version().version)
         else:
             return
     raise Unavailable("other drivers keep changing the store of this application", application=options.application)
@@ -223,7 +224,7 @@ class _Sender:
         self._publishing = intent.publishing
         self._partition = partition
         assert intent.version is not None, "a write that is done sends nothing"
-        stored = client.get(store_key(options.application), at=LogPosition(intent.version, intent.log_id))
+        stored = client.job(job_of_store(options.application), at=LogPosition(intent.version, intent.log_id))
         self._token = "" if stored is None else stored.value.decode()
         self.notes = PartitionNotes(client, options, intent, partition)
         self._publisher: Publisher | None = None

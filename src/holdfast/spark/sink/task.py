@@ -12,7 +12,7 @@ expires with the conflict window, so rows are cut into chunks, and tasks agree o
    version.
 2. For an attempt that is too old the task asks for the final outcome. If it is not committed, the transaction is sent
    in the next attempt, whose read version is agreed in the same way, after the earlier attempts.
-3. No row may change the record or the notes: a range delete over everything would restart the write.
+The record and the notes are records of jobs, which no row reaches: a range delete over everything leaves them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Sent, hash_of
 from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Intent, Progress, record_key, request_id
+from holdfast.spark.sink.record import Intent, Progress, request_id
 from holdfast.spark.typed.encode import encode_one
 from holdfast.values import LogPosition
 
@@ -228,7 +228,7 @@ def send_partition(
     """
     sender = _Sender(client, options, intent, partition)
     count = chunks = total = 0
-    for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
+    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
         sender.send(chunk)
         count += len(chunk.transactions)
         total += hash_of(chunk.transactions)
@@ -249,33 +249,11 @@ def send_checked(
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
     count = chunks = total = 0
-    for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
+    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
         count += len(chunk.transactions)
         total += hash_of(chunk.transactions)
         chunks = chunk.number + 1
     return Sent(partition, count, chunks, total)
-
-
-def _leaving_record(transactions: Iterable[list[Operation]], application: str) -> Iterator[list[Operation]]:
-    """The same transactions. Raises InvalidRequest for one that changes the application's record or its progress."""
-    record = record_key(application)
-    notes, past = record + b"/", record + b"0"
-    for operations in transactions:
-        for operation in operations:
-            match operation:
-                case RangeDelete(begin, end):
-                    on_record = begin <= record and (end is None or end > record)
-                    is_own = on_record or (begin < past and (end is None or end > notes))
-                case _:
-                    is_own = operation.key == record or operation.key.startswith(notes)
-            if is_own:
-                raise InvalidRequest(
-                    "a row changes the keys under which this application keeps its own progress",
-                    hint="leave it out, or cut a range delete in two, around the keys that begin with spark/",
-                    application=application,
-                    row=operation,
-                )
-        yield operations
 
 
 def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:

@@ -182,7 +182,7 @@ def typed_scan(
     Raises: InvalidRequest for a key or a value that does not fit, and what ``read`` raises. Cost: a read without types
     that wants every key is passed through.
     """
-    choice = Choice(options.key_prefixes, include_system=options.include_system)
+    choice = Choice(options.key_prefixes)
     if options.typing.is_plain and choice.is_everything:
         yield from read(options)
         return

@@ -21,7 +21,7 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, stateme
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
-from holdfast.spark.columns import COLUMNS, OPERATION_KINDS, Shape, arrow_schema
+from holdfast.spark.columns import COLUMNS, Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import with_store
@@ -57,7 +57,9 @@ def segment_rows(
             continue
         rows = file.read_row_group(group, columns=needed)
         for test in tests:
-            rows = rows.filter(test.passes(rows[test.column]))
+            passed = test.passes(rows[test.column])
+            if pc.call_function("sum", [passed]).as_py() != rows.num_rows:
+                rows = rows.filter(passed)
         if wanted.key_begin:
             rows = rows.filter(_reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
         yield from rows.select(list(columns)).cast(schema).to_batches()
@@ -74,8 +76,7 @@ def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[Test]:
     ):
         if not lowest is highest is None:
             yield Test(name, SEGMENT_SCHEMA.field(name).type, lowest, highest, is_open=name == "key")
-    if wanted.kinds != OPERATION_KINDS:
-        yield Test("kind", pa.string(), values=tuple(kind.name.lower() for kind in wanted.kinds))
+    yield Test("kind", pa.string(), values=tuple(kind.name.lower() for kind in wanted.kinds))
     if wanted.request_ids is not None:
         yield Test("request_id", pa.string(), values=wanted.request_ids)
 

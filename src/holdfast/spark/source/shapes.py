@@ -37,7 +37,8 @@ class RowFilter:
     """Which rows of the read objects are wanted.
 
     Shape: versions and seqs inclusive, None for no bound; keys ``[key_begin, key_end)``, and a range delete is wanted
-    when its range meets that one; ``request_ids`` are the ids wanted, None for all and for no id.
+    when its range meets that one; ``request_ids`` are the ids wanted, None for all and for no id. ``kinds`` of all
+    operations also stands for a filter that does not ask.
     """
 
     version_min: int | None = None
@@ -54,11 +55,15 @@ class RowFilter:
         ids = self.request_ids
         if other.request_ids is not None:
             ids = other.request_ids if ids is None else tuple(each for each in ids if each in other.request_ids)
+        if self.kinds == OPERATION_KINDS or other.kinds == OPERATION_KINDS:
+            kinds = other.kinds if self.kinds == OPERATION_KINDS else self.kinds
+        else:
+            kinds = tuple(kind for kind in self.kinds if kind in other.kinds)
         ends = [end for end in (self.key_end, other.key_end) if end is not None]
         return RowFilter(
             version_min=_narrower(max, self.version_min, other.version_min),
             version_max=_narrower(min, self.version_max, other.version_max),
-            kinds=tuple(kind for kind in self.kinds if kind in other.kinds),
+            kinds=kinds,
             key_begin=max(self.key_begin, other.key_begin),
             key_end=min(ends) if ends else None,
             seq_min=_narrower(max, self.seq_min, other.seq_min),
@@ -260,10 +265,11 @@ def _of_header(name: str, headers: Sequence[Header], counts: Sequence[int] | npt
 
 
 def _positions(table: pa.Table) -> pa.Array:
-    """Each row's position among the operations of its transaction; a transaction's preconditions come before them."""
+    """Each row's position among the operations of its transaction, which changes of jobs follow; its preconditions come
+    before them."""
     versions = _numbers(table["version"])
     kinds = _numbers(table["kind"])
-    is_operation = kinds <= ItemKind.RANGE_DELETE
+    is_operation = (kinds <= ItemKind.RANGE_DELETE) | (kinds == ItemKind.JOB)
     before: npt.NDArray[np.int64] = np.cumsum(is_operation) - is_operation
     starts = np.searchsorted(versions, versions, side="left")
     return pa.array((before - before[starts]).astype(np.int32)) if len(versions) else pa.array([], pa.int32())
@@ -282,7 +288,7 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     if len(kinds) == 0:
         return None
     highest = int(kinds.max())
-    if highest > ItemKind.RECORD:
+    if highest > ItemKind.JOB_READ:
         raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=highest)
     if highest <= ItemKind.RANGE_DELETE and wanted == _EVERY_OPERATION:
         return None

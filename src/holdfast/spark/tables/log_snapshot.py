@@ -4,7 +4,7 @@ It equals what ``holdfast log snapshot`` makes: the same rows and borders of par
 of pyarrow. Spark sorts the keys into ranges; one task adds the sizes of rows, in order, and so finds where each part
 ends; tasks write the parts. The manifest is created last: a job that was killed leaves parts that nothing reads.
 Memory: 8 bytes for each part and each range on the driver, and twice a part in a task. Disk: the state, and 4 bytes for
-each key, in the temporary folders of the executors.
+each key, in the temporary folders of the executors. Records of jobs, one for each job, pass through the driver.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.commit.format.transaction import JobChange, job_operations
 from holdfast.errors import CorruptData
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.making import Start, place_of, start_of, write_manifest
-from holdfast.snapshots.manifest import FORMAT, Manifest, Part, part_key, part_name
-from holdfast.snapshots.part import PART_BYTES, SCHEMA, encode_table
-from holdfast.spark.log.increments import next_increment, part_tables
+from holdfast.snapshots.manifest import FORMAT, Manifest, Part, jobs_name, part_key, part_name
+from holdfast.snapshots.part import PART_BYTES, SCHEMA, cut, encode_part, encode_table, rows_of
+from holdfast.snapshots.reading import read_part
+from holdfast.spark.log.increments import Increment, next_increment, part_tables, read_increment
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.tables.newest import ROWS, sorted_values
+from holdfast.view.storage import Layer
 
 _SIZES: Final = "partition int, number int, sizes binary"
 _STARTS: Final = "partition int, row long"
@@ -69,7 +73,8 @@ def snapshot_into_log(
     values.persist(StorageLevel.DISK_ONLY)
     try:
         starts = _starts(values, part_bytes)
-        parts = _write_parts(values, starts, log_url, version)
+        maker = secrets.token_hex(4)
+        parts = _write_parts(values, starts, log_url, version, maker)
     finally:
         values.unpersist()
     manifest = Manifest(
@@ -80,6 +85,7 @@ def snapshot_into_log(
         slot=plan.slot,
         rows=sum(part.rows for part in parts),
         parts=parts,
+        jobs=_write_jobs(spark, log_url, plan.start, increment, maker, part_bytes),
     )
     return with_store(log_url, lambda store: write_manifest(store, manifest))
 
@@ -177,9 +183,7 @@ def part_begins(sizes: npt.NDArray[np.uint32], part_bytes: int, left: int) -> tu
     return begins, left
 
 
-def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int) -> list[Part]:
-    maker = secrets.token_hex(4)
-
+def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int, maker: str) -> list[Part]:
     def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None, "tasks run this"
@@ -206,3 +210,38 @@ def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int) -> 
     made = marked.groupBy("number").applyInArrow(write, _PARTS).collect()
     parts = [msgspec.json.decode(bytes(row["part"]), type=Part) for row in made]
     return sorted(parts, key=lambda part: part.name)
+
+
+def _write_jobs(
+    spark: SparkSession, url: str, start: Start, increment: Increment, maker: str, part_bytes: int
+) -> list[Part]:
+    """The parts of the records of jobs: those of the earlier snapshot, changed by the log."""
+    layer = Layer(is_ground=True)
+    base = start.base
+    for part in () if base is None else base.jobs:
+        assert base is not None, "it has parts"
+        table = with_store(url, partial(read_part, manifest=base, part=part))
+        layer.write({name: (value, version) for name, value, version in rows_of(table)})
+    changes: list[tuple[int, int, JobChange]] = []
+    if not increment.is_empty:
+        at = F.struct("version", "position")
+        newest = F.max_by("value", at).alias("value"), F.max(at).alias("at")
+        removed = F.max(F.when(F.col("value").isNull(), at)).alias("removed")
+        changed = read_increment(spark, url, increment, "key,value,version,position", "job")
+        for row in changed.groupBy("key").agg(*newest, removed).toArrow().to_pylist():
+            name = row["key"].decode()
+            if row["removed"] is not None:
+                changes.append((*row["removed"].values(), JobChange(name, None)))
+            if row["value"] is not None:
+                changes.append((*row["at"].values(), JobChange(name, row["value"])))
+    for version, _, change in sorted(changes, key=lambda each: each[:2]):
+        layer.apply(version, job_operations([change]))
+    written = ((name, *stored) for name in layer.walk(b"", None) if (stored := layer.changes[name]) is not None)
+    parts: list[Part] = []
+    for rows in cut(written, part_bytes):
+        part, data = encode_part(rows, jobs_name(maker, len(parts)))
+        key = part_key(start.version, part.name)
+        if not with_store(url, partial(create_exactly, key=key, data=data)):
+            raise CorruptData("another object has the name of a part", part=part.name)
+        parts.append(part)
+    return parts

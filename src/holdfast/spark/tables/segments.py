@@ -1,9 +1,9 @@
 """``segments``: rewrite many small objects of the log into few large Parquet files, in log order.
 
-A segment takes 64 to 256 MiB of log; a run leaves a smaller rest in the log. Segments hold every operation with
-request ids and times, so their part of the log may be removed by retention. They hold neither preconditions nor the
-chain that an audit checks, so audit first. ``holdfast.segments.index`` describes the format. Memory of a task: one
-file of rows.
+A segment takes 64 to 256 MiB of log; a run leaves a smaller rest in the log. Segments hold every operation, and every
+change of the record of a job, with request ids and times, so their part of the log may be removed by retention. They
+hold neither preconditions nor the chain that an audit checks, so audit first. ``holdfast.segments.index`` describes the
+format. Memory of a task: one file of rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.spark.columns import READABLE_KINDS
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
@@ -54,6 +55,7 @@ class Segments(DeltaJob):
         state = self._open(increment)
         reader = self._spark.read.format("holdfast").option("url", self._log_url)
         reader = reader.option("columns", ",".join(SEGMENT_SCHEMA.names))
+        reader = reader.option("kinds", ",".join(kind.name.lower() for kind in READABLE_KINDS))
         reader = reader.option("targetPartitionBytes", str(SEGMENT_LOG_BYTES))
         reader = reader.option("startingVersion", str(increment.after + 1))
         rows = reader.option("endingVersion", str(increment.through)).load()

@@ -196,7 +196,7 @@ class StoreLatest(StoreJob):
             _KEYED,
             merge_messages,
             ("seq",),
-            step=TypedStep(Choice((), include_system=True)),
+            step=TypedStep(Choice()),
         )
         return self._commit(state, increment, changed.added, changed.removed, {**changed.marks, **self._marks()})
 

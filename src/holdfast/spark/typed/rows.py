@@ -1,22 +1,16 @@
-"""Operations with typed columns: which of them are wanted, and what happens to those that do not fit.
-
-The records that Holdfast keeps in a log have keys that begin with ``spark/``: the progress of sinks, loads, ingests and
-replays. They are not a user's data, so a read with types and a table of a pipeline leave them out unless asked.
-"""
+"""Operations with typed columns: which of them are wanted, and what happens to those that do not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.typed.decode import Encoding, Format, Misfit, Unfit, decode
-
-SYSTEM_PREFIX: Final = b"spark/"
 
 Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 R = TypeVar("R", pa.RecordBatch, pa.Table)
@@ -36,17 +30,15 @@ def key_after(prefix: bytes) -> bytes | None:
 class Choice:
     """Which operations are wanted: those on keys with one of the ``prefixes`` (none: every key).
 
-    System records are wanted with ``include_system``, or when a prefix begins with theirs. A range delete is wanted if
-    it reaches a wanted prefix, and is a system record if it lies within their keys.
+    A range delete is wanted if it reaches a wanted prefix.
     """
 
     prefixes: tuple[bytes, ...] = ()
-    include_system: bool = True
 
     @property
     def is_everything(self) -> bool:
         """Whether no operation is left out."""
-        return not self.prefixes and self.include_system
+        return not self.prefixes
 
     def mask(self, rows: Rows) -> Any:
         """Which rows are wanted, None for all. Shape: ``rows`` have kind, key and end."""
@@ -59,13 +51,7 @@ class Choice:
             reaches = _call("if_else", is_range, _above(end, prefix).fill_null(True), _from(key, prefix))
             has = _call("and", reaches, _below(key, prefix))
             wanted = has if wanted is None else _call("or", wanted, has)
-        if self.include_system or any(prefix.startswith(SYSTEM_PREFIX) for prefix in self.prefixes):
-            return wanted
-        begins = _call("and", _from(key, SYSTEM_PREFIX), _below(key, SYSTEM_PREFIX))
-        ends = _call("invert", _above(end, key_after(SYSTEM_PREFIX) or b"")).fill_null(False)
-        is_system = _call("and", begins, _call("if_else", is_range, ends, pa.scalar(True)))
-        users = _call("invert", is_system)
-        return users if wanted is None else _call("and", wanted, users)
+        return wanted
 
     def of(self, rows: R) -> R:
         """The wanted rows. Shape: as ``mask``."""

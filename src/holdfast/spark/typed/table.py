@@ -63,7 +63,6 @@ class RowOptions:
     """
 
     key_prefixes: tuple[bytes, ...] = ()
-    include_system: bool = False
     key_format: Format | str = Format.BINARY
     key_schema: str | None = None
     value_format: Format | str = Format.BINARY
@@ -102,7 +101,7 @@ def key_encoding(rows: RowOptions) -> Encoding:
 
 def choice_of(rows: RowOptions) -> Choice:
     """Which operations are wanted."""
-    return Choice(tuple(sorted(set(rows.key_prefixes))), rows.include_system)
+    return Choice(tuple(sorted(set(rows.key_prefixes))))
 
 
 def is_typed(rows: RowOptions) -> bool:
@@ -126,7 +125,6 @@ def identity_of(rows: RowOptions) -> Mapping[str, object]:
     key = key_encoding(rows)
     return {
         "key_prefixes": [prefix.hex() for prefix in choice_of(rows).prefixes],
-        "include_system": rows.include_system,
         "key_format": str(key.format),
         "key_schema": type_text(key.type),
         "value_format": str(value_format(rows)),
