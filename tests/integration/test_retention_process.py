@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.rgw import free_port
 from tests.spark.log_builder import LogBuilder
 
-from holdfast import Client, Code, InvalidRequest, NotFound, Write
+from holdfast import Client, Code, InvalidRequest, NotFound, Unavailable, Write
 from holdfast.client import ClientOptions, RetentionPolicy, TransactionEvent
+from holdfast.retention.job_holds import hold_for, release_for
 
 QUICK = {
     "HOLDFAST_RETENTION__MIN_AGE_SECONDS": "0",
@@ -260,5 +262,37 @@ def test_the_service_makes_snapshots_by_itself_and_keeps_the_newest(tmp_path: Pa
             time.sleep(1.5)
             assert max(path.name for path in snapshots.iterdir()) == f"{head:020d}", "without commits none is made"
             assert quiet >= 3
+    finally:
+        server.kill()
+
+
+def test_what_an_unfinished_job_needs_stays_until_it_is_done(tmp_path: Path) -> None:
+    """Also with a leader that knows of the job by the log alone."""
+    port, policy, job = free_port(), RetentionPolicy(max_bytes=50_000), "sink/orders"
+    server = served(tmp_path, port)
+    try:
+        with client_of(port) as client:
+            fill(client, 20)
+            held = client.commit([], jobs=[hold_for(job)], read_version=client.version().version).version
+            versions = fill(client, BATCHES)
+            assert command("log", "snapshot", (tmp_path / "log").as_uri(), "--json").returncode == 0
+            server.kill()
+            server = served(tmp_path, port)
+
+            def would_remove() -> int:
+                with suppress(Unavailable):  # the view of the new leader is behind
+                    return client.plan_retention("last", policy).remove_through
+                return -1
+
+            until(lambda: would_remove() >= 0)
+            assert would_remove() < held
+            until(lambda: f"job {job}" in client.retention().holds)
+            assert client.retention().holds[f"job {job}"].from_version == held
+            shown = command("retention", "ls", "--url", f"http://127.0.0.1:{port}")
+            assert f"job {job}" in shown.stdout
+            client.set_retention("last", policy)
+            client.commit([], jobs=[release_for(job)], read_version=client.version().version)
+            until(lambda: held < client.retention().truncated_through < versions[-10])
+            until(lambda: not client.retention().holds)
     finally:
         server.kill()

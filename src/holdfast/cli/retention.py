@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -101,6 +102,9 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
         for name, each in answer.policies.items()
     ]
     print_table(("policy", "keeps", "from version", "oldest kept, seconds ago", "bytes kept"), rows, right=frozenset())
+    if answer.holds:
+        held = [(name, str(each.from_version), _utc(each.expires_ms)) for name, each in sorted(answer.holds.items())]
+        print_table(("held by", "from version", "until"), held, right=frozenset())
     print_line(f"truncated through version {answer.truncated_through}")
     if answer.warning:
         print_line(f"warning: {answer.warning}")
@@ -108,3 +112,7 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
 
 def _or_dash(value: float | None) -> str:
     return "-" if value is None else str(value)
+
+
+def _utc(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ cut: about log2(objects) reads for each leadership that it passes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +15,7 @@ from holdfast.commit.format.batch import PREFIX, SPAN_MAX, Header, slot_of
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.reader import leaderships_back, newest_where
 from holdfast.objects.port import ObjectStore
+from holdfast.retention.job_holds import JobBorder, JobHold, longest
 from holdfast.retention.policies import Content, Hold, Policy
 from holdfast.values import Slot
 
@@ -58,17 +59,19 @@ class Needs:
     ``snapshot``: the version of the oldest snapshot that is kept, verified; None when there is none, and then nothing
     may go. ``segments``: the version through which the configured table of segments has the history, if there is one.
     ``stores``: from which version on stores that live in the log need it, ``NOTHING`` for all of it; None without them.
+    ``jobs``: the unfinished jobs that hold it.
     """
 
     snapshot: int | None
     min_age_ms: float
     segments: int | None = None
     stores: int | None = None
+    jobs: Sequence[JobHold] = ()
 
 
 def borders_of(
     content: Content, needs: Needs, *, watermark: Slot, now: Moment, bytes_border: Mapping[int, int]
-) -> list[Border] | None:
+) -> list[Border | JobBorder] | None:
     """Every border, or None when nothing may be removed: no policy, no snapshot, or a policy that keeps everything.
 
     ``bytes_border`` gives, for the ``max_bytes`` of each policy, the slot of the oldest object that it keeps.
@@ -77,10 +80,11 @@ def borders_of(
         return None
     if any(policy.keep is not None for policy in content.policies.values()):
         return None
-    borders = [
+    borders: list[Border | JobBorder] = [
         Border.of_age(now, needs.min_age_ms, below=needs.snapshot, above=watermark + SPAN_MAX),
         *(border_of(policy, now, bytes_border) for policy in content.policies.values()),
         *(border_of_hold(hold) for hold in content.holds.values() if hold.holds(now)),
+        *(JobBorder(hold, now) for hold in longest(needs.jobs)),
     ]
     if needs.segments is not None:
         borders.append(Border(below=needs.segments + 1))
@@ -105,7 +109,9 @@ def border_of_hold(hold: Hold) -> Border:
     return Border(below=hold.from_version + 1)
 
 
-async def find_cut(store: ObjectStore, claim: Header, newest: Header, borders: list[Border]) -> Header | None:
+async def find_cut(
+    store: ObjectStore, claim: Header, newest: Header, borders: Sequence[Border | JobBorder]
+) -> Header | None:
     """The newest data object that every border lets go and that still exists; None for none.
 
     ``newest`` is a durable object under ``claim``. Raises: Unavailable, CorruptData.

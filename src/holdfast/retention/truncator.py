@@ -29,7 +29,7 @@ from holdfast.commit.format.log_clock import Moment, age_ms
 from holdfast.commit.leadership.takeover import Clock
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
-from holdfast.errors import CorruptData, Fenced, HoldfastError, NotFound
+from holdfast.errors import CorruptData, Fenced, HoldfastError, NotFound, Unavailable
 from holdfast.foundations.keeping import KeptSnapshots, StrayParts
 from holdfast.foundations.readings import Readings
 from holdfast.foundations.state import Depth, require_state
@@ -37,6 +37,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import NOTHING, Border, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
 from holdfast.retention.held import HeldBytes
+from holdfast.retention.job_holds import JobHold
 from holdfast.retention.policies import (
     CONFIGURATION,
     Change,
@@ -50,7 +51,7 @@ from holdfast.retention.policies import (
 )
 from holdfast.retention.sweep import Swept, freed, sweep
 from holdfast.values import Slot, Version
-from holdfast.wire.log import RetentionPlan
+from holdfast.wire.log import HoldState, RetentionPlan
 
 log = structlog.get_logger("holdfast.retention")
 
@@ -65,6 +66,7 @@ NOT_WHOLE: Final = "nothing is truncated: a snapshot or checkpoint that would be
 KEEPS_EVERYTHING: Final = "nothing is truncated: a policy keeps everything"
 FEW_SLOTS: Final = "nothing is truncated: a truncation waits until it is worth its batch"
 REFRESH_SECONDS: Final = 5.0
+JOBS_SHOWN: Final = 20
 PLANNED_OBJECTS_MAX: Final = 50_000
 """As many are counted of what a plan would remove."""
 
@@ -76,6 +78,8 @@ class TruncatorOptions:
 
     ``slots_min``: a truncation moves by at least this many slots. The batch that carries one lets another object go, so
     without it an idle leader would write and truncate without end.
+    ``job_holds`` reads the unfinished jobs as of a version at least; None where the service keeps no view: then they
+    hold nothing.
     ``readings``: of the snapshots, shared with the scrub.
     """
 
@@ -88,6 +92,7 @@ class TruncatorOptions:
     slots_min: int = 100
     segments_through: Callable[[], Awaitable[int]] | None = None
     stores_from: Callable[[Collection[int]], Awaitable[int]] | None = None
+    job_holds: Callable[[int], Awaitable[list[JobHold]]] | None = None
     readings: Readings | None = None
 
 
@@ -106,6 +111,8 @@ class RetentionState:
 
     generation: Generation | None = None
     kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    jobs: dict[str, HoldState] = field(default_factory=dict[str, HoldState])
+    """The unfinished jobs that hold the log, at most ``JOBS_SHOWN`` of them, the oldest first."""
     warning: str | None = None
     swept: Swept = field(default_factory=Swept)
 
@@ -210,8 +217,15 @@ class Truncator:
         self.state.generation = generation
         oldest = await self._snapshots.oldest(_held_snapshots(content, self._service.moment()))
         await self._stray.sweep(self._clock().boot_ms)
+        try:
+            jobs = await self._jobs_that_hold()
+        except Unavailable:
+            if content.policies:
+                raise  # without them nothing may go
+            jobs = []
+        self.state.jobs = {each.job: await self._shown(each) for each in jobs[:JOBS_SHOWN]}
         if content.policies:
-            await self._truncate(content, oldest)
+            await self._truncate(content, oldest, jobs)
         else:
             self.state.kept, self.state.warning = {}, None
         await self._sweep()
@@ -244,9 +258,9 @@ class Truncator:
         change = remove_policy(CONFIGURATION) if policy is None else set_policy(CONFIGURATION, policy, head=head)
         await self.generations.change(change, self._author)
 
-    async def _truncate(self, content: Content, oldest_snapshot: int | None) -> None:
+    async def _truncate(self, content: Content, oldest_snapshot: int | None, jobs: list[JobHold]) -> None:
         newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
-        bytes_border, needs = await self._bytes_border(content), await self._needs(content, oldest_snapshot)
+        bytes_border, needs = await self._bytes_border(content), await self._needs(content, oldest_snapshot, jobs)
         cuts = {
             name: await find_cut(self._store, claim, newest, [border_of(policy, now, bytes_border)])
             for name, policy in content.policies.items()
@@ -305,14 +319,27 @@ class Truncator:
         sizes = {policy.max_bytes for policy in content.policies.values()} - {None}
         return {size: await slot_of_bytes(self._store, size) for size in sizes if size is not None}
 
-    async def _needs(self, content: Content, oldest_snapshot: int | None) -> Needs:
+    async def _needs(self, content: Content, oldest_snapshot: int | None, jobs: list[JobHold]) -> Needs:
         options = self._options
         return Needs(
             snapshot=oldest_snapshot,
             min_age_ms=options.min_age_seconds * 1000.0,
             segments=None if options.segments_through is None else await options.segments_through(),
             stores=await self._stores_from(content),
+            jobs=jobs,
         )
+
+    async def _jobs_that_hold(self) -> list[JobHold]:
+        """The unfinished jobs, from the lowest version on. Raises: Unavailable while the view is behind."""
+        read = self._options.job_holds
+        return [] if read is None else sorted(await read(self._service.local_version()), key=lambda each: each.version)
+
+    async def _shown(self, hold: JobHold) -> HoldState:
+        newest = self._service.durable_header()
+        slot = await slot_through(self._store, self._service.claim, newest, hold.version)
+        header = None if slot is None else await read_header(self._store, slot)
+        begun_ms = (newest if header is None else header).time_ms
+        return HoldState(hold.version, begun_ms + hold.seconds * 1000)
 
     async def plan(self, change: Change) -> RetentionPlan:
         """What would be removed now if this change of the policies was made. It changes nothing.
@@ -322,7 +349,8 @@ class Truncator:
         """
         content = change(Content.of(await self.generations.newest()))
         newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
-        needs = await self._needs(content, await self._snapshots.expected(_held_snapshots(content, now)))
+        expected = await self._snapshots.expected(_held_snapshots(content, now))
+        needs = await self._needs(content, expected, await self._jobs_that_hold())
         border = await self._bytes_border(content)
 
         async def cut_at(watermark: Slot) -> Header | None:

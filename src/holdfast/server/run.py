@@ -425,6 +425,7 @@ class _Process:
             oldest_checkpoint=self._oldest_checkpoint,
             older=self._older,
             watch=self._watch,
+            view=self._view,
         )
         self._metrics.service = self._watch.service = service
         self._upkeep.lead(service)

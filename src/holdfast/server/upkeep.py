@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from holdfast.commit.clock_watch import ClockWatch
+from holdfast.commit.format.transaction import prefix_end
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
@@ -19,14 +20,17 @@ from holdfast.commit.subscription import OlderHistory
 from holdfast.foundations.readings import Readings
 from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.retention.cut import slot_through
+from holdfast.retention.job_holds import FOLDER, JobHold, holds_of
 from holdfast.retention.truncator import NO_SNAPSHOT, Truncator, TruncatorOptions
 from holdfast.server.children.log_job import LogJob, seconds_of
 from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.health import StoreWatch
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
+from holdfast.view.storage import Row
 from holdfast.wire.log import LogJobState, RetentionPolicy
 
 UNBOUNDED: Final = 1 << 62
@@ -51,6 +55,7 @@ class Upkeep:
         oldest_checkpoint: Callable[[Collection[int]], Awaitable[int]],
         older: OlderHistory | None,
         watch: StoreWatch,
+        view: EmbeddedView,
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -59,6 +64,7 @@ class Upkeep:
         self._oldest_checkpoint = oldest_checkpoint
         self._older = older
         self._watch = watch
+        self._view = view
         self._readings = Readings(settings.log.scrub_bytes_per_second)
         self._reading: asyncio.Task[None] | None = None
         self._scrubbing: asyncio.Task[None] | None = None
@@ -171,6 +177,16 @@ class Upkeep:
         self._snapshotting = asyncio.ensure_future(schedule.run())
         self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
 
+    async def _job_holds(self, version: int) -> list[JobHold]:
+        rows: list[Row] = []
+        begin, end = FOLDER.encode(), prefix_end(FOLDER.encode())
+        while True:
+            page, _ = await self._view.read_range(begin, end, JOBS_PAGE, at=version, table="jobs")
+            rows += page
+            if len(page) < JOBS_PAGE:
+                return holds_of(rows)
+            begin = page[-1][0] + b"\0"
+
     def _truncator_options(self, service: CommitService) -> TruncatorOptions:
         settings = self._settings
         older = self._older
@@ -188,8 +204,12 @@ class Upkeep:
             warn_after_seconds=settings.retention.warn_after_seconds,
             segments_through=None if older is None else segments_through,
             stores_from=self._oldest_checkpoint,
+            job_holds=self._job_holds if self._view.enabled else None,
             readings=self._readings,
         )
+
+
+JOBS_PAGE: Final = 1_000
 
 
 def wall_ms() -> int:

@@ -57,8 +57,9 @@ class RetentionHost:
         state = truncator.state
         generation = state.generation
         header = service.durable_header()
+        jobs = {f"job {name}": hold for name, hold in state.jobs.items()}
         if generation is None:
-            return RetentionAnswer(0, {}, {}, 0, header.truncated_through)
+            return RetentionAnswer(0, {}, jobs, 0, header.truncated_through)
         policies: dict[str, PolicyState] = {}
         for name, policy in generation.policies.items():
             kept = state.kept.get(name)
@@ -76,7 +77,12 @@ class RetentionHost:
             for name, hold in generation.holds.items()
         }
         return RetentionAnswer(
-            generation.number, policies, holds, generation.truncate_through, header.truncated_through, state.warning
+            generation.number,
+            policies,
+            holds | jobs,
+            generation.truncate_through,
+            header.truncated_through,
+            state.warning,
         )
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import NotFound
+from holdfast.retention.job_holds import release_for
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.digest import Publisher
@@ -32,6 +33,7 @@ from holdfast.spark.sink.record import (
     Record,
     StreamProgress,
     fenced,
+    job_of,
     job_of_write,
     notes_of,
     read_record,
@@ -81,7 +83,8 @@ def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
     """Remove the notes and the staged rows of a write that was given up. Raises: as ``give_up``."""
     record = _ended(client, options, name)
     notes = JobChange(job_of_write(options.application, record.token), None)
-    client.commit([], jobs=[notes], read_version=client.version().version)
+    over = release_for(job_of(options.application)), notes
+    client.commit([], jobs=over, read_version=client.version().version)
     with open_stage(options, client) as stage:
         stage.remove_abandoned(record.token)
 

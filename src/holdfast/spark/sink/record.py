@@ -31,6 +31,7 @@ import structlog
 from holdfast.client import Client
 from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
+from holdfast.retention.job_holds import hold_for, release_for
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Publisher, Sent, digest_text
 from holdfast.spark.sink.micro_batch import MicroBatch
@@ -298,7 +299,8 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             micro_batch=wanted.micro_batch,
             publishing=_publishing(record, options, client.session.log_id),
         )
-        version = replace_record(client, options, intent, found.read_version, log_id=log_id)
+        hold = hold_for(job_of(options.application))
+        version = replace_record(client, options, intent, found.read_version, hold, log_id=log_id)
         if version is not None:
             return _intent(intent, version, client.session.log_id, is_new=True)
     raise fenced(options.application, wanted.token)
@@ -391,7 +393,8 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
     ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
     write was done with other rows, or an earlier try had others; what the client raises. Cost: four requests.
     """
-    notes = JobChange(job_of_write(options.application, wanted.token), None)
+    job = job_of(options.application)
+    over = release_for(job), JobChange(job_of_write(options.application, wanted.token), None)
     digest = digest_text(sent)
     for _ in range(ROUNDS_MAX):
         found = read_record(client, options.application)
@@ -405,7 +408,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
             break
         _require_notes_fit(client, options, wanted, sent, found.read_version)
         done = _done(record, wanted, digest, sent)
-        if replace_record(client, options, done, found.read_version, notes) is not None:
+        if replace_record(client, options, done, found.read_version, *over) is not None:
             return
     raise fenced(options.application, wanted.token)
 
