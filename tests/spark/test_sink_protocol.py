@@ -19,12 +19,14 @@ from tests.matrix import matrix
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
+from holdfast.client.protocol.messages import Place
 from holdfast.commit.format.transaction import JobChange, Operation, RangeDelete, Transaction, Write
-from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, Unavailable
+from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime import service_client
 from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.digest import Sent, digest_text
+from holdfast.spark.sink.give_up import give_up
 from holdfast.spark.sink.micro_batch import MicroBatch, token_of
 from holdfast.spark.sink.record import (
     Record,
@@ -40,6 +42,7 @@ from holdfast.spark.sink.record import (
     wanted_micro_batch,
 )
 from holdfast.spark.sink.task import digest_partition, send_partition
+from holdfast.wire.log import StatusAnswer
 
 STEP = 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 1
 """From one request at which a write is killed to the next."""
@@ -676,3 +679,26 @@ def test_a_task_tried_again_after_the_window_finds_what_it_had_committed(narrow:
     with Client(narrow.service.url) as client:
         write(client, options, wanted(name))
     assert written(narrow.service, name) == expected(name)
+
+
+class Forgetful(Client):
+    """A client of a service whose retention has removed what would show old attempts."""
+
+    def status(self, request_id: str, min_version: Place) -> StatusAnswer:
+        super().status(request_id, min_version)
+        return StatusAnswer("log_truncated")
+
+
+def test_a_write_whose_part_of_the_log_is_gone_is_refused_and_can_be_given_up(narrow: SlowTask) -> None:
+    options = new_options(narrow.service)
+    name = "forgotten"
+    with MortalClient(narrow.service.url, dies_at=10, after=True) as client, pytest.raises(Killed):
+        write(client, options, wanted(name))
+    wait_until_floor_passes(narrow)
+    with Forgetful(narrow.service.url) as client:
+        with pytest.raises(NotFound) as refused:
+            write(client, options, wanted(name))
+        assert refused.value.code is Code.STAGE_LOST
+        listed = give_up(client, options, name)
+    assert "undecidable" in {rows.known for rows in listed}
+    assert set(written(narrow.service, name)) < set(expected(name)), "nothing more is sent"

@@ -20,6 +20,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from holdfast.client import Client
 from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import NotFound
 from holdfast.retention.job_holds import release_for
@@ -62,7 +63,7 @@ class Rows:
     known: Known
 
 
-def give_up(client: ServiceClient, options: WriteOptions, name: str) -> list[Rows]:
+def give_up(client: Client, options: WriteOptions, name: str) -> list[Rows]:
     """Give up the unfinished write ``name`` of an application; what is known of its rows, in order.
 
     Raises: NotFound where the application has no such write; Fenced when other drivers keep changing its record; what
@@ -89,7 +90,7 @@ def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
         stage.remove_abandoned(record.token)
 
 
-def _ended(client: ServiceClient, options: WriteOptions, name: str) -> Record:
+def _ended(client: Client, options: WriteOptions, name: str) -> Record:
     """The record, after it says that the write is given up."""
     for _ in range(ROUNDS_MAX):
         found = read_record(client, options.application)
@@ -125,7 +126,7 @@ def _no_such_write(options: WriteOptions, name: str, record: Record | None) -> N
 
 
 def _in_flight(
-    client: ServiceClient, options: WriteOptions, token: str, partition: int, progress: Progress, version: int
+    client: Client, options: WriteOptions, token: str, partition: int, progress: Progress, version: int
 ) -> Iterator[Rows]:
     """What is known of the transactions of a chunk that was noted."""
     first, last = progress.first, progress.first + progress.count - 1
@@ -142,7 +143,7 @@ def _in_flight(
 
 
 def _asked(
-    client: ServiceClient, application: str, token: str, partition: int, attempts: tuple[int, ...], index: int
+    client: Client, application: str, token: str, partition: int, attempts: tuple[int, ...], index: int
 ) -> Known:
     """What is known of one transaction, each of whose attempts is closed now."""
     is_cut = False

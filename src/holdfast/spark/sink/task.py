@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 
 from holdfast.client import Client, CommitReceipt, NotCommitted
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Transaction, Write
-from holdfast.errors import Code, InvalidRequest, Unavailable
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Sent, hash_of
@@ -350,9 +350,11 @@ class _Sender:
     def _is_dead(self, name: str, read_version: int) -> bool:
         outcome = self._client.status(name, LogPosition(read_version, self._intent.log_id))
         if outcome.status == "log_truncated":
-            raise Unavailable(
-                "retention has removed the record of whether a transaction is committed",
-                code=Code.LOG_TRUNCATED,
+            raise NotFound(
+                "retention has removed the part of the log that shows whether transactions of this write are committed",
+                code=Code.STAGE_LOST,
+                hint="give it up: `holdfast spark give-up` lists what is known; write the rest under another token",
+                write=self._intent.token,
                 request_id=name,
             )
         return outcome.status == "not_committed"
