@@ -20,6 +20,9 @@ EXPIRED_HINT: Final = "ask the operator of the service for a new token"
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
 
 
+NO_KEYS: Final = KeyScope(())
+
+
 class Role(IntEnum):
     """What a caller may do. A higher role includes the lower ones; ``OPEN`` needs no token.
 
@@ -80,11 +83,13 @@ class Authenticator:
         return None
 
     def scope_of(self, authorization: bytes | None) -> KeyScope | None:
-        """The keys that the caller's token is for; None for all. The token itself was checked before."""
+        """The keys that the caller's token is for; None for all. For a token that is not valid any more they are none."""
         if not self.required:
             return None
         held = self._grants.get(_digest_of(authorization) or b"")
-        return None if held is None else held.scope
+        if held is None or (held.until is not None and time.time() >= held.until):
+            return NO_KEYS
+        return held.scope
 
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""

@@ -16,7 +16,7 @@ HINT = "ask the operator of the service for a token with this prefix"
 
 @dataclass(frozen=True, slots=True)
 class KeyScope:
-    """At least one prefix.
+    """The prefixes; without any it holds no key.
 
     >>> scope = KeyScope((b"seat/",))
     >>> scope.holds_range(b"seat/", b"seat0"), scope.holds_range(b"seat/1", None), scope.holds(b"row/1")
