@@ -83,7 +83,7 @@ class Authenticator:
         return None
 
     def scope_of(self, authorization: bytes | None) -> KeyScope | None:
-        """The keys that the caller's token is for; None for all. For a token that is not valid any more they are none."""
+        """The keys that the caller's token is for; None for all. For a token that has ended they are none."""
         if not self.required:
             return None
         held = self._grants.get(_digest_of(authorization) or b"")

@@ -61,10 +61,11 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
 class Call(PendingResponse):
     """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
-    __slots__ = ("_body_ended", "_responded", "state", "receive", "request", "send", "started")
+    __slots__ = ("_body_ended", "_responded", "_route", "state", "receive", "request", "send", "started")
 
-    def __init__(self, state: HttpState, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, state: HttpState, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
+        self._route = route
         self._responded: asyncio.Future[Response] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
@@ -222,7 +223,9 @@ class Call(PendingResponse):
                 yield part
 
     async def body(self, bytes_max: int | None = None) -> bytes:
-        """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request."""
+        """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request;
+        PermissionDenied where the right has ended since the head came.
+        """
         bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
         length = self.request.headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > bytes_max:
@@ -232,7 +235,15 @@ class Call(PendingResponse):
             whole += part
             if len(whole) > bytes_max:
                 raise LimitExceeded("the request is too large", bytes_max=bytes_max)
+        self.require_right()
         return bytes(whole)
+
+    def require_right(self) -> None:
+        """Return if the caller may do this now. Raises: PermissionDenied."""
+        route = self._route
+        problem = self.state.authenticator.problem_with(self.authorization, route.role, checks_scope=route.checks_scope)
+        if problem is not None:
+            raise problem
 
     async def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
         """Send the head of a streamed answer."""
@@ -351,13 +362,11 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         state, route = self._state, self._route
-        call = Call(state, scope, receive, send)
+        call = Call(state, route, scope, receive, send)
         status = 200
         try:
             call.require_headers_once()
-            problem = state.authenticator.problem_with(call.authorization, route.role, checks_scope=route.checks_scope)
-            if problem is not None:
-                raise problem
+            call.require_right()
             if not route.filters:
                 call.require_known_parameters(self._query_names)
             if route.stream is not None:
