@@ -23,7 +23,7 @@ from holdfast import StoreClient
 from holdfast.client.stores import Message, Receipt
 from holdfast.client.sync.publisher import Publisher
 from holdfast.commit.reading.status import AttemptHistory, Found
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.message_requests import requests_in
@@ -373,3 +373,24 @@ def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Pa
     assert refused.value.code == Code.BAD_CONFIGURATION
     assert "order, key" in str(refused.value.fields)
     ingest.close()
+
+
+def test_a_store_of_verdicts_that_is_made_again_ends_the_stream_and_gets_nothing(
+    spark: SparkSession, tmp_path: Path, service: ServiceProcess
+) -> None:
+    body = json.dumps({"operations": [write("k")]}).encode()
+    ingest = an_ingest(tmp_path, service)
+    ingest.micro_batch(messages(spark, [body]), 0)
+    with StoreClient(service.url) as client:
+        client.delete_store("verdicts")
+        client.define_store("verdicts")
+        client.define_durable("verdicts", "all", {"type": "shared"})
+    with pytest.raises(Closed) as refused:
+        ingest.micro_batch(messages(spark, [body], first=2), 1)
+    assert refused.value.code is Code.STORE_REPLACED
+    ingest.close()
+    assert verdicts_of(service) == []
+    again = an_ingest(tmp_path, service)
+    again.micro_batch(messages(spark, [body], first=2), 1)
+    again.close()
+    assert len(verdicts_of(service)) == 1

@@ -18,7 +18,7 @@ from holdfast.client import CommitReceipt, NotCommitted
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.sync.stores import StoreClient
 from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause
-from holdfast.errors import Code, Conflict, InvalidRequest, PermissionDenied
+from holdfast.errors import Closed, Code, Conflict, InvalidRequest, PermissionDenied
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
@@ -131,6 +131,8 @@ class VerdictStore:
         self._token = token
         self._retry_seconds = retry_seconds
         self._stream = self._log_id = ""
+        self._of = ""
+        """The token of the store as it was when the stream began."""
 
     def begin(self, log_id: str, name: str) -> int:
         """As ``VerdictOutput`` has it; it counts none. Raises also: InvalidRequest (the store could lose verdicts)."""
@@ -154,12 +156,23 @@ class VerdictStore:
                 self._store,
                 publisher_id=f"{self._stream}/{judged.publisher}",
                 next_seq=judged.before - judged.published + 1,
+                store_token=self._of,
                 options=options,
             ) as publisher,
         ):
             try:
                 for batch in _batches(messages):
                     unmatched += publisher.publish_batch(batch).unmatched
+            except Closed as error:
+                if error.code is not Code.STORE_REPLACED:
+                    raise
+                raise Closed(
+                    "the store of verdicts was deleted and made again, or restored, since this stream began",
+                    code=error.code,
+                    hint="start the stream again, and it goes on with the store as it is now; verdicts that it has "
+                    "lost are in the log: give --to, the URL of a table, to get all of them there",
+                    facts={"store": self._store, "micro_batch": judged.number},
+                ) from error
             except Conflict as error:
                 if error.code not in (Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER):
                     raise
@@ -181,6 +194,7 @@ class VerdictStore:
                 durables = client.durables(self._store)
             except PermissionDenied:
                 return
+        self._of = str(store.get("token", ""))
         if store.get("publisher_mode") == "store_send_noconfirm":
             raise InvalidRequest(
                 "the store of verdicts confirms no messages, so that verdicts could be lost",
