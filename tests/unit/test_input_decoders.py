@@ -51,6 +51,7 @@ NOT_INPUT: Final = {
     "queue/repair/survey.py": "its own file",
     "sealed.py": "its own file",
     "segments/index.py": "the description that the sink gave its table",
+    "spark/bulk/fixed_rows.py": "its own objects",
     "spark/log/delta_output.py": "the description that the sink gave its table",
     "spark/runtime/table_files.py": "the log of a Delta table",
     "spark/sink/record.py": "its own value in the log",

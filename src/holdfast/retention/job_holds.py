@@ -16,6 +16,8 @@ import msgspec
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import JobChange
+from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.formats import UNDECODABLE
 
 FOLDER: Final = "hold/"
 SECONDS: Final = 7 * 86_400
@@ -80,7 +82,7 @@ def longest(holds: Sequence[JobHold]) -> list[JobHold]:
 
 def _seconds(data: bytes) -> int:
     try:
-        asked = msgspec.json.decode(data, type=HoldRecord).seconds
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        asked = decode_each_once(data, HoldRecord).seconds
+    except UNDECODABLE:
         return SECONDS_MAX
     return min(max(asked, 0), SECONDS_MAX)

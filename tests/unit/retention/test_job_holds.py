@@ -50,6 +50,14 @@ def test_the_longest_keep_what_all_keep() -> None:
 
 
 def test_a_record_that_cannot_be_read_holds_as_long_as_any_may() -> None:
-    contents = (b"{}", b'{"seconds":60}', b'{"seconds":-1}', b'{"seconds":99999999}', b"\xff", b"[]")
+    contents = (
+        b"{}",
+        b'{"seconds":60}',
+        b'{"seconds":-1}',
+        b'{"seconds":99999999}',
+        b"\xff",
+        b"[]",
+        b'{"seconds":1,"seconds":2}',
+    )
     found = holds_of((b"hold/%d" % number, content, 7) for number, content in enumerate(contents))
-    assert [hold.seconds for hold in found] == [SECONDS, 60, 0, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX]
+    assert [hold.seconds for hold in found] == [SECONDS, 60, 0, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX]
