@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
-from tests.spark.test_bulk_load import SLICES, Killed, own_operations, told, transactions
+from tests.spark.test_bulk_load import SLICES, Killed, told, transactions
 
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound
@@ -70,8 +70,8 @@ def lose_what_executors_kept(spark: SparkSession) -> None:
 
 def check(root: Path) -> None:
     """Each request is in the log once, and has the verdict that says so."""
-    written = [own_operations(txn) for txn in transactions(root / "log")]
-    keys = [each.key for (each,) in written if isinstance(each, Write)]
+    written = [each for txn in transactions(root / "log") for each in txn.operations]
+    keys = [each.key for each in written if isinstance(each, Write)]
     assert Counter(keys) == Counter(b"k/%d" % number for number in range(REQUESTS))
     rows = told(root / "verdicts")
     assert [row["outcome"] for row in rows] == ["committed"] * REQUESTS

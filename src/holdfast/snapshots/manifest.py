@@ -7,7 +7,7 @@
 | ``snapshots/{version:020d}/manifest.json`` | ``Manifest`` as JSON, created last, if absent; the first one counts |
 
 ``maker`` is 8 random hexadecimal digits, so two makers of one version never write to one name. The parts of a manifest
-hold disjoint ranges of keys, in order. Records of jobs are not keys, so whoever reads all ``*.parquet`` has none.
+hold disjoint ranges of keys, in order. Records of jobs are not keys, and a reader of all ``*.parquet`` meets none.
 """
 
 from __future__ import annotations

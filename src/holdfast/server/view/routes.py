@@ -157,7 +157,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                 Parameter(
                     "limit", "query",
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
-                    "At most so many records",
+                    "At most this many records",
                 ),
                 _AT,
             ),
