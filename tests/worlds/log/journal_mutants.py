@@ -164,7 +164,7 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.breaks("a refused commit leaves nothing behind", "_carry_out", resolve.Resolve)
+@MUTANTS.breaks("a refused commit leaves nothing behind", "_carry_out_parts", resolve.Resolve)
 def refusal_is_overlooked(self: resolve.Resolve, entry: CommitEntry) -> Rejected | None:
     """A commit whose parts were refused is committed without them."""
     assert self.stores is not None, "the log has stores"
