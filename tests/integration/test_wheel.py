@@ -22,7 +22,17 @@ SERVER: Final = "pip install 'holdfastdb[server]'"
 SPARK: Final = "pip install 'holdfastdb[spark]'"
 CLIENT_NAMES: Final = (
     *("Client", "ClientOptions", "StoreClient", "View"),
-    *("Delete", "JobChange", "Operation", "PointRead", "Precondition", "RangeDelete", "RangeRead", "Transaction", "Write"),
+    *(
+        "Delete",
+        "JobChange",
+        "Operation",
+        "PointRead",
+        "Precondition",
+        "RangeDelete",
+        "RangeRead",
+        "Transaction",
+        "Write",
+    ),
 )
 AIO_CLIENT_NAMES: Final = ("AsyncTransaction", "Client", "ClientOptions", "StoreClient", "Subscription", "Transacted")
 SPARK_NAMES: Final = ("HoldfastDataSource", "session", "read_log", "materialise_latest")

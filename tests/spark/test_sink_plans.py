@@ -100,7 +100,9 @@ def reached(service: ServiceProcess, token: str, what: str, count: int) -> Calla
 
     def staged() -> bool:
         with ServiceClient(service.url, ClientOptions()) as client:
-            return sum(1 for _ in ServiceStage(client, token).listed()) >= count
+            log_id = client.version().log_id
+            assert log_id is not None
+            return sum(1 for _ in ServiceStage(client, log_id, token).listed()) >= count
 
     def committed() -> bool:
         with Client(service.url) as client:

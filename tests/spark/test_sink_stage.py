@@ -34,7 +34,7 @@ from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, r
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Wanted, begin
 from holdfast.spark.sink.sending import send_staged
-from holdfast.spark.sink.stage import Stage, open_stage
+from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
 from holdfast.spark.sink.staging import stage_partition
 from holdfast.spark.sink.task import send_partition
 
@@ -457,3 +457,13 @@ def test_two_logs_that_share_a_staging_location_have_their_own_rows(
         assert [written(other, name) for name in ("shared", "others")] == [[], expected("others")]
         run(first, what, dealt("shared", 3))
         assert [written(service, name) for name in ("shared", "others")] == [expected("shared"), []]
+
+
+def test_a_log_that_was_begun_again_finds_nothing_of_the_one_before(service: ServiceProcess) -> None:
+    """Its store still has what was staged, perhaps under the same application and token."""
+    options = new_options(service)
+    with open_client(options) as client, open_stage(options, client) as opened:
+        fix(opened, "write", [])
+        before = ServiceStage(client, secrets.token_hex(16), options.application)
+        assert find(opened, "write") is not None
+        assert find(before, "write") is None

@@ -70,11 +70,11 @@ class Stage(ABC):
 
 
 class ServiceStage(Stage):
-    """Through the service."""
+    """Through the service. A log that was begun again at the same place finds nothing of the one before."""
 
-    def __init__(self, client: ServiceClient, application: str) -> None:
+    def __init__(self, client: ServiceClient, log_id: str, application: str) -> None:
         self._client = client
-        self._path = f"/v1/{FOLDER}/{application_folder(application)}"
+        self._path = f"/v1/{FOLDER}/{application_folder(f'{log_id}/{application}')}"
 
     def put(self, write: str, name: str, data: bytes) -> bool:
         """See ``Stage``."""
@@ -161,11 +161,11 @@ async def _delete(keys: list[str], store: ObjectStore) -> None:
 @contextmanager
 def open_stage(options: WriteOptions, client: ServiceClient) -> Generator[Stage]:
     """The stage of a write into the log of this client. Raises: InvalidRequest, Unavailable."""
-    if options.staging_location is None:
-        yield ServiceStage(client, options.application)
-        return
     log_id = client.session.log_id or client.version().log_id
     assert log_id is not None, "a log has an id"
+    if options.staging_location is None:
+        yield ServiceStage(client, log_id, options.application)
+        return
     with StoreThread(options.staging_location) as thread:
         yield ObjectStage(thread, log_id, options.application)
 
