@@ -50,13 +50,12 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(quick_java: None, quick_python: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(quick_java: None, quick_python: None) -> Iterator[SparkSession]:
     """A local session with two cores. Its workers find this package as they would an installed one: on their path."""
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        conf = {**CONF, "spark.local.dir": str(tmp_path_factory.mktemp("local"))}
-        started = session("holdfast-tests", master="local[2]", conf=conf)
+        started = session("holdfast-tests", master="local[2]", conf=CONF)
     yield started
     started.stop()
