@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from typing import Any
 
 import pytest
 from tests.integration.http_harness import serving
 
 from holdfast.errors import HoldfastError
-from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator, Grant, Role
+from holdfast.server.http.key_scope import KeyScope
 
 BODIES = {
     "PUT /v1/retention/any": {"keep": "everything"},
@@ -52,3 +55,81 @@ def test_a_request_whose_token_is_removed_before_its_body_ends_is_refused(
 
     status = asyncio.run(scenario()).split(b" ", 2)[1]
     assert (status == b"401") == is_removed, status
+
+
+@pytest.mark.parametrize("ended", ["removed", "narrowed"])
+def test_a_stream_of_commits_takes_nothing_after_its_token_has_ended(ended: str) -> None:
+    """What was accepted before is durable, and the line that says so names the first item that was not."""
+
+    def item(key: str) -> bytes:
+        line = json.dumps({"operations": [{"type": "delete", "key_text": key}]}).encode() + b"\n"
+        return b"%x\r\n%s\r\n" % (len(line), line)
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with serving(tokens={"a-long-random-token": Role.WRITE}) as here:
+            client = await here.connect()
+            lines = ["POST /v1/commits HTTP/1.1", "Host: h", "Authorization: Bearer a-long-random-token"]
+            lines += ["Content-Type: application/x-ndjson", "Transfer-Encoding: chunked", "", ""]
+            client.send("\r\n".join(lines).encode() + item("before"))
+            await client.answer(head_only=True)
+            parts = client.chunks()
+            found = [json.loads(await anext(parts))]
+            narrow = Grant(Role.WRITE, None, KeyScope((b"seat/",)))
+            name = "another-long-random-token" if ended == "removed" else "a-long-random-token"
+            here.front.authenticator.replace({name: narrow})
+            client.send(item("after") + item("seat/1") + b"0\r\n\r\n")
+            async for part in parts:
+                found += [json.loads(text) for text in part.splitlines()]
+            return found
+
+    before, *after = asyncio.run(scenario())
+    assert before["status"] == "committed"
+    if ended == "removed":
+        assert [(each["error"]["code"], each["index"]) for each in after] == [("unauthenticated", 1)]
+    else:
+        assert [each.get("status", each.get("error", {}).get("code")) for each in after] == [
+            "permission_denied",
+            "committed",
+        ]
+
+
+@pytest.mark.parametrize("ended", ["removed", "expired", "narrowed"])
+def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_does(ended: str) -> None:
+    """``other`` has a right that stays."""
+
+    def lines(token: str) -> bytes:
+        return f"GET /v1/subscribe HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+
+    async def scenario() -> str:
+        own, other = "a-long-random-token", "another-long-random-token"
+        until = time.time() + 0.7 if ended == "expired" else None
+        async with serving(tokens={own: Grant(Role.READ, until), other: Role.ADMIN}) as here:
+            streams = [await here.connect() for _ in range(2)]
+            for stream, token in zip(streams, (own, other), strict=True):
+                stream.send(lines(token))
+                await stream.answer(head_only=True)
+            parts = [stream.chunks() for stream in streams]
+            for each in parts:
+                assert b"event: log" in await anext(each)
+            narrow = Grant(Role.READ, None, KeyScope((b"seat/",)))
+            if ended != "expired":
+                here.front.authenticator.replace({other: Role.READ} | ({own: narrow} if ended == "narrowed" else {}))
+            said = b"".join([part async for part in parts[0] if not part.startswith(b":")])
+            client = await here.connect()
+            client.send(b"POST /v1/commit HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await client.answer()).status == 401
+            async with asyncio.timeout(10):
+                here.front.authenticator.replace({other: Role.ADMIN})
+                commit = await here.connect()
+                body = b'{"operations":[{"type":"delete","key_text":"k"}]}'
+                head = ["POST /v1/commit HTTP/1.1", "Host: h", f"Authorization: Bearer {other}"]
+                head += [f"Content-Length: {len(body)}", "", ""]
+                commit.send("\r\n".join(head).encode() + body)
+                assert (await commit.answer()).status == 200
+                while b"event: transaction" not in await anext(parts[1]):
+                    pass
+            return said.decode()
+
+    said = asyncio.run(scenario())
+    assert "event: error" in said
+    assert ("permission_denied" if ended == "narrowed" else "unauthenticated") in said

@@ -208,7 +208,6 @@ class _CommitStream:
 
     def __init__(self, gateway: Gateway, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
         self._call = call
-        self._scope = call.scope
         self._authorization = call.authorization
         self._gateway = gateway
         self._reader = reader
@@ -251,7 +250,7 @@ class _CommitStream:
                 block = txns[start : start + self._block_items]
                 await self._within_rate(len(block))
                 await self._room_for(len(block))
-                problem = await self._admitted()
+                problem = await self._admitted() or self._call.problem_with_right()
                 if problem is not None:
                     self._reader.problem = problem
                     self._add_problem(problem)
@@ -264,7 +263,7 @@ class _CommitStream:
         gateway = self._gateway
         leader_id, log_id = gateway.own.leader_id, gateway.log_id
         limits = gateway.limits
-        complete = self._complete
+        complete, scope = self._complete, self._call.scope
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
@@ -279,8 +278,8 @@ class _CommitStream:
                 operations_max=limits.operations_max,
                 preconditions_max=limits.preconditions_max,
             )
-            if problem is None and self._scope is not None:
-                problem = self._scope.problem_with(txn)
+            if problem is None and scope is not None:
+                problem = scope.problem_with(txn)
             if problem is None and txn.has_parts:
                 problem = gateway.read_parts(entry, self._authorization, self._wire_format)
             if problem is None:

@@ -33,7 +33,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
-from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest
+from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied
 from holdfast.server.gateway import Gateway, ShownStores
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import error_body
@@ -59,6 +59,8 @@ from holdfast.wire.log import (
 
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
+RIGHTS_SECONDS: Final = 0.5
+"""How often open streams are compared with the tokens of now, where these may have changed."""
 KEEPALIVE_TICKS: Final = 8
 FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
@@ -228,12 +230,22 @@ def _records_of(event: TransactionEvent | StoresEvent) -> list[bytes]:
 class _Subscriber:
     """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
 
-    __slots__ = ("call", "quiet_ticks", "writing")
+    __slots__ = ("call", "has_ended", "keys", "quiet_ticks", "writing")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, keys: tuple[bytes, bytes | None]) -> None:
         self.call = call
+        self.keys = keys
         self.quiet_ticks = 0
         self.writing = False
+        self.has_ended = False
+
+    def problem(self) -> HoldfastError | None:
+        """None while the caller may read these keys, else the error."""
+        problem = self.call.problem_with_right()
+        scope = self.call.scope
+        if problem is None and scope is not None and not scope.holds_range(*self.keys):
+            return PermissionDenied("the token may not read this range of keys any more")
+        return problem
 
 
 class Subscriptions:
@@ -250,6 +262,7 @@ class Subscriptions:
         self.lagged = 0
         self.bytes_sent = 0
         self._keepalives: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def unsent_bytes_max(self) -> int:
         """How far the slowest reader is behind on its connection, in bytes."""
@@ -260,7 +273,7 @@ class Subscriptions:
         start, durable, selection = self._parameters(call)
         batches = self._subscribe(self._gateway.version_of(start), durable, selection.stores is None)
         log_id = self._gateway.log_id
-        subscriber = _Subscriber(call)
+        subscriber = _Subscriber(call, call.key_range() or (b"", None))
         self._keep_alive()
         try:
             with ended_by_disconnect(call):
@@ -307,6 +320,11 @@ class Subscriptions:
         caught_up = False
         written = counted_from = 0  # bytes of this stream; only those after the second make a reader lag
         while batch is not None:
+            if subscriber.has_ended:
+                return
+            if (problem := subscriber.problem()) is not None:
+                subscriber.has_ended = True
+                raise problem
             if selection.stores is not None and selection.stores.problem() is not None:
                 break  # the next request says why
             text = selection.encode(batch, durable_stream=durable)
@@ -388,6 +406,25 @@ class Subscriptions:
     def _keep_alive(self) -> None:
         if self._keepalives is None or self._keepalives.done():
             self._keepalives = self._gateway.loop.create_task(self._send_keepalives())
+        if self._watching is None and self._gateway.authenticator.required:
+            self._watching = self._gateway.loop.create_task(self._end_ended())
+
+    async def _end_ended(self) -> None:
+        """Once a second, where tokens were replaced or may expire: end the streams that their tokens may not read."""
+        authenticator, seen = self._gateway.authenticator, -1
+        while True:
+            await asyncio.sleep(RIGHTS_SECONDS)
+            if seen == authenticator.generation and not authenticator.expires:
+                continue
+            seen = authenticator.generation
+            found = [(subscriber, subscriber.problem()) for subscriber in self.open if not subscriber.has_ended]
+            await asyncio.gather(*(self._end_one(each, problem) for each, problem in found if problem is not None))
+
+    async def _end_one(self, subscriber: _Subscriber, problem: HoldfastError) -> None:
+        subscriber.has_ended = True
+        if not subscriber.writing:
+            await self._end_with_error(subscriber.call, problem)
+        subscriber.call.connection.close()
 
     async def _send_keepalives(self) -> None:
         tick = self._gateway.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
@@ -402,8 +439,9 @@ class Subscriptions:
 
     async def close(self) -> None:
         """End all streams; their readers resume elsewhere by ``Last-Event-ID``."""
-        if self._keepalives is not None:
-            self._keepalives.cancel()
+        for task in (self._keepalives, self._watching):
+            if task is not None:
+                task.cancel()
         for subscriber in list(self.open):
             subscriber.call.connection.close()
 

@@ -48,17 +48,18 @@ class Grant:
 class Authenticator:
     """Recognises bearer tokens. ``generation`` counts how often they were replaced."""
 
-    __slots__ = ("_grants", "generation", "required")
+    __slots__ = ("_grants", "expires", "generation", "required")
 
     def __init__(self, tokens: Mapping[str, Role | Grant]) -> None:
-        self._grants = _grants_of(tokens)
         self.required = bool(tokens)
-        self.generation = 0
+        self.generation = -1
+        self.replace(tokens)
 
     def replace(self, tokens: Mapping[str, Role | Grant]) -> None:
         """From now on these tokens count. Whether tokens are needed at all never changes."""
         assert self.required == bool(tokens), "a service is neither opened nor closed while it runs"
         self._grants = _grants_of(tokens)
+        self.expires = any(held.until is not None for held in self._grants.values())
         self.generation += 1
 
     def problem_with(

@@ -238,10 +238,14 @@ class Call(PendingResponse):
         self.require_right()
         return bytes(whole)
 
+    def problem_with_right(self) -> HoldfastError | None:
+        """None while the caller may do this, else the error."""
+        role, checks_scope = self._route.role, self._route.checks_scope
+        return self.state.authenticator.problem_with(self.authorization, role, checks_scope=checks_scope)
+
     def require_right(self) -> None:
         """Return if the caller may do this now. Raises: PermissionDenied."""
-        route = self._route
-        problem = self.state.authenticator.problem_with(self.authorization, route.role, checks_scope=route.checks_scope)
+        problem = self.problem_with_right()
         if problem is not None:
             raise problem
 
