@@ -11,8 +11,10 @@ import pytest
 from tests.integration.http_harness import serving
 
 from holdfast.errors import HoldfastError
+from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.key_scope import KeyScope
+from holdfast.server.http.routes import Call
 
 BODIES = {
     "PUT /v1/retention/any": {"keep": "everything"},
@@ -133,3 +135,37 @@ def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_doe
     said = asyncio.run(scenario())
     assert "event: error" in said
     assert ("permission_denied" if ended == "narrowed" else "unauthenticated") in said
+
+
+def test_a_stream_that_cannot_be_ended_well_keeps_no_later_one_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason cannot be written to the first one, as where its client has gone."""
+    tokens = {f"a-long-random-token-{number}": Role.READ for number in range(3)}
+    end_with_error = vars(Subscriptions)["_end_with_error"]
+    failed: list[HoldfastError] = []
+
+    async def fails_once(self: Subscriptions, call: Call, error: HoldfastError) -> None:
+        if not failed:
+            failed.append(error)
+            raise ConnectionResetError
+        await end_with_error(self, call, error)
+
+    monkeypatch.setattr(Subscriptions, "_end_with_error", fails_once)
+
+    async def scenario() -> None:
+        async with serving(tokens=tokens) as here:
+            left = dict(tokens)
+            for token in list(tokens)[:2]:
+                stream = await here.connect()
+                head = f"GET /v1/subscribe HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n"
+                stream.send(head.encode())
+                await stream.answer(head_only=True)
+                parts = stream.chunks()
+                assert b"event: log" in await anext(parts)
+                del left[token]
+                here.front.authenticator.replace(left)
+                async with asyncio.timeout(10):
+                    while here.subscriptions.open:  # noqa: ASYNC110  # its end sets no event
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert failed

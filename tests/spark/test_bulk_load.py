@@ -448,7 +448,7 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
     digests = dict(zip(found["position"].to_pylist(), found["changes"].to_pylist(), strict=True))
     held = logged["changes"].to_pylist()
     assert digests == {100: held[2], 101: held[0], 102: digests[102]}
-    assert held[1] == held[0], "an earlier load's record is no part of the request"
+    assert held[1] == held[0], "an earlier load's record is not a part of the request"
     assert digests[102] not in held
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
         list(asked_changes(of_task(chunk.weighted ^ 1)))

@@ -335,6 +335,9 @@ class Truncator:
         return [] if read is None else sorted(await read(self._service.local_version()), key=lambda each: each.version)
 
     async def _shown(self, hold: JobHold) -> HoldState:
+        known = self.state.jobs.get(hold.job)
+        if known is not None and known.from_version == hold.version:
+            return known
         newest = self._service.durable_header()
         slot = await slot_through(self._store, self._service.claim, newest, hold.version)
         header = None if slot is None else await read_header(self._store, slot)

@@ -22,7 +22,7 @@ class Shape(StrEnum):
 
 OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
 READABLE_KINDS: Final = (*OPERATION_KINDS, ItemKind.JOB)
-"""What a read can ask for. Records of jobs are no operations: a read has them only if it names their kind."""
+"""What a read can ask for. Records of jobs are not operations: a read has them only if it names their kind."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 OPERATION: Final = pa.struct(
     [("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("value", pa.binary())]

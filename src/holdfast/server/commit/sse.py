@@ -309,6 +309,8 @@ class Subscriptions:
                 await call.finish()
                 return
             self.open.add(subscriber)
+            if (problem := subscriber.problem()) is not None:
+                raise problem  # the tokens were replaced, and those that were open compared, since the head came
             await call.write(b"event: log\ndata: %b\n\n" % _encode(LogData(log_id)))
             batch = await first
         finally:
@@ -410,7 +412,7 @@ class Subscriptions:
             self._watching = self._gateway.loop.create_task(self._end_ended())
 
     async def _end_ended(self) -> None:
-        """Once a second, where tokens were replaced or may expire: end the streams that their tokens may not read."""
+        """Twice a second, where tokens were replaced or may expire: end the streams that their tokens may not read."""
         authenticator, seen = self._gateway.authenticator, -1
         while True:
             await asyncio.sleep(RIGHTS_SECONDS)
@@ -418,13 +420,16 @@ class Subscriptions:
                 continue
             seen = authenticator.generation
             found = [(subscriber, subscriber.problem()) for subscriber in self.open if not subscriber.has_ended]
-            await asyncio.gather(*(self._end_one(each, problem) for each, problem in found if problem is not None))
+            ending = [self._end_one(each, problem) for each, problem in found if problem is not None]
+            await asyncio.gather(*ending, return_exceptions=True)  # one that has gone keeps no other one open
 
     async def _end_one(self, subscriber: _Subscriber, problem: HoldfastError) -> None:
         subscriber.has_ended = True
-        if not subscriber.writing:
-            await self._end_with_error(subscriber.call, problem)
-        subscriber.call.connection.close()
+        try:
+            if not subscriber.writing:
+                await self._end_with_error(subscriber.call, problem)
+        finally:
+            subscriber.call.connection.close()
 
     async def _send_keepalives(self) -> None:
         tick = self._gateway.limits.keepalive_interval_seconds / KEEPALIVE_TICKS

@@ -127,7 +127,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         name = call.path_text("name")
         stored = await embedded.get(name.encode(), at=_asked_version(gateway, call), table="jobs")
         if stored is None:
-            raise NotFound("there is no record of this job")
+            raise NotFound("this job has no record")
         return json_response(JobRecord(name, *stored))
 
     async def read_jobs(call: Call) -> Response:
