@@ -14,6 +14,7 @@ from tests.spark.test_sink_stage import (
     dealt,
     expected,
     fate,
+    is_held,
     new_options,
     objects_left,
     open_client,
@@ -91,8 +92,10 @@ def test_what_is_listed_as_committed_is_in_the_log_and_the_rest_never_is(
             assert all(rows.known != "undecidable" for rows in listed)
             keys_of_list = keys_of(options, what, listed)
             assert keys_of_list == written(service, name)
+            assert is_held(options)
             forget(client, options, name)
             assert notes_left(client, options, name) == 0
+        assert not is_held(options)
         assert objects_left(options) == []
         with pytest.raises(InvalidRequest, match="given up"):
             end(options, what)

@@ -25,6 +25,7 @@ from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
+from holdfast.retention.job_holds import FOLDER
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink import sending, stage, staging
@@ -32,7 +33,7 @@ from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.digest import Sent
 from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, rows_of
 from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Wanted, begin
+from holdfast.spark.sink.record import Wanted, begin, job_of
 from holdfast.spark.sink.sending import send_staged
 from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
 from holdfast.spark.sink.staging import stage_partition
@@ -127,6 +128,12 @@ def expected(name: str) -> list[bytes]:
 def objects_left(options: WriteOptions) -> list[str]:
     with open_client(options) as client, open_stage(options, client) as opened:
         return [write for write, _ in opened.listed()]
+
+
+def is_held(options: WriteOptions) -> bool:
+    """Whether the log is held for a write of this application."""
+    with open_client(options) as client:
+        return bool(client.jobs(FOLDER + job_of(options.application), at=client.version().version).items)
 
 
 def kill_everywhere(
@@ -467,3 +474,13 @@ def test_a_log_that_was_begun_again_finds_nothing_of_the_one_before(service: Ser
         before = ServiceStage(client, secrets.token_hex(16), options.application)
         assert find(opened, "write") is not None
         assert find(before, "write") is None
+
+
+def test_the_log_is_held_from_the_intent_until_done(service: ServiceProcess) -> None:
+    options, what = new_options(service), wanted("held")
+    assert not is_held(options)
+    with open_client(options) as client:
+        begin(client, options, what)
+    assert is_held(options)
+    run(options, what, dealt("held", 1))
+    assert not is_held(options)
