@@ -245,7 +245,9 @@ def _stream_body(form: str, read_version: int, prefix: str, items: int) -> bytes
             b'"operations":[{"type":"write","key":"%b","value":"%b"}]}\n' % (key, read_version, key, value.encode())
             for key in (base64.b64encode(f"{prefix}/{item:06}".encode()) for item in range(items))
         )
-    head = f"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/commits HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

@@ -37,7 +37,7 @@ request = function()
   local key = string.format('k%015d', n)
   local body = '{"preconditions":[{"type":"point_read","key":"' .. key .. '","version":1}],'
     .. '"operations":[{"type":"write","key":"' .. key .. '","value":"' .. value .. '"}]}'
-  return 'POST /v1/commit HTTP/1.1\\r\\nHost: x\\r\\n' .. UNUSUAL .. 'Content-Type: application/json\\r\\n'
+  return 'POST /v1/commit HTTP/1.1\\r\\nHost: localhost\\r\\n' .. UNUSUAL .. 'Content-Type: application/json\\r\\n'
     .. 'Content-Length: ' .. #body .. '\\r\\n\\r\\n' .. body
 end
 """

@@ -57,7 +57,7 @@ class Readers:
         self.failure: str | None = None
         for number in range(count):
             connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
-            connection.sendall(f"GET /v1/subscribe?after={after} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection.sendall(f"GET /v1/subscribe?after={after} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             if not connection.recv(65536).startswith(b"HTTP/1.1 200"):
                 raise RuntimeError("a subscription was refused")
             connection.setblocking(False)

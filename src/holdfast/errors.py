@@ -88,6 +88,7 @@ class Code(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    MISDIRECTED = "misdirected"
     INTERNAL = "internal"
     # the message stores
     STORE_FULL = "store_full"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, cast, get_args, get_type_hints
 from urllib.parse import unquote, urlsplit
 
+from holdfast.browsers import listed_hosts
 from holdfast.documents import YAML_ENDINGS, Document, read_document
 from holdfast.errors import Code, InvalidRequest
 from holdfast.file_urls import path_of
@@ -190,6 +191,15 @@ def _listen_addresses(value: object) -> tuple[str, ...]:
     return addresses
 
 
+def _hosts(value: object) -> tuple[str, ...]:
+    """Names of hosts, each with or without a port.
+
+    >>> _hosts("log.example, app.example:3000")
+    ('log.example', 'app.example:3000')
+    """
+    return listed_hosts(_texts(value, 'names such as "log.example" or "app.example:3000"'))
+
+
 def _tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
     rule = 'tokens such as "admin:SECRET"; the roles are read, write, job and admin'
@@ -281,6 +291,9 @@ class ServerSettings:
     advertised_address: Annotated[str, Key(_optional_text, None,
         "address at which other processes ask whether this leader is alive; at most 256 bytes",
         depends="the first of server.listen")]
+    hosts: Annotated[tuple[str, ...], Key(_hosts, (),
+        "NAME or NAME:PORT; without tokens: further names under which the service is reached, and pages of other "
+        "places that may send it requests")]
     max_request_size_bytes: Annotated[int, Key(_size(1, 256 * MEBI), MEBI,
         "1 byte to 256 MiB; a larger request gets 413")]
     max_connections: Annotated[int, Key(_whole(0), 50_000, "at least 0; 0 means unlimited")]

@@ -46,7 +46,9 @@ class Wire:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         data = b"" if body is None else json.dumps(body).encode()
-        writer.write(f"{method} {target} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        writer.write(
+            f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        )
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             size = int(head.partition("content-length: ")[2].partition("\r\n")[0])

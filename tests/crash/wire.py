@@ -57,7 +57,7 @@ class Connection:
             except OSError as error:
                 raise NotSent from error
         reader, writer = self._streams
-        head = f"{method} {target} HTTP/1.1\r\nHost: holdfast\r\nContent-Type: application/json\r\n"
+        head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             async with asyncio.timeout(seconds_max):
@@ -107,7 +107,7 @@ async def events(address: Address, after: int) -> AsyncIterator[StreamedTransact
     except OSError as error:
         raise NotSent from error
     try:
-        writer.write(f"GET /v1/subscribe?after={after} HTTP/1.1\r\nHost: holdfast\r\n\r\n".encode())
+        writer.write(f"GET /v1/subscribe?after={after} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         head = (await _unless_moved(address, port, lambda: reader.readuntil(b"\r\n\r\n"))).lower()
         if not head.startswith(b"http/1.1 200 "):
             raise NotSent(head.decode("latin-1"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STALLED_MS_MAX, StoreWatch
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.http_server import HttpServer
+from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.view.embedded_view import EmbeddedView
@@ -128,7 +129,7 @@ class Client:
 
 
 def request(method: str, target: str, body: bytes | None = None, **headers: str) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: test"]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
@@ -158,6 +159,7 @@ class Serving:
     retention: RetentionHost
     metrics: ServerMetrics
     watch: StoreWatch
+    rows: list[Route]
     host: str
     port: int
     clients: list[Client] = field(default_factory=list)
@@ -178,10 +180,13 @@ async def serving(
     store: GatedStore | None = None,
     reading: ObjectStore | None = None,
     stalled_ms_max: float = STALLED_MS_MAX,
+    names: Iterable[str] = (),
+    hosts: Iterable[str] = (),
 ) -> AsyncGenerator[Serving]:
     """A server that leads a log; everything ends with the block. ``reading``: how history is read, if not directly."""
     store = store or GatedStore()
-    front = Gateway(limits=limits or GatewayLimits(), authenticator=Authenticator(tokens or {}))
+    authenticator = Authenticator(tokens or {})
+    front = Gateway(limits=limits or GatewayLimits(), authenticator=authenticator, names=names, hosts=hosts)
     options = options or ServiceOptions(address="test", allow_new=True, probe=False)
     own = None if reading is None else TimeLimited(store, options.request_timeout_ms)
     service = await CommitService.lead(reading or store, options, own)
@@ -213,7 +218,9 @@ async def serving(
     host, _, port = address.rpartition(":")
     front.lead(service)
     embedded.follow(service)
-    found = Serving(server, front, service, store, subscriptions, embedded, retention, metrics, watch, host, int(port))
+    found = Serving(
+        server, front, service, store, subscriptions, embedded, retention, metrics, watch, rows, host, int(port)
+    )
     try:
         yield found
     finally:

@@ -124,7 +124,7 @@ class Subscriber:
         """The answer to the handshake."""
         lines = [
             f"GET {target} HTTP/1.1",
-            "Host: test",
+            "Host: localhost",
             "Upgrade: websocket",
             "Connection: Upgrade",
             f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",

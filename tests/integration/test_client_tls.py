@@ -230,7 +230,9 @@ def test_what_a_plain_peer_of_a_tls_port_goes_on_sending_is_read_away_within_bou
         async with serving() as here, listening(here, certificates["good"]) as address:
             host, _, port = address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port), family=socket.AF_INET)
-            writer.write(b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n" + bytes(500_000))
+            writer.write(
+                b"POST /v1/commit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n" + bytes(500_000)
+            )
             assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
             writer.write(bytes(1 << 20))
             accepting = here.server._listeners[-1]

@@ -38,7 +38,7 @@ TIMES = 20
 
 def half(target: str, head: str = "") -> bytes:
     """A request whose body does not end."""
-    lines = f"POST {target} HTTP/1.1\r\nHost: test\r\n{head}Content-Length: {2 * SENT_BYTES}\r\n\r\n"
+    lines = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {2 * SENT_BYTES}\r\n\r\n"
     return lines.encode() + b"x" * SENT_BYTES
 
 
@@ -51,7 +51,7 @@ KINDS = {
     "not_http": b"\x00\x01\x02 garbage\r\n\r\n",
     "framework_half_sent": half("/v1/commit", "Expect: 100-continue\r\n"),
     "framework_half_a_head": b"GET /nowhere HTTP/1.1\r\nHost: te",
-    "framework_bad_host": b"GET /nowhere HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "framework_bad_host": b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n",
     "framework_pipelined": request("GET", "/v1/subscribe?after=0") + request("GET", "/readyz") * 3,
     "framework_get": request("GET", "/readyz"),
     "framework_error": request("GET", f"/v1/status/{'a' * 20}?min_version=999999999999"),

@@ -43,7 +43,7 @@ def test_a_request_whose_token_is_removed_before_its_body_ends_is_refused(
         monkeypatch.setattr(Authenticator, "problem_with", noted)
         async with serving(tokens={"a-long-random-token": Role.ADMIN}) as here:
             reader, writer = await asyncio.open_connection(here.host, here.port)
-            lines = [f"{request_line} HTTP/1.1", "Host: h", "Authorization: Bearer a-long-random-token"]
+            lines = [f"{request_line} HTTP/1.1", "Host: localhost", "Authorization: Bearer a-long-random-token"]
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close", "", ""]
             writer.write("\r\n".join(lines).encode() + body[:1])
             await writer.drain()
@@ -70,7 +70,7 @@ def test_a_stream_of_commits_takes_nothing_after_its_token_has_ended(ended: str)
     async def scenario() -> list[dict[str, Any]]:
         async with serving(tokens={"a-long-random-token": Role.WRITE}) as here:
             client = await here.connect()
-            lines = ["POST /v1/commits HTTP/1.1", "Host: h", "Authorization: Bearer a-long-random-token"]
+            lines = ["POST /v1/commits HTTP/1.1", "Host: localhost", "Authorization: Bearer a-long-random-token"]
             lines += ["Content-Type: application/x-ndjson", "Transfer-Encoding: chunked", "", ""]
             client.send("\r\n".join(lines).encode() + item("before"))
             await client.answer(head_only=True)
@@ -100,7 +100,7 @@ def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_doe
     """``other`` has a right that stays."""
 
     def lines(token: str) -> bytes:
-        return f"GET /v1/subscribe HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        return f"GET /v1/subscribe HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
 
     async def scenario() -> str:
         own, other = "a-long-random-token", "another-long-random-token"
@@ -118,13 +118,13 @@ def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_doe
                 here.front.authenticator.replace({other: Role.READ} | ({own: narrow} if ended == "narrowed" else {}))
             said = b"".join([part async for part in parts[0] if not part.startswith(b":")])
             client = await here.connect()
-            client.send(b"POST /v1/commit HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+            client.send(b"POST /v1/commit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
             assert (await client.answer()).status == 401
             async with asyncio.timeout(10):
                 here.front.authenticator.replace({other: Role.ADMIN})
                 commit = await here.connect()
                 body = b'{"operations":[{"type":"delete","key_text":"k"}]}'
-                head = ["POST /v1/commit HTTP/1.1", "Host: h", f"Authorization: Bearer {other}"]
+                head = ["POST /v1/commit HTTP/1.1", "Host: localhost", f"Authorization: Bearer {other}"]
                 head += [f"Content-Length: {len(body)}", "", ""]
                 commit.send("\r\n".join(head).encode() + body)
                 assert (await commit.answer()).status == 200
@@ -156,7 +156,7 @@ def test_a_stream_that_cannot_be_ended_well_keeps_no_later_one_open(monkeypatch:
             left = dict(tokens)
             for token in list(tokens)[:2]:
                 stream = await here.connect()
-                head = f"GET /v1/subscribe HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n"
+                head = f"GET /v1/subscribe HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
                 stream.send(head.encode())
                 await stream.answer(head_only=True)
                 parts = stream.chunks()

@@ -50,7 +50,7 @@ async def proxied(
     server.close()
 
 
-PUT = b"PUT /bucket/batches/1 HTTP/1.1\r\nHost: x\r\nX-Odd:  kept as it came\r\nContent-Length: 5\r\n\r\nhello"
+PUT = b"PUT /bucket/batches/1 HTTP/1.1\r\nHost: localhost\r\nX-Odd:  kept as it came\r\nContent-Length: 5\r\n\r\nhello"
 
 
 async def ask(proxy: FaultProxy, request: bytes = PUT, *, seconds_max: float = SILENT_SECONDS) -> HttpMessage | str:

@@ -138,7 +138,7 @@ def test_a_header_of_one_value_is_given_once(method: str, target: str, header: s
             client = await here.connect()
             body = f'{{"operations":[{WRITE}]}}'.encode() if method == "POST" else None
             lines = "".join(f"{header}: {value}\r\n" for value in values).encode()
-            client.send(request(method, target, body).replace(b"Host: test\r\n", b"Host: test\r\n" + lines))
+            client.send(request(method, target, body).replace(b"Host: localhost\r\n", b"Host: localhost\r\n" + lines))
             answered = await client.answer()
             assert (answered.status, answered.code) == (400, "malformed")
             assert f"the header {header.lower()} is given more than once" in answered.json["error"]["message"]

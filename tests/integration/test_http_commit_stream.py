@@ -14,7 +14,7 @@ from holdfast.server.commit.commit_stream import WINDOW_ITEMS
 from holdfast.server.gateway import GatewayLimits
 from holdfast.wire.formats import MSGPACK, NDJSON
 
-OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ FOREIGN = "f" * 32
 
 async def chunked(client: Client, target: str, body: bytes) -> Answered:
     """The same request on the framework's lane, where chunked bodies are read."""
-    client.send(f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    client.send(f"POST {target} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
     client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     return await client.answer()
 

@@ -170,7 +170,7 @@ def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(st
 def test_commits_under_way_at_a_signal_are_answered(start: Any) -> None:
     server = start("--init").ready()
     body = json.dumps(WRITE).encode()
-    request = b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = b"POST /v1/commit HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as connection:
         connection.sendall(request * 200)
@@ -278,7 +278,9 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
     host, _, port = server.address.rpartition(":")
     body = json.dumps(WRITE).encode()
     with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as connection:
-        connection.sendall(b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        connection.sendall(
+            b"POST /v1/commit HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
         while server.metric("holdfast_commits_in_flight") == 0:
             time.sleep(POLL_SECONDS)
         server.signal(signal.SIGTERM)
@@ -395,7 +397,7 @@ def test_a_unix_socket_is_served_and_one_left_behind_is_taken_over(start: Any, t
         assert f"unix:{path}" in server.line()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         if round_number == 0:
             server.process.kill()

@@ -179,6 +179,7 @@ def test_an_attempt_that_is_sent_again_is_answered_the_same_and_its_status_too(m
     assert main.commit(body) == first
     status = main.ask("GET", f"/v1/status/{body['request_id']}?min_version={read}")
     assert status.json == {"status": "committed", "version": first["version"]}
+    assert main.ask("POST", f"/v1/status/{body['request_id']}?min_version={read}").json == status.json
     reused = main.ask("POST", "/v1/commit", {**body, "read_version": first["version"]})
     assert (reused.status, reused.code) == (409, "request_id_reused")
 
@@ -337,6 +338,19 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("GET", "/livez?standby=perhaps", None, 400, "malformed"),
     ("GET", "/readyz?stores=true", None, 404, "not_found"),
 )  # fmt: skip
+
+
+def test_a_request_of_another_site_is_refused_with_its_code_and_names_the_setting(main: Service) -> None:
+    before = main.ask("GET", "/v1/version?consistency=local").json["version"]
+    for header, status, code in (
+        ("Host: evil.example", 421, "misdirected"),
+        ("Origin: http://evil.example", 403, "permission_denied"),
+        ("Sec-Fetch-Site: cross-site", 403, "permission_denied"),
+    ):
+        answer = main.ask("POST", "/v1/commit", write(b"k"), header)
+        assert (answer.status, answer.code) == (status, code), answer
+        assert "server.hosts" in answer.json["error"]["hint"]
+    assert main.ask("GET", "/v1/version?consistency=local").json["version"] == before
 
 
 @pytest.mark.parametrize(
@@ -625,7 +639,7 @@ def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Se
     with serving(tmp_path, "--init", subscription__max_buffer_size_bytes="1 MiB") as service:
         received = bytearray()
         with socket.create_connection(("127.0.0.1", service.process.port), timeout=60) as reader:
-            reader.sendall(b"GET /v1/subscribe HTTP/1.1\r\nHost: x\r\n\r\n")
+            reader.sendall(b"GET /v1/subscribe HTTP/1.1\r\nHost: localhost\r\n\r\n")
             while b"event: checkpoint" not in received:
                 received += reader.recv(1 << 16)
             # From here on it reads nothing, until all is written.

@@ -90,7 +90,7 @@ def test_a_stream_and_a_transaction_of_the_log_show_no_record() -> None:
             jobs = [{"name": "sink/a", "value": text(b"secret"), "version": version}]
             receipt = (await commit(found, None, jobs=jobs))[1]
             client = await found.connect()
-            client.send(b"GET /v1/subscribe?after=0 HTTP/1.1\r\nHost: test\r\n\r\n")
+            client.send(b"GET /v1/subscribe?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             seen = b""
             await client.reader.readuntil(b"\r\n\r\n")
             async for part in client.chunks():

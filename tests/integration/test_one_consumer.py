@@ -183,7 +183,7 @@ def test_a_newcomer_that_leaves_the_line_is_not_given_the_durable(tmp_path: Path
             upgrade += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: holdfast.stores.v1+json\r\n"
             route = "messages" if kind == "poll" else "subscribe"
             target = f"/v1/stores/orders/durables/work/{route}?subscriber=two&wait_ms={LONG_MS}"
-            head = f"GET {target} HTTP/1.1\r\nHost: t\r\n{upgrade if kind == 'socket' else ''}\r\n"
+            head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{upgrade if kind == 'socket' else ''}\r\n"
             client.send(head.encode())
             await until(lambda: line.first(("orders", "work")) is not None)
             client.close()

@@ -240,7 +240,7 @@ def test_what_is_held_for_a_proof_is_not_shown_as_durable_to_who_reads_history(d
     run(scenario)
 
 
-COMMITS = b"POST /v1/commits HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+COMMITS = b"POST /v1/commits HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def never_read_results(here: Serving) -> Client:

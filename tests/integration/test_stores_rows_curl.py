@@ -143,6 +143,8 @@ ROWS = (
     Row("GET /v1/stores/{store}/durables/{durable}/messages", WORK + "/messages?subscriber=other&max=1&wait_ms=1000",
         None, {"messages": [{"seq": 2, "fields": {"n": 2}, "body": "Yg==", "delivery_count": 1, "redelivered": False}]},
         client=receive, same=(2, b"b", {"n": 2}, 2)),
+    Row("POST /v1/stores/{store}/durables/{durable}/messages", WORK + "/messages?subscriber=other&max=1&wait_ms=1000",
+        None, {"messages": [{"seq": 2, "fields": {"n": 2}, "body": "Yg==", "delivery_count": 1}]}),
     Row("POST /v1/stores/{store}/durables/{durable}/acks", WORK + "/acks",
         {"subscriber": "s", "ack": [1, 2], "nack": [], "reject": [], "extend": []}, {"acknowledged": 1, "stale": [2]},
         client=acknowledge, same=2),

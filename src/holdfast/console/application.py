@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
+from holdfast.browsers import BrowserGuard
 from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, Call, Done, Page, link
 from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Html, element, text_of
@@ -84,7 +85,8 @@ class Console:
         self.options = options
         self.sessions = Sessions()
         self.logins = Logins()
-        self.guard = Guard(options.own_hosts, options.scheme, not options.acts)
+        browsers = BrowserGuard(options.own_hosts, with_ports=True, scheme=options.scheme)
+        self.guard = Guard(browsers, not options.acts)
         self.cookie = f"{'__Host-' if options.scheme == 'https' else ''}holdfast_{options.listen_port}"
         self._own_token = options.tokens()[0] if options.token_file is not None and not options.needs_login else None
         self._desks: dict[str | None, Desk] = {}

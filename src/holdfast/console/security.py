@@ -1,6 +1,6 @@
 """Who may ask the console for what: the Host and Origin of a request, its session, its CSRF token, a login.
 
-Nothing here does I/O. ``Guard`` has the rules about one request.
+Nothing here does I/O. ``Guard`` has the rules about one request; those about browsers are ``holdfast.browsers``'.
 
 | a request | is refused |
 |---|---|
@@ -19,6 +19,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from holdfast.browsers import BrowserGuard
 
 SESSIONS_MAX: Final = 1_000
 """Then the session that was idle for longest goes, first those without a login."""
@@ -104,15 +106,14 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of one console. ``hosts``: the values of ``Host`` that are its own; ``scheme``: http or https."""
+    """The rules of one console."""
 
-    hosts: frozenset[str]
-    scheme: str
+    browsers: BrowserGuard
     read_only: bool
 
     def problem_with_host(self, host: str) -> Refused | None:
         """Why a request for this ``Host`` is not served."""
-        if host.lower() in self.hosts:
+        if self.browsers.serves(host):
             return None
         return Refused(421, "This console does not serve that host name. Start it with --host NAME if it is its own.")
 
@@ -120,10 +121,7 @@ class Guard:
         self, path: str, headers: Mapping[str, str], session: Session | None, csrf: str
     ) -> Refused | None:
         """Why a request that is not GET or HEAD is not carried out."""
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in {f"{self.scheme}://{host}" for host in self.hosts}:
-            return Refused(403, "The request comes from a page of another site.")
-        if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        if not self.browsers.is_own_page(headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")):
             return Refused(403, "The request comes from a page of another site.")
         if session is None or not hmac.compare_digest(session.csrf.encode(), csrf.encode()):
             return Refused(

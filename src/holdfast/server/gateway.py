@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from holdfast.browsers import guard_of
 from holdfast.commit.format.request_rules import ITEMS_MAX
 from holdfast.commit.format.transaction import Transaction, Unanswered, with_expectations
 from holdfast.commit.reading.lineage import Lineage
@@ -97,8 +98,16 @@ class Gateway(HttpState):
 
     limits: GatewayLimits
 
-    def __init__(self, *, limits: GatewayLimits, authenticator: Authenticator) -> None:
-        super().__init__(limits, authenticator, asyncio.get_running_loop())
+    def __init__(
+        self,
+        *,
+        limits: GatewayLimits,
+        authenticator: Authenticator,
+        names: Iterable[str] = (),
+        hosts: Iterable[str] = (),
+    ) -> None:
+        """``names``: hosts under which the service is reached, besides addresses; ``hosts``: ``server.hosts``."""
+        super().__init__(limits, authenticator, asyncio.get_running_loop(), guard_of(names, hosts))
         self.own = LeaderHint()
         self.service: CommitService | None = None
         self.reader: LogReader | None = None

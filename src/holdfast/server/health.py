@@ -80,16 +80,17 @@ def health_routes(
     return (
         Route(
             method="GET", path="/livez", role=Role.OPEN, summary="This process is alive",
-            handler=partial(_livez, alive), fast=alive, answers={JSON: Liveness}, tag="health",
+            handler=partial(_livez, alive), fast=alive, answers={JSON: Liveness}, tag="health", browsers="any",
         ),
         Route(
             method="GET", path="/ok", role=Role.OPEN, summary="A no-op went through all four stages",
             handler=partial(_pipeline_ok, gateway), answers={JSON: PipelineResponse}, codes=_NOT_READY, tag="health",
+            browsers="any",
         ),
         Route(
             method="GET", path="/readyz", role=Role.OPEN,
             summary="This process leads, accepts commits, and its store takes them; a read-only one follows its log",
-            handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health",
+            handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health", browsers="any",
             parameters=(_switch("stores", "Whether the message stores must be open, too"),),
             codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
         ),
@@ -112,11 +113,11 @@ def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
     return (
         Route(
             method="GET", path="/openapi.json", role=Role.OPEN, summary="This description",
-            handler=openapi, answers={JSON: None}, tag="description",
+            handler=openapi, answers={JSON: None}, tag="description", browsers="links",
         ),
         Route(
             method="GET", path="/docs", role=Role.OPEN, summary="This description, to be read by people",
-            handler=docs, answers={"text/html": None}, tag="description",
+            handler=docs, answers={"text/html": None}, tag="description", browsers="links",
         ),
     )  # fmt: skip
 

@@ -55,6 +55,7 @@ _STATUS_TEXT: Final[Mapping[int, str]] = {
     410: "That part of the log is gone",
     412: "What the request presumes does not hold: the key's revision, or a quorum",
     413: "The request is larger than the bound",
+    421: "A service without tokens, and the request names another host than this one",
     429: "The client is over its own limit",
     431: "The head of the request is larger than the bound",
     500: "A bug of the service, or a damaged log, which is named by slot and rule",

@@ -20,6 +20,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ import uvloop
 from holdfast import __version__
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
+from holdfast.commit.leadership.addresses import without_scheme
 from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.leadership.takeover import on_interface
 from holdfast.commit.reading.feed import EventBatch
@@ -74,7 +76,7 @@ from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.upkeep import Upkeep
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
-from holdfast.settings import Settings
+from holdfast.settings import ServerSettings, Settings
 from holdfast.temporary_files import temporary_directory
 from holdfast.values import UNIX
 from holdfast.wire.log import ConfigurationAnswer
@@ -197,7 +199,12 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
-        self._gateway = Gateway(limits=_limits(settings), authenticator=Authenticator(self._tokens))
+        self._gateway = Gateway(
+            limits=_limits(settings),
+            authenticator=Authenticator(self._tokens),
+            names=_own_names(settings.server),
+            hosts=settings.server.hosts,
+        )
         self._gateway.read_only = self._read_only
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
@@ -610,6 +617,17 @@ def _limits(settings: Settings) -> GatewayLimits:
         keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
         status_seconds_max=settings.persist.request_timeout_ms / 1000,
     )
+
+
+def _own_names(server: ServerSettings) -> list[str]:
+    """The names of this machine, and those under which the service is reached."""
+    machine = socket.gethostname()
+    reached = (*server.listen, server.advertised_address)
+    return [
+        machine,
+        machine.partition(".")[0],
+        *(without_scheme(each) for each in reached if not each.startswith(UNIX)),
+    ]
 
 
 def _advertised(settings: Settings, bound: list[str]) -> str:

@@ -212,7 +212,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     InvalidRequest: (
         "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
         "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled read_only "
-        "matcher_mismatch type_mismatch stores_not_in_log duplicate_part"
+        "matcher_mismatch type_mismatch stores_not_in_log duplicate_part misdirected"
     ),
     errors.LimitExceeded: "too_large message_too_large too_many_durables",
     errors.Conflict: (

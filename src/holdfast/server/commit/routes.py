@@ -20,7 +20,7 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
-from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
+from holdfast.server.http.routes import GET_OR_POST, POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.values import slot_text
 from holdfast.wire.formats import encode
@@ -168,6 +168,7 @@ class LivezRequest(_LogRequest):
     """``GET /livez``."""
 
     __slots__ = ()
+    any_host = True
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway, "/livez", Role.OPEN)
@@ -258,20 +259,25 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
             ),
             answers={JSON: VersionAnswer}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),
         ),
-        Route(
-            # The role is ``write``, because asking closes the attempt.
-            method="GET", path="/v1/status/{request_id:any}", role=Role.WRITE, checks_scope=True,
-            summary="The final outcome of an attempt; asking closes an attempt that has not committed",
-            handler=partial(_status, gateway),
-            parameters=(
-                Parameter(
-                    "request_id", "path", {"type": "string", "minLength": 1, "maxLength": 255}, "The attempt's id", True
+        *(
+            Route(
+                # The role is ``write``, because asking closes the attempt.
+                method=method, path="/v1/status/{request_id:any}", role=Role.WRITE, checks_scope=True, changes=True,
+                summary="The final outcome of an attempt; asking closes an attempt that has not committed",
+                handler=partial(_status, gateway),
+                parameters=(
+                    Parameter(
+                        "request_id", "path", {"type": "string", "minLength": 1, "maxLength": 255},
+                        "The attempt's id", True,
+                    ),
+                    Parameter(
+                        "min_version", "query", POSITION_SCHEMA,
+                        "The attempt's read version, with or without @LOGID", True,
+                    ),
                 ),
-                Parameter(
-                    "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
-                ),
-            ),
-            answers={JSON: StatusAnswer}, codes=STATUS_CODES,
+                answers={JSON: StatusAnswer}, codes=STATUS_CODES,
+            )
+            for method in GET_OR_POST
         ),
         Route(
             method="POST", path="/v1/admin/step-down", role=Role.ADMIN,

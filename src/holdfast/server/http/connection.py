@@ -22,6 +22,7 @@ from typing import Final, cast
 import httptools
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.http.browsing import problem_with_name
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
@@ -79,8 +80,11 @@ class _Head:
                 self.accept = value
             case b"connection":
                 self.closes |= b"close" in value.lower()
-            case b"transfer-encoding" | b"expect" | b"upgrade":
+            # What a browser sends with every request is for the framework's routes to judge.
+            case b"transfer-encoding" | b"expect" | b"upgrade" | b"origin" | b"sec-fetch-site":
                 self.unusual = True
+            case b"user-agent":
+                self.unusual |= value.startswith(b"Mozilla/")
             case _:
                 pass
 
@@ -93,9 +97,9 @@ class Connection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
-        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "context", "_last_second",
-        "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_takes_no_more", "transport",
-        "_unread", "_unsent", "waiting_to_hand_over", "_writing_paused",
+        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "_known_host", "context",
+        "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_takes_no_more",
+        "transport", "_unread", "_unsent", "waiting_to_hand_over", "_writing_paused",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -122,6 +126,8 @@ class Connection(asyncio.Protocol):
         self._takes_no_more = False
         self._known_head = b""
         """The bytes of ``_head`` while it holds for the next request too."""
+        self._known_host = b""
+        """The ``Host`` that was accepted last, empty for none."""
         self._closes = False
         self._request: FastRequest
 
@@ -264,10 +270,12 @@ class Connection(asyncio.Protocol):
             if head.unusual:
                 self.waiting_to_hand_over = True
                 return 0
-            problem = problem_with_host(head.hosts)
-            if problem is not None:
-                self._refuse(self.context.error_response(problem, closes=True))
-                return 0
+            hosts = head.hosts
+            if len(hosts) != 1 or hosts[0] != self._known_host or not self._known_host:
+                problem = self._problem_with_host(hosts, request)
+                if problem is not None:
+                    self._refuse(self.context.error_response(problem, closes=True))
+                    return 0
             end = head_end + head.length
             if head.length:
                 if head.length > request.request_bytes_max or end > len(data):
@@ -287,6 +295,22 @@ class Connection(asyncio.Protocol):
             self._known_head = data[start:head_end]
         self._dispatch(data[head_end:end])
         return end - start
+
+    def _problem_with_host(self, hosts: list[bytes], request: FastRequest) -> HoldfastError | None:
+        """Why a request with these ``Host`` fields, which differ from the last accepted one, is refused, or None."""
+        problem: HoldfastError | None = problem_with_host(hosts)
+        if problem is not None:
+            return problem
+        guard = self._state.guard
+        if guard is not None and isinstance(self.peer, tuple):  # not from a Unix socket
+            if request.any_host:
+                return None
+            problem = problem_with_name(guard, hosts[0].decode("latin-1"))
+            if problem is not None:
+                self._state.counters.answers[request.route, STATUS_OF[problem.code]] += 1
+                return problem
+        self._known_host = hosts[0]
+        return None
 
     def _match(self, data: bytes, start: int) -> FastRequest | None:
         """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
@@ -472,6 +496,7 @@ _REASON: Final = {
     409: b"Conflict",
     412: b"Precondition Failed",
     413: b"Content Too Large",
+    421: b"Misdirected Request",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",

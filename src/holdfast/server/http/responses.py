@@ -37,6 +37,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     410: (Code.LOG_TRUNCATED, Code.STAGE_LOST, Code.QUEUE_TRIMMED),
     412: (Code.NO_QUORUM, Code.REVISION_MISMATCH),
     413: (Code.TOO_LARGE, Code.MESSAGE_TOO_LARGE),
+    421: (Code.MISDIRECTED,),
     429: (Code.RATE_LIMITED,),
     500: (
         Code.INTERNAL, Code.CORRUPT_LOG, Code.CORRUPT_BATCH, Code.STORE_UNFIT, Code.CORRUPT_QUEUE, Code.SYNC_FAILED,

@@ -23,6 +23,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import Role
+from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
@@ -31,10 +32,17 @@ from holdfast.wire.formats import encode
 
 _log = structlog.get_logger("holdfast.server")
 
-ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
+ANY_ROUTE_CODES: Final = (
+    *(Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.MISDIRECTED, Code.OVERLOADED, Code.INTERNAL),
+)
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
-SINGLE_HEADERS: Final = frozenset({b"authorization", b"content-type", b"if-match", b"if-none-match", b"last-event-id"})
+GET_OR_POST: Final[tuple[Literal["GET"], Literal["POST"]]] = ("GET", "POST")
+"""The methods of a route that changes something and was a GET first. A page of another site cannot hide a POST."""
+
+SINGLE_HEADERS: Final = frozenset(
+    {b"authorization", b"content-type", b"if-match", b"if-none-match", b"last-event-id", b"origin", b"sec-fetch-site"}
+)
 """Headers that the routes read as one value: with two, a proxy and this service could each follow another one."""
 
 POSITION_SCHEMA: Final[Mapping[str, object]] = {
@@ -98,6 +106,15 @@ class Call(PendingResponse):
     def peer(self) -> object:
         """See ``PendingResponse``."""
         return self.connection.peer
+
+    def problem_with_browser(self) -> HoldfastError | None:
+        """Why a service without tokens refuses this request, which a page of another site may have sent; or None."""
+        guard, route = self.state.guard, self._route
+        if guard is None or not isinstance(self.peer, tuple):  # no browser asks on a Unix socket
+            return None
+        by_get = route.changes and self.request.method in ("GET", "HEAD")
+        headers = self.request.headers
+        return problem_with_browser(guard, headers.get, browsers=route.browsers, changes_by_get=by_get)
 
     @property
     def who(self) -> str:
@@ -337,6 +354,10 @@ class Route:
     """Whether a token for some keys may ask: the handler checks them, or shows none."""
     filters: bool = False
     """Whether query parameters filter by attributes, which the handler checks itself."""
+    browsers: Browsers = "own"
+    """Which pages in a browser may ask, where the service has no tokens."""
+    changes: bool = False
+    """Whether its GET changes something; it has a row with POST then."""
 
     @property
     def name(self) -> str:
@@ -370,6 +391,9 @@ class Endpoint:
         status = 200
         try:
             call.require_headers_once()
+            problem = call.problem_with_browser()
+            if problem is not None:
+                raise problem
             call.require_right()
             if not route.filters:
                 call.require_known_parameters(self._query_names)

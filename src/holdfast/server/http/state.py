@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.responses import LeaderHint
@@ -46,9 +47,17 @@ class RequestCounters:
 class HttpState:
     """What all connections and routes of one server share."""
 
-    def __init__(self, limits: HttpLimits, authenticator: Authenticator, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        limits: HttpLimits,
+        authenticator: Authenticator,
+        loop: asyncio.AbstractEventLoop,
+        guard: BrowserGuard,
+    ) -> None:
         self.limits = limits
         self.authenticator = authenticator
+        self.guard = None if authenticator.required else guard
+        """What keeps pages of other sites out. With tokens it is not needed: a page has none."""
         self.loop = loop
         self.counters = RequestCounters()
         self.leader = LeaderHint()
@@ -108,6 +117,8 @@ class FastRequest(ABC):
 
     asks_store = False
     """Whether the response waits until the object store has proved something."""
+    any_host = False
+    """Whether it is served whatever its ``Host`` names."""
 
     def __init__(self, route: str, request_bytes_max: int) -> None:
         self.route = route

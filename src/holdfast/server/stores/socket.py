@@ -33,6 +33,7 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.browsing import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -148,6 +149,9 @@ class SubscribeSocket(asyncio.Protocol):
         try:
             asked = SubscribeRequest(request.path)
             opened = self._opened = self._host.opened()
+            problem = self._problem_with_browser(request)
+            if problem is not None:
+                raise problem
             several = request.headers.get_all("Authorization")
             if len(several) > 1:
                 raise InvalidRequest("the header authorization is given more than once")
@@ -200,6 +204,17 @@ class SubscribeSocket(asyncio.Protocol):
             asked.wait_ms / 1000,
             partial(opened.service.require_continued, asked.token, asked.store, asked.durable),
         )
+
+    def _problem_with_browser(self, request: Request) -> HoldfastError | None:
+        """Why a service without tokens refuses the upgrade, which a page of another site may have asked for."""
+        guard, transport = self._gateway.guard, self._transport
+        if guard is None or transport is None or not isinstance(transport.get_extra_info("peername"), tuple):
+            return None
+        given = {name: request.headers.get_all(name) for name in ("host", "origin", "sec-fetch-site")}
+        for name, values in given.items():
+            if len(values) > 1:
+                return InvalidRequest(f"the header {name} is given more than once")
+        return problem_with_browser(guard, lambda name: next(iter(given.get(name, ())), None))
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:

@@ -163,6 +163,7 @@ def store_route(
     codes: Sequence[Code] = (),
     filters: bool = False,
     cluster: bool = False,
+    changes: bool = False,
     through: Callable[[Call], int | None] = lambda _: None,
 ) -> Route:
     """One row: JSON and msgpack. The role is open because rights are asked of ``StoreAccess``.
@@ -183,6 +184,7 @@ def store_route(
         role=Role.OPEN,
         right="browse" if right is None else str(right),
         filters=filters,
+        changes=changes,
         summary=summary,
         handler=handle,
         parameters=(*path_parameters(path), *parameters, *((TOKEN,) if has_token else ())),

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.server.http.routes import Call, Parameter, Response, Route
+from holdfast.server.http.routes import GET_OR_POST, Call, Parameter, Response, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
@@ -124,6 +124,19 @@ TAKE_OVER: Final = parameter(
     "take_over", "boolean", "Take a standard durable from the subscriber that has it (right: administer)", default=False
 )
 
+POLL_PARAMETERS: Final = (
+    parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
+    parameter(
+        "max", "integer", "How many at most", minimum=1, maximum=POLL_MESSAGES_MAX, default=POLL_MESSAGES_DEFAULT
+    ),
+    parameter(
+        "wait_ms", "integer", "How long to wait for the first, and for a standard durable that another subscriber has",
+        minimum=0, maximum=POLL_WAIT_MS_MAX, default=0,
+    ),
+    TAKE_OVER,
+    parameter("key", "string", "The one key of a last_value durable", maxLength=KEY_BYTES_MAX),
+)  # fmt: skip
+
 
 def message_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
@@ -133,22 +146,17 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
             body=wire.PublishRequest, answer=BatchReceipt, codes=PUBLISH_CODES,
         ),
-        store_route(
-            host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
-            _poll, answer=wire.DeliveredResponse,
-            codes=(
-                Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
-                Code.TOO_MANY_DURABLES,
-            ),
-            parameters=(
-                parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
-                parameter("max", "integer", "How many at most", minimum=1, maximum=POLL_MESSAGES_MAX,
-                          default=POLL_MESSAGES_DEFAULT),
-                parameter("wait_ms", "integer", "How long to wait for the first, and for a standard durable that "
-                          "another subscriber has", minimum=0, maximum=POLL_WAIT_MS_MAX, default=0),
-                TAKE_OVER,
-                parameter("key", "string", "The one key of a last_value durable", maxLength=KEY_BYTES_MAX),
-            ),
+        *(
+            store_route(
+                host, method, f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
+                _poll, answer=wire.DeliveredResponse, changes=True,
+                codes=(
+                    Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
+                    Code.TOO_MANY_DURABLES,
+                ),
+                parameters=POLL_PARAMETERS,
+            )
+            for method in GET_OR_POST
         ),
         store_route(
             host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", _acknowledge,
