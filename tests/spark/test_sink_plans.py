@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from examples.cluster.standalone import standalone_cluster
-from tests.spark.conftest import QUICK_JAVA
+from tests.spark.plan_cluster import PlanCluster, ended, plan_cluster
 from tests.spark.plans_script import PLANS
 from tests.spark.service_process import ServiceProcess
-from tests.spark.test_runtimes import ROOT, bare_python, packed_source
 
 from holdfast.client import Client, ClientOptions
 from holdfast.commit.format.transaction import Write
-from holdfast.spark import find_java
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.stage import ServiceStage
 
@@ -42,57 +34,15 @@ CASES = [
     for victim in (("executor", "driver")[(number + number // len(MOMENTS)) % 2],)
 ]
 SMALL = [case for case in CASES if case[:3] in (("shuffle", "staged", 1), ("rand", "committed", 1))]
-SECONDS_MAX = 240
 pytestmark = pytest.mark.timeout(900)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    master: str
-    archive: Path
-    python: Path
-    service: ServiceProcess
-
-    def start(self, plan: str, token: str, partitions: int) -> subprocess.Popen[bytes]:
-        """One run of the job."""
-        script = str(Path(__file__).with_name("plans_script.py"))
-        arguments = [self.master, self.service.url, plan, token, str(partitions), str(ROWS), str(self.archive)]
-        environment = {
-            **os.environ,
-            "JAVA_HOME": str(find_java()),
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": str(self.python),
-        }
-        return subprocess.Popen(
-            [sys.executable, script, *arguments],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def executors(self) -> list[int]:
-        """The executors of this cluster: Java processes of its workers."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                line = (folder / "cmdline").read_bytes() if folder.name.isdigit() else b""
-            except OSError:
-                continue
-            if b"CoarseGrainedExecutorBackend" in line and str(self.archive.parent).encode() in (
-                os.readlink(folder / "cwd").encode()
-            ):
-                found.append(int(folder.name))
-        return found
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlanCluster, ServiceProcess]]:
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "log").mkdir()
-    with ServiceProcess(folder / "log") as service, standalone_cluster(folder, QUICK_JAVA) as master:
-        yield Cluster(master, packed_source(folder), bare_python(folder), service)
+    with ServiceProcess(folder / "log") as service, plan_cluster(folder) as cluster:
+        yield cluster, service
 
 
 def reached(service: ServiceProcess, token: str, what: str, count: int) -> Callable[[], bool]:
@@ -119,36 +69,28 @@ def reached(service: ServiceProcess, token: str, what: str, count: int) -> Calla
     return staged if what == "staged" else committed
 
 
-def ended(job: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """How a job ended, and what it said last."""
-    _, said = job.communicate(timeout=SECONDS_MAX)
-    return job.returncode, said.decode(errors="replace")[-3000:]
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES if PROVES else SMALL, ids=lambda case: "-".join(map(str, case)))
-def test_a_write_that_loses_a_process_has_each_key_once(cluster: Cluster, case: tuple[str, str, int, str]) -> None:
+def test_a_write_that_loses_a_process_has_each_key_once(
+    running: tuple[PlanCluster, ServiceProcess], case: tuple[str, str, int, str]
+) -> None:
+    cluster, service = running
     plan, what, count, victim = case
     token = f"{plan}-{what}-{count}"
-    is_there = reached(cluster.service, token, what, count)
-    job = cluster.start(plan, token, PARTITIONS)
-    deadline = time.monotonic() + SECONDS_MAX
-    while job.poll() is None and not is_there():
-        assert time.monotonic() < deadline, "the job comes to nothing"
-        time.sleep(0.02)
-    was_alive = job.poll() is None
-    if was_alive and victim == "driver":
-        os.killpg(job.pid, signal.SIGKILL)
-    elif was_alive:
-        os.kill(cluster.executors()[0], signal.SIGKILL)
+
+    def start(partitions: int) -> subprocess.Popen[bytes]:
+        return cluster.start("plans_script.py", service.url, plan, token, str(partitions), str(ROWS))
+
+    job = start(PARTITIONS)
+    was_alive = cluster.kill_when(job, reached(service, token, what, count), victim)
     code, said = ended(job)
     for partitions in (5, 11, 3):
         if code == 0:
             break
-        code, said = ended(cluster.start(plan, token, partitions))
+        code, said = ended(start(partitions))
     assert code == 0 or "written before, with other rows" in said, said
     keys = [b"%s/%06d" % (token.encode(), number) for number in range(ROWS)]
-    assert written(cluster.service, token) == Counter(keys)
+    assert written(service, token) == Counter(keys)
     print(f"{case}: killed {victim if was_alive else 'nothing: it had ended'}")
 
 
