@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -42,11 +42,10 @@ from holdfast.spark.sink.record import (
     request_id,
 )
 from holdfast.spark.sink.stage import open_stage
+from holdfast.spark.sink.task import ASKING
 from holdfast.values import LogPosition
 
 Known = Literal["committed", "not committed", "undecidable"]
-ASKING: Final = 8
-"""How many questions wait for their answers at once."""
 
 
 @dataclass(frozen=True, slots=True)

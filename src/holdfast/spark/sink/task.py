@@ -18,7 +18,9 @@ The record and the notes are records of jobs, which no row reaches: a range dele
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Final, cast
 
@@ -203,6 +205,8 @@ CHUNK_TRANSACTIONS: Final = 5_000
 CHUNK_BYTES: Final = 8 * 2**20
 """A chunk closes at either bound. Both are part of the protocol: two tasks must cut the same rows alike."""
 ATTEMPTS_MAX: Final = 8
+ASKING: Final = 16
+"""How many questions wait for their answers at once: each closes an attempt, which the service writes to its log."""
 
 _encode_operations: Final = msgspec.msgpack.Encoder().encode
 
@@ -332,22 +336,26 @@ class _Sender:
             for index, name in zip(missing, ids, strict=True)
         )
         dead: list[int] = []
+        undecided: dict[str, int] = {}
         for index, name, result in zip(missing, ids, self._client.commits_many(txns), strict=True):
             match result:
                 case CommitReceipt():
                     continue
                 case NotCommitted(reason="too_old"):
-                    if self._is_dead(name, read_version):
-                        dead.append(index)
+                    undecided[name] = index
                 case NotCommitted(reason="banned"):
                     dead.append(index)
                 case NotCommitted():
                     raise result.error()
                 case _:
                     raise result
-        return dead
+        if undecided:
+            with ThreadPoolExecutor(ASKING, "holdfast-sink-asking") as threads:
+                are_dead = threads.map(partial(self._is_dead, read_version), undecided)
+                dead += [index for index, is_dead in zip(undecided.values(), are_dead, strict=True) if is_dead]
+        return sorted(dead)
 
-    def _is_dead(self, name: str, read_version: int) -> bool:
+    def _is_dead(self, read_version: int, name: str) -> bool:
         outcome = self._client.status(name, LogPosition(read_version, self._intent.log_id))
         if outcome.status == "log_truncated":
             raise NotFound(

@@ -1,0 +1,77 @@
+"""How much of one turn of the event loop the connections get, so that none of them keeps the others waiting.
+
+A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; a frame of a WebSocket likewise. One connection gets
+``VISIT`` a turn, and all together ``TURN``, of which those that have not sent a valid token share ``UNKNOWN``. Input
+above that stays in its connection, which reads no more until its next visit, in a circle. A single request may cost
+more than is left: then nothing else is taken in this turn.
+
+Cost: a callback for each turn with input. Memory: one reference for each connection that waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+VISIT: Final = 64
+TURN: Final = 256
+UNKNOWN: Final = TURN // 4
+BYTES_PER_UNIT: Final = 4_096
+
+
+class Visited(Protocol):
+    """A connection with input that waits for its visit."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has sent a valid token, or the service needs none."""
+        ...
+
+    def go_on(self) -> None:
+        """Take more input now. It may wait again."""
+        ...
+
+
+class Turns:
+    """The budget of this turn, and who waits for the next. ``call_soon`` is the loop's."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._left = TURN
+        self._unknown_left = UNKNOWN
+        self._waiting: tuple[deque[Visited], deque[Visited]] = (deque(), deque())
+        """Without a valid token, and with one."""
+        self._ends = False
+
+    def left(self, connection: Visited) -> int:
+        """What this connection may take now; 0 or less means that it must ``wait``."""
+        left = self._left if connection.is_known or self._left < self._unknown_left else self._unknown_left
+        return min(left, VISIT)
+
+    def took(self, units: int, *, is_known: bool) -> None:
+        """A connection has taken this much."""
+        self._left -= units
+        if not is_known:
+            self._unknown_left -= units
+        if not self._ends:
+            self._ends = True
+            self._call_soon(self._next)
+
+    def wait(self, connection: Visited) -> None:
+        """Visit this connection in the next turn in which there is something left for it."""
+        self._waiting[connection.is_known].append(connection)
+        if not self._ends:
+            self._ends = True
+            self._call_soon(self._next)
+
+    def _next(self) -> None:
+        self._left, self._unknown_left, self._ends = TURN, UNKNOWN, False
+        for waiting in self._waiting:
+            for _ in range(len(waiting)):
+                if self.left(waiting[0]) <= 0:
+                    break
+                waiting.popleft().go_on()
+        if not self._ends and any(self._waiting):
+            self._ends = True
+            self._call_soon(self._next)
