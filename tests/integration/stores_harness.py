@@ -25,7 +25,7 @@ from holdfast.commit.format.batch import StoresMode
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.objects.open import open_store
 from holdfast.server.gateway import Gateway, GatewayLimits
-from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -201,7 +201,7 @@ def bodies(messages: list[Any]) -> list[str]:
 async def stores_serving(
     directory: Path,
     *,
-    tokens: Mapping[str, Role] | None = None,
+    tokens: Mapping[str, Role | Grant] | None = None,
     definition: object = None,
     statistics_message_seconds: float = 0.02,
 ) -> AsyncGenerator[StoresServing]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
-from tests.integration.http_harness import serving
+from tests.integration.http_harness import serving, until
 
 from holdfast.errors import HoldfastError
-from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.commit import commit_stream, sse
 from holdfast.server.http.auth import Authenticator, Grant, Role
-from holdfast.server.http.key_scope import KeyScope
-from holdfast.server.http.routes import Call
+from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 
 BODIES = {
     "PUT /v1/retention/any": {"keep": "everything"},
@@ -137,19 +138,148 @@ def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_doe
     assert ("permission_denied" if ended == "narrowed" else "unauthenticated") in said
 
 
+def test_an_idle_stream_of_commits_ends_with_its_token_and_names_the_first_item_that_was_not_taken() -> None:
+    """Also where its client reads no results, and the window of what waits is full."""
+
+    async def scenario() -> bytes:
+        tokens = {"a-long-random-token": Role.WRITE, "another-long-random-token": Role.WRITE}
+        async with serving(tokens=tokens) as here:
+            streams = [await here.connect() for _ in tokens]
+            for stream, token in zip(streams, tokens, strict=True):
+                lines = ["POST /v1/commits HTTP/1.1", "Host: h", f"Authorization: Bearer {token}"]
+                lines += ["Content-Type: application/x-ndjson", "Transfer-Encoding: chunked", "", ""]
+                stream.send("\r\n".join(lines).encode() + chunk("a"))
+                await stream.answer(head_only=True)
+            parts = [stream.chunks() for stream in streams]
+            assert all([b"committed" in await anext(each) for each in parts])
+            here.front.authenticator.replace({"another-long-random-token": Role.WRITE})
+            said = b"".join([part async for part in parts[0]])
+            streams[1].send(chunk("b") + b"0\r\n\r\n")
+            assert b"committed" in b"".join([part async for part in parts[1]])
+            return said
+
+    (line,) = [json.loads(each) for each in asyncio.run(scenario()).splitlines()]
+    assert (line["error"]["code"], line["index"]) == ("unauthenticated", 1)
+
+
+def chunk(key: str) -> bytes:
+    line = json.dumps({"operations": [{"type": "delete", "key_text": key}]}).encode() + b"\n"
+    return b"%x\r\n%s\r\n" % (len(line), line)
+
+
+def test_a_stream_of_commits_whose_window_is_full_takes_nothing_more_when_its_token_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was accepted is answered when it is durable, and nothing else is."""
+    monkeypatch.setattr(commit_stream, "WINDOW_ITEMS", 1)
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with serving(tokens={"a-long-random-token": Role.WRITE}) as here:
+            here.store.gate.clear()
+            stream = await here.connect()
+            lines = ["POST /v1/commits HTTP/1.1", "Host: h", "Authorization: Bearer a-long-random-token"]
+            lines += ["Content-Type: application/x-ndjson", "Transfer-Encoding: chunked", "", ""]
+            stream.send("\r\n".join(lines).encode() + chunk("a") + chunk("b") + chunk("c"))
+            await stream.answer(head_only=True)
+            await until(lambda: here.front.in_flight_commits == 1)
+            here.front.authenticator.replace({"another-long-random-token": Role.WRITE})
+            await until(lambda: not here.front.rights._acts)
+            here.store.gate.set()
+            found = b"".join([part async for part in stream.chunks()])
+            assert here.front.in_flight_commits == 0
+            return [json.loads(line) for line in found.splitlines()]
+
+    first, second = asyncio.run(scenario())
+    assert first["status"] == "committed"
+    assert (second["error"]["code"], second["index"]) == ("unauthenticated", 1)
+
+
+@pytest.mark.parametrize("ended", ["removed", "narrowed"])
+@pytest.mark.parametrize("target", ["/v1/keys/c2VhdC8x", "/v1/range?prefix_text=seat/", "/v1/version", "/v1/retention"])
+def test_what_was_read_for_a_token_that_ended_meanwhile_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, target: str, ended: str
+) -> None:
+    own = "a-long-random-token"
+
+    async def scenario() -> tuple[int, bytes]:
+        async with serving(tokens={own: Grant(Role.READ, None, EVERYTHING)}) as here:
+            under_way, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def waits(*_: object, **__: object) -> Any:
+                under_way.set()
+                await goes_on.wait()
+                return ([(b"seat/1", b"secret", 1)], 1) if "range" in target else (b"secret", 1)
+
+            async def number(*_: object) -> int:
+                await waits()
+                return 1
+
+            monkeypatch.setattr(here.view, "read_range", waits)
+            monkeypatch.setattr(here.view, "get", waits)
+            monkeypatch.setattr(here.service, "version", number)
+            monkeypatch.setattr(here.retention.truncator, "refresh", waits)
+            client = await here.connect()
+            client.send(f"GET {target} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {own}\r\n\r\n".encode())
+            await under_way.wait()
+            narrow = Grant(Role.READ, None, KeyScope((b"row/",)))
+            here.front.authenticator.replace({own: narrow} if ended == "narrowed" else {"another-token-0": Role.READ})
+            goes_on.set()
+            answer = await client.answer()
+            return answer.status, answer.body
+
+    status, body = asyncio.run(scenario())
+    if ended == "narrowed" and target == "/v1/version":
+        assert status == 200  # it shows no key
+    else:
+        assert (status, b"secret" in body) == (403 if ended == "narrowed" else 401, False), body
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_when_its_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what waits for it is sent later, and streams of other tokens that end meanwhile do not wait for it."""
+    monkeypatch.setattr(sse, "LAST_WORDS_SECONDS", 0.1)
+    own, other = "a-long-random-token", "another-long-random-token"
+
+    async def scenario() -> None:
+        async with serving(tokens={own: Role.READ, other: Role.READ, "root-has-a-long-token": Role.ADMIN}) as here:
+            slow, quick = [await here.connect() for _ in range(2)]
+            slow.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 4_096)
+            slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for stream, token in ((slow, own), (quick, other)):
+                stream.send(f"GET /v1/subscribe HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+            await quick.answer(head_only=True)
+            parts = quick.chunks()
+            await until(lambda: len(here.subscriptions.open) == 2)
+            value = base64.b64encode(bytes(700_000)).decode()
+            writer = {"Authorization": "Bearer root-has-a-long-token"}
+            for number in range(12):
+                body = {"operations": [{"type": "write", "key_text": f"k{number}", "value": value}]}
+                client = await here.connect()
+                assert (await client.ask("POST", "/v1/commit", json.dumps(body).encode(), **writer)).status == 200
+                while b"event: transaction" not in await anext(parts):
+                    pass
+            assert here.subscriptions.unsent_bytes_max() > 1_000_000
+            here.front.authenticator.replace({other: Role.READ})
+            await until(lambda: len(here.subscriptions.open) == 1)
+            here.front.authenticator.replace({own: Role.READ})
+            assert b"unauthenticated" in b"".join([part async for part in parts])
+            assert not here.subscriptions.open
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_that_cannot_be_ended_well_keeps_no_later_one_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason cannot be written to the first one, as where its client has gone."""
     tokens = {f"a-long-random-token-{number}": Role.READ for number in range(3)}
-    end_with_error = vars(Subscriptions)["_end_with_error"]
+    say = sse._Subscriber.say
     failed: list[HoldfastError] = []
 
-    async def fails_once(self: Subscriptions, call: Call, error: HoldfastError) -> None:
+    async def fails_once(self: sse._Subscriber, error: HoldfastError, seconds: float) -> None:
         if not failed:
             failed.append(error)
             raise ConnectionResetError
-        await end_with_error(self, call, error)
+        await say(self, error, seconds)
 
-    monkeypatch.setattr(Subscriptions, "_end_with_error", fails_once)
+    monkeypatch.setattr(sse._Subscriber, "say", fails_once)
 
     async def scenario() -> None:
         async with serving(tokens=tokens) as here:

@@ -19,7 +19,7 @@ from tests.rgw import free_port
 
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.auth import Role
-from holdfast.server.http.key_scope import KeyScope
+from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 from holdfast.server.http.token_file import read_token_file
 
 OLD, NEW, READ = "old-token-of-sixteen", "new-token-of-sixteen", "reads-and-nothing-else"
@@ -155,7 +155,7 @@ def test_a_token_has_a_role_and_perhaps_an_end(tmp_path: Path) -> None:
     found = read_token_file(file)
     assert [grant.role for grant in found.values()] == [Role.READ, Role.ADMIN]
     assert [grant.until for grant in found.values()] == [1_801_350_000.0, None]
-    assert [grant.scope for grant in found.values()] == [None, None]
+    assert [grant.scope for grant in found.values()] == [EVERYTHING, EVERYTHING]
     file.write_text("write:sixteen-or-more-characters prefix=orders/ until=2027-01-31T00:00:00Z prefix=stock/\n")
     (scoped,) = read_token_file(file).values()
     assert scoped.scope == KeyScope((b"orders/", b"stock/"))

@@ -55,6 +55,8 @@ class GatewayLimits(HttpLimits):
     subscriber_unsent_bytes_max: int = 10 * 1_048_576
     keepalive_interval_seconds: float = 30.0
     status_seconds_max: float = 10.0
+    receipts_seconds_max: float = 10.0
+    """How long what was accepted may be answered for after its token has ended."""
 
 
 class PartsReader(Protocol):
@@ -246,7 +248,7 @@ class Gateway(HttpState):
             entry.txn, entry.parts = with_expectations(entry.txn), NO_STORE_PARTS
             if not entry.txn.has_store_parts:
                 return None
-        if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
+        if not self.authenticator.scope_of(authorization).is_everything:
             return PermissionDenied("a token with key prefixes may not name stores in a commit")
         if self.parts is None:
             return _no_stores()
@@ -258,7 +260,7 @@ class Gateway(HttpState):
 
     def shown_stores(self, authorization: bytes | None, stores: Sequence[str]) -> ShownStores:
         """The stores that a change stream shows to this caller. Raises: HoldfastError."""
-        if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:
+        if not self.authenticator.scope_of(authorization).is_everything:
             raise PermissionDenied("a token with key prefixes may not name stores")
         if self.published is None:
             raise _no_stores()

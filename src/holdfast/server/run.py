@@ -616,6 +616,7 @@ def _limits(settings: Settings) -> GatewayLimits:
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
         keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
         status_seconds_max=settings.persist.request_timeout_ms / 1000,
+        receipts_seconds_max=settings.persist.request_timeout_ms / 1000,
     )
 
 

@@ -60,7 +60,7 @@ def test_a_token_with_key_prefixes_names_no_store_in_a_stream_or_a_commit() -> N
     assert len(reached(gateway, WHOLE)) == 2
 
 
-CHECK = "if self.authenticator.required and self.authenticator.scope_of(authorization) is not None:\n            "
+CHECK = "if not self.authenticator.scope_of(authorization).is_everything:\n            "
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
@@ -116,13 +117,15 @@ class Server:
         self._landing_ms = 0.0
         self._is_silent = False
         self.loop = SimulatedLoop(world.agenda, self, world.trouble)
+        tokens = Authenticator({})
         self.gateway = cast(
             "Any",
             SimpleNamespace(
                 loop=self.loop,
                 counters=SimpleNamespace(answers=Counter[tuple[str, int]]()),
                 leader=None,
-                authenticator=Authenticator({}),
+                authenticator=tokens,
+                rights=RightsWatch(tokens, cast("Any", self.loop)),
                 service=object(),
                 draining=False,
                 stands_by_next=False,

@@ -26,6 +26,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
+from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Route
@@ -167,6 +168,7 @@ async def _commits(gateway: Gateway, call: Call) -> None:
     reader, wire_format = _reader_for(call)
     await call.start(200, {}, NDJSON if wire_format == "json" else MSGPACK)
     stream = _CommitStream(gateway, call, reader, wire_format)
+    gateway.rights.add(stream)
     try:
         await stream.read_items()
         await stream.written()
@@ -176,6 +178,7 @@ async def _commits(gateway: Gateway, call: Call) -> None:
     except ClientDisconnect:
         pass  # what was submitted stands
     finally:
+        gateway.rights.discard(stream)
         stream.end()
     if reader.problem is not None:
         call.connection.close()
@@ -220,6 +223,9 @@ class _CommitStream:
         self._ready: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         """Writes the results, from the first item on: a stream that sends none is kept as small as it can be."""
+        self._reading: asyncio.Task[object] | None = None
+        self._lost_right: HoldfastError | None = None
+        self._held = call.held_right()
         self._client = call.client
         rates = self._gateway.client_rates
         self._block_items = (
@@ -229,16 +235,37 @@ class _CommitStream:
     # Reading
 
     async def read_items(self) -> None:
-        """Submit items as they arrive, until the stream ends or an item ends it."""
+        """Submit items as they arrive, until the stream ends, an item ends it, or its caller has lost the right."""
+        self._reading = asyncio.current_task()
         try:
             async for part in self._call.parts():
                 await self._submit(part, last=False)
                 if self._reader.problem is not None:
                     return
             await self._submit(b"", last=True)
+        except asyncio.CancelledError:
+            if self._lost_right is None or self._reading is None or self._reading.uncancel():
+                raise
+            self._end_with(self._lost_right)
         finally:
+            self._reading = None
             self._ended = True
             self._wake_writer()
+
+    def problem(self) -> HoldfastError | None:
+        """See ``OpenAct``."""
+        return self._held.problem()
+
+    def end_for(self, problem: HoldfastError) -> None:
+        """See ``OpenAct``. No item is taken any more; the results of those that were are sent, for a while."""
+        self._lost_right = problem
+        if self._reading is not None:
+            self._reading.cancel()
+        self._gateway.loop.call_later(self._gateway.limits.receipts_seconds_max, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self._writer is not None and not self._writer.done():
+            self._call.connection.close_within(0.0)
 
     async def _submit(self, part: bytes, *, last: bool) -> None:
         reader = self._reader
@@ -250,10 +277,9 @@ class _CommitStream:
                 block = txns[start : start + self._block_items]
                 await self._within_rate(len(block))
                 await self._room_for(len(block))
-                problem = await self._admitted() or self._call.problem_with_right()
+                problem = await self._admitted() or self._held.problem()
                 if problem is not None:
-                    self._reader.problem = problem
-                    self._add_problem(problem)
+                    self._end_with(problem)
                     return
                 self._submit_block(block, weight)
         if self._reader.problem is not None:
@@ -278,7 +304,7 @@ class _CommitStream:
                 operations_max=limits.operations_max,
                 preconditions_max=limits.preconditions_max,
             )
-            if problem is None and scope is not None:
+            if problem is None and scope is not EVERYTHING:
                 problem = scope.problem_with(txn)
             if problem is None and txn.has_parts:
                 problem = gateway.read_parts(entry, self._authorization, self._wire_format)
@@ -295,6 +321,10 @@ class _CommitStream:
             gateway.submit_many(accepted, accepted_bytes)
         if len(accepted) < len(txns):
             self._wake_writer()
+
+    def _end_with(self, problem: HoldfastError) -> None:
+        self._reader.problem = problem
+        self._add_problem(problem)
 
     def _add_problem(self, problem: HoldfastError) -> None:
         entry = CommitEntry(Transaction([]), self._complete, problem)

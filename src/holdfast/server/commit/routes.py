@@ -17,7 +17,8 @@ from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
+from holdfast.server.http.auth import HeldRight, Role
+from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.routes import GET_OR_POST, POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
@@ -113,7 +114,7 @@ class CommitRequest(_LogRequest):
                 )
                 if problem is None and gateway.authenticator.required:
                     scope = gateway.authenticator.scope_of(fields.authorization)
-                    problem = None if scope is None else scope.problem_with(txn)
+                    problem = None if scope is EVERYTHING else scope.problem_with(txn)
                 if problem is None:
                     entry = CommitEntry(txn, self._reply, response, len(body))
                     if txn.has_parts:
@@ -149,15 +150,18 @@ class VersionRequest(_LogRequest):
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
         """See ``FastRequest``."""
         del body
-        gateway = self._gateway
+        gateway, authorization = self._gateway, fields.authorization
+        held = HeldRight(gateway.authenticator, authorization, lambda: self.problem_with(authorization))
 
         def answered(version: int | HoldfastError) -> None:
-            if isinstance(version, HoldfastError):
-                response.respond(*error_response(version, gateway.leader))
-            else:
+            problem = version if isinstance(version, HoldfastError) else held.problem()
+            if isinstance(version, int) and problem is None:
                 response.respond(200, None, encode(VersionAnswer(version, gateway.own.leader_id, gateway.log_id)))
+            else:
+                assert problem is not None, "what is not a version is an error"
+                response.respond(*error_response(problem, gateway.leader))
 
-        problem = self.problem_with(fields.authorization)
+        problem = held.problem()
         if problem is not None:
             answered(problem)
         else:

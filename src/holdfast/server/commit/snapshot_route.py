@@ -24,6 +24,7 @@ from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
+from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, ended_by_disconnect, key_parameters
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.part import SCHEMA
@@ -72,12 +73,14 @@ class SnapshotSender:
             await call.finish()
             return
         self._under_way += 1
+        reader = _Reader(call)
         try:
             async with self._held(manifest):
                 with ended_by_disconnect(call):
-                    await self._send(call, manifest, after, media_type)
+                    await self._send(reader, manifest, after, media_type)
         finally:
             self._under_way -= 1
+            self._gateway.rights.discard(reader)
 
     async def _find(self, call: Call) -> Manifest:
         reader = self._gateway.reading()
@@ -127,23 +130,48 @@ class SnapshotSender:
         except HoldfastError as error:
             log.info("hold_stays_until_it_expires", hold=name, error=str(error))
 
-    async def _send(self, call: Call, manifest: Manifest, after: bytes | None, media_type: str) -> None:
-        store = self._gateway.reading().store
+    async def _send(self, reader: _Reader, manifest: Manifest, after: bytes | None, media_type: str) -> None:
+        call, store = reader.call, self._gateway.reading().store
         parts = _parts_after(store, manifest, after)
         async with aclosing(parts):
             # A part that is damaged or gone is reported while the status can still say so.
             first = await anext(parts, None)
+            call.require_right()
             await call.start(200, _headers(manifest), media_type)
+            self._gateway.rights.add(reader)
             arrow = _ArrowStream() if media_type == ARROW_STREAM else None
             encode = _lines if arrow is None else arrow.encode
             part = first
             while part is not None:
                 for batch in part.to_batches(max_chunksize=LINES if arrow is None else None):
-                    await call.write(await asyncio.to_thread(encode, batch))
+                    rows = await asyncio.to_thread(encode, batch)
+                    if (problem := reader.problem()) is not None:
+                        reader.end_for(problem)
+                        raise problem
+                    await call.write(rows)
                 part = await anext(parts, None)
             if arrow is not None:
                 await call.write(arrow.end())
         await call.finish()
+
+
+class _Reader:
+    """One answer under way."""
+
+    __slots__ = ("_held", "call")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._held = call.held_right()
+
+    def problem(self) -> HoldfastError | None:
+        """See ``OpenAct``."""
+        return self._held.problem()
+
+    def end_for(self, problem: HoldfastError) -> None:
+        """See ``OpenAct``. A row has no place for the reason: the answer breaks off, and the next request gets it."""
+        del problem
+        self.call.connection.close_within(LAST_WORDS_SECONDS)
 
 
 def _headers(manifest: Manifest) -> dict[str, str]:

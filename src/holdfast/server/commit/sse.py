@@ -36,7 +36,8 @@ from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderCh
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied
 from holdfast.server.gateway import Gateway, ShownStores
 from holdfast.server.http.auth import Role
-from holdfast.server.http.responses import error_body
+from holdfast.server.http.responses import LeaderHint, error_body
+from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,
@@ -59,8 +60,6 @@ from holdfast.wire.log import (
 
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
-RIGHTS_SECONDS: Final = 0.5
-"""How often open streams are compared with the tokens of now, where these may have changed."""
 KEEPALIVE_TICKS: Final = 8
 FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
@@ -230,22 +229,38 @@ def _records_of(event: TransactionEvent | StoresEvent) -> list[bytes]:
 class _Subscriber:
     """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
 
-    __slots__ = ("call", "has_ended", "keys", "quiet_ticks", "writing")
+    __slots__ = ("_held", "_leader", "_stores", "call", "has_ended", "quiet_ticks", "writing")
 
-    def __init__(self, call: Call, keys: tuple[bytes, bytes | None]) -> None:
+    def __init__(self, call: Call, stores: ShownStores | None, leader: Callable[[], LeaderHint]) -> None:
         self.call = call
-        self.keys = keys
+        self._held = call.held_right()
+        self._stores = stores
+        self._leader = leader
         self.quiet_ticks = 0
         self.writing = False
         self.has_ended = False
 
     def problem(self) -> HoldfastError | None:
-        """None while the caller may read these keys, else the error."""
-        problem = self.call.problem_with_right()
-        scope = self.call.scope
-        if problem is None and scope is not None and not scope.holds_range(*self.keys):
-            return PermissionDenied("the token may not read this range of keys any more")
-        return problem
+        """None while the caller may read these keys and stores, else the error."""
+        problem = self._held.problem()
+        return self._stores.problem() if problem is None and self._stores is not None else problem
+
+    async def end_for(self, problem: HoldfastError) -> None:
+        """See ``OpenAct``."""
+        self.has_ended = True
+        try:
+            if not self.writing:
+                await self.say(problem, LAST_WORDS_SECONDS)
+        finally:
+            self.call.connection.close_within(LAST_WORDS_SECONDS)
+
+    async def say(self, error: HoldfastError, seconds: float = LINGER_SECONDS) -> None:
+        """Say why the stream ends: a reader that meets the same damage again and again would never know it."""
+        text = b"event: error\ndata: %b\n\n" % _encode(error_body(error, self._leader()))
+        with contextlib.suppress(TimeoutError):  # a reader that does not read is cut off
+            async with asyncio.timeout(seconds):
+                await self.call.write(text)
+                await self.call.finish()
 
 
 class Subscriptions:
@@ -262,7 +277,6 @@ class Subscriptions:
         self.lagged = 0
         self.bytes_sent = 0
         self._keepalives: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     def unsent_bytes_max(self) -> int:
         """How far the slowest reader is behind on its connection, in bytes."""
@@ -273,18 +287,21 @@ class Subscriptions:
         start, durable, selection = self._parameters(call)
         batches = self._subscribe(self._gateway.version_of(start), durable, selection.stores is None)
         log_id = self._gateway.log_id
-        subscriber = _Subscriber(call, call.key_range() or (b"", None))
+        subscriber = _Subscriber(call, selection.stores, lambda: self._gateway.leader)
         self._keep_alive()
         try:
             with ended_by_disconnect(call):
                 try:
                     await self._run(call, subscriber, batches, log_id, durable, selection)
                 except HoldfastError as error:
-                    if call.started:
-                        await self._end_with_error(call, error)
+                    if call.started and isinstance(error, PermissionDenied):
+                        await subscriber.end_for(error)
+                    elif call.started:
+                        await subscriber.say(error)
                     raise
         finally:
             self.open.discard(subscriber)
+            self._gateway.rights.discard(subscriber)
             close = getattr(batches, "aclose", None)
             if close is not None:
                 await close()
@@ -309,6 +326,7 @@ class Subscriptions:
                 await call.finish()
                 return
             self.open.add(subscriber)
+            self._gateway.rights.add(subscriber)
             if (problem := subscriber.problem()) is not None:
                 raise problem  # the tokens were replaced, and those that were open compared, since the head came
             await call.write(b"event: log\ndata: %b\n\n" % _encode(LogData(log_id)))
@@ -327,8 +345,6 @@ class Subscriptions:
             if (problem := subscriber.problem()) is not None:
                 subscriber.has_ended = True
                 raise problem
-            if selection.stores is not None and selection.stores.problem() is not None:
-                break  # the next request says why
             text = selection.encode(batch, durable_stream=durable)
             written += len(text)
             if caught_up and len(text) > bytes_max and connection.unsent_bytes() <= bytes_max:
@@ -362,14 +378,6 @@ class Subscriptions:
         reader = self._gateway.reader
         return reader is not None and batch.last_version >= reader.local_version()
 
-    async def _end_with_error(self, call: Call, error: HoldfastError) -> None:
-        """Say why the stream ends: a reader that meets the same damage again and again would never know it."""
-        text = b"event: error\ndata: %b\n\n" % _encode(error_body(error, self._gateway.leader))
-        with contextlib.suppress(TimeoutError):  # a reader that does not read is cut off
-            async with asyncio.timeout(LINGER_SECONDS):
-                await call.write(text)
-                await call.finish()
-
     async def _end_lagging(self, call: Call, unsent: int) -> None:
         self.lagged += 1
         connection = call.connection
@@ -389,8 +397,6 @@ class Subscriptions:
             after = position_of("Last-Event-ID", last_event_id)
         durable = call.switch("durable", default=True)
         wanted = call.key_range()
-        if call.scope is not None:
-            call.scope.require_range(*(wanted or (b"", None)))
         stores = self._stores(call, durable=durable)
         in_parts = call.switch("parts", default=False)
         return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores, in_parts)
@@ -408,28 +414,6 @@ class Subscriptions:
     def _keep_alive(self) -> None:
         if self._keepalives is None or self._keepalives.done():
             self._keepalives = self._gateway.loop.create_task(self._send_keepalives())
-        if self._watching is None and self._gateway.authenticator.required:
-            self._watching = self._gateway.loop.create_task(self._end_ended())
-
-    async def _end_ended(self) -> None:
-        """Twice a second, where tokens were replaced or may expire: end the streams that their tokens may not read."""
-        authenticator, seen = self._gateway.authenticator, -1
-        while True:
-            await asyncio.sleep(RIGHTS_SECONDS)
-            if seen == authenticator.generation and not authenticator.expires:
-                continue
-            seen = authenticator.generation
-            found = [(subscriber, subscriber.problem()) for subscriber in self.open if not subscriber.has_ended]
-            ending = [self._end_one(each, problem) for each, problem in found if problem is not None]
-            await asyncio.gather(*ending, return_exceptions=True)  # one that has gone keeps no other one open
-
-    async def _end_one(self, subscriber: _Subscriber, problem: HoldfastError) -> None:
-        subscriber.has_ended = True
-        try:
-            if not subscriber.writing:
-                await self._end_with_error(subscriber.call, problem)
-        finally:
-            subscriber.call.connection.close()
 
     async def _send_keepalives(self) -> None:
         tick = self._gateway.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
@@ -444,9 +428,8 @@ class Subscriptions:
 
     async def close(self) -> None:
         """End all streams; their readers resume elsewhere by ``Last-Event-ID``."""
-        for task in (self._keepalives, self._watching):
-            if task is not None:
-                task.cancel()
+        if self._keepalives is not None:
+            self._keepalives.cancel()
         for subscriber in list(self.open):
             subscriber.call.connection.close()
 
@@ -454,7 +437,7 @@ class Subscriptions:
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET", path="/v1/subscribe", role=Role.READ, checks_scope=True,
+        method="GET", path="/v1/subscribe", role=Role.READ, checks_scope=True, keys=Call.whole_range,
         summary="The change stream: history, then live events, without gap or repeat",
         stream=subscriptions.stream, tag="stream", answers={MEDIA_TYPE: None},
         parameters=(

@@ -7,20 +7,17 @@ time of a refusal does not reveal how much of a token was right, and no token is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Final, cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
-from holdfast.server.http.key_scope import KeyScope
+from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 
 EXPIRED_HINT: Final = "ask the operator of the service for a new token"
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
-
-
-NO_KEYS: Final = KeyScope(())
 
 
 class Role(IntEnum):
@@ -38,11 +35,11 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role until a moment (Unix time in seconds), or without an end, for the keys of ``scope``, None for all."""
+    """A role until a moment (Unix time in seconds), or without an end, for the keys of ``scope``."""
 
     role: Role
     until: float | None = None
-    scope: KeyScope | None = None
+    scope: KeyScope = EVERYTHING
 
 
 class Authenticator:
@@ -79,18 +76,23 @@ class Authenticator:
             return PermissionDenied("the bearer token has expired", code=Code.UNAUTHENTICATED, hint=EXPIRED_HINT)
         if held.role < role:
             return PermissionDenied(f"this token lacks the `{role.name.lower()}` role")
-        if held.scope is not None and not checks_scope:
+        if not (checks_scope or held.scope.is_everything):
             return PermissionDenied("the token is for some keys only, and this route for the whole service")
         return None
 
-    def scope_of(self, authorization: bytes | None) -> KeyScope | None:
-        """The keys that the caller's token is for; None for all. For a token that has ended they are none."""
+    def scope_of(self, authorization: bytes | None) -> KeyScope:
+        """The keys that the caller's token is for: ``NOTHING`` for one that is unknown, was removed or has expired."""
         if not self.required:
-            return None
+            return EVERYTHING
         held = self._grants.get(_digest_of(authorization) or b"")
         if held is None or (held.until is not None and time.time() >= held.until):
-            return NO_KEYS
+            return NOTHING
         return held.scope
+
+    def until_of(self, authorization: bytes | None) -> float | None:
+        """When the caller's token expires, as Unix time in seconds; None for a token without an end, or for none."""
+        held = self._grants.get(_digest_of(authorization) or b"") if self.expires else None
+        return None if held is None else held.until
 
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
@@ -98,6 +100,46 @@ class Authenticator:
             return _digest_of(authorization) or b""
         host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None
         return host if isinstance(host, str) else "unix"
+
+
+class HeldRight:
+    """A right that is asked for again at each act. It is found again by the caller's token.
+
+    ``problem`` compares three values while no token was replaced or expired and ``basis`` returns the same object;
+    else it asks ``ask``.
+    """
+
+    __slots__ = ("_ask", "_authenticator", "_authorization", "_basis", "_generation", "_known_basis", "_until")
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        authorization: bytes | None,
+        ask: Callable[[], HoldfastError | None],
+        basis: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._authenticator = authenticator
+        self._authorization = authorization
+        self._ask = ask
+        self._basis = basis
+        self._known_basis: object = None
+        self._generation = -1
+        self._until: float | None = None
+
+    def problem(self) -> HoldfastError | None:
+        """None while the caller may, else the error."""
+        generation, basis = self._authenticator.generation, self._basis()
+        if (
+            generation == self._generation
+            and basis is self._known_basis
+            and (self._until is None or time.time() < self._until)
+        ):
+            return None
+        problem = self._ask()
+        if problem is None:
+            self._generation, self._known_basis = generation, basis
+            self._until = self._authenticator.until_of(self._authorization)
+        return problem
 
 
 def _grants_of(tokens: Mapping[str, Role | Grant]) -> dict[bytes, Grant]:

@@ -7,6 +7,7 @@ prefix: each operation, each precondition, and a range from its begin to its end
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from holdfast.commit.format.transaction import PointRead, RangeDelete, Transaction, prefix_end
 from holdfast.errors import PermissionDenied
@@ -16,7 +17,7 @@ HINT = "ask the operator of the service for a token with this prefix"
 
 @dataclass(frozen=True, slots=True)
 class KeyScope:
-    """The prefixes; without any it holds no key.
+    """The prefixes. ``NOTHING`` has none, so it holds no key; every key begins with the prefix of ``EVERYTHING``.
 
     >>> scope = KeyScope((b"seat/",))
     >>> scope.holds_range(b"seat/", b"seat0"), scope.holds_range(b"seat/1", None), scope.holds(b"row/1")
@@ -24,6 +25,11 @@ class KeyScope:
     """
 
     prefixes: tuple[bytes, ...]
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it holds every key."""
+        return b"" in self.prefixes
 
     def holds(self, key: bytes) -> bool:
         """Whether the key begins with one of the prefixes."""
@@ -37,15 +43,11 @@ class KeyScope:
                 return True
         return False
 
-    def require_range(self, begin: bytes, end: bytes | None) -> None:
-        """Return if the range is within the scope. Raises: PermissionDenied."""
-        if not self.holds_range(begin, end):
-            raise PermissionDenied("the token may not read this range of keys", hint=HINT)
-
-    def require(self, key: bytes) -> None:
-        """Return if the key is within the scope. Raises: PermissionDenied."""
-        if not self.holds(key):
-            raise PermissionDenied("the token may not read this key", hint=HINT)
+    def problem_with_range(self, begin: bytes, end: bytes | None) -> PermissionDenied | None:
+        """None if every key of the range is within the scope, else the error."""
+        if self.holds_range(begin, end):
+            return None
+        return PermissionDenied("the token may not read these keys", hint=HINT)
 
     def problem_with(self, txn: Transaction) -> PermissionDenied | None:
         """The first operation or precondition outside the scope, or None."""
@@ -61,3 +63,7 @@ class KeyScope:
             if not within:
                 return PermissionDenied("the token may not read these keys", hint=HINT, precondition=index)
         return None
+
+
+EVERYTHING: Final = KeyScope((b"",))
+NOTHING: Final = KeyScope(())

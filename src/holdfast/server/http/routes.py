@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.format.transaction import prefix_end
-from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.asgi_connection import ConnectionView
-from holdfast.server.http.auth import Role
+from holdfast.server.http.auth import HeldRight, Role
 from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
@@ -123,8 +123,8 @@ class Call(PendingResponse):
         return str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
 
     @property
-    def scope(self) -> KeyScope | None:
-        """The keys that the caller's token is for; None for all."""
+    def scope(self) -> KeyScope:
+        """The keys that the caller's token is for now."""
         return self.state.authenticator.scope_of(self.authorization)
 
     @property
@@ -228,6 +228,10 @@ class Call(PendingResponse):
             raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
         return None if begin is None and end is None else (begin or b"", end)
 
+    def whole_range(self) -> tuple[bytes, bytes | None]:
+        """The same; without them all keys."""
+        return self.key_range() or (b"", None)
+
     async def parts(self) -> AsyncIterator[bytes]:
         """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
         while not self._body_ended:
@@ -256,15 +260,30 @@ class Call(PendingResponse):
         return bytes(whole)
 
     def problem_with_right(self) -> HoldfastError | None:
-        """None while the caller may do this, else the error."""
-        role, checks_scope = self._route.role, self._route.checks_scope
-        return self.state.authenticator.problem_with(self.authorization, role, checks_scope=checks_scope)
+        """None while the caller may do this, else the error. Raises: InvalidRequest, where the keys are not valid."""
+        route, authenticator = self._route, self.state.authenticator
+        problem = authenticator.problem_with(self.authorization, route.role, checks_scope=route.checks_scope)
+        if problem is None and route.keys is not None and not (scope := self.scope).is_everything:
+            problem = scope.problem_with_range(*route.keys(self))
+        if problem is None and route.problem is not None:
+            problem = route.problem(self)
+        return problem
 
     def require_right(self) -> None:
         """Return if the caller may do this now. Raises: PermissionDenied."""
         problem = self.problem_with_right()
         if problem is not None:
             raise problem
+
+    def require_right_to_see(self) -> None:
+        """Return if the caller may still see what was read for it. Raises: PermissionDenied."""
+        problem = self.problem_with_right()
+        if isinstance(problem, PermissionDenied):  # else the service ends, and what it has read is true
+            raise problem
+
+    def held_right(self) -> HeldRight:
+        """The right to this request, to be asked for again at each act of a stream."""
+        return HeldRight(self.state.authenticator, self.authorization, self.problem_with_right)
 
     async def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
         """Send the head of a streamed answer."""
@@ -351,7 +370,11 @@ class Route:
     """Its error codes in addition to ``ANY_ROUTE_CODES``."""
     tag: str = "log"
     checks_scope: bool = False
-    """Whether a token for some keys may ask: the handler checks them, or shows none."""
+    """Whether a token for some keys may ask: its ``keys`` are checked, the handler checks them, or it shows none."""
+    keys: Callable[[Call], tuple[bytes, bytes | None]] | None = None
+    """The range of keys that a request names, all of which a token for some keys must be for."""
+    problem: Callable[[Call], HoldfastError | None] | None = None
+    """None while the caller has a right that does not come from its token alone, else the error."""
     filters: bool = False
     """Whether query parameters filter by attributes, which the handler checks itself."""
     browsers: Browsers = "own"
@@ -401,6 +424,8 @@ class Endpoint:
                 await route.stream(call)
             else:
                 answer = await self._answer(call)
+                if route.method == "GET":
+                    call.require_right_to_see()
                 status = answer.status
                 await call.answer(answer)
         except HoldfastError as error:

@@ -17,6 +17,7 @@ from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.responses import LeaderHint
+from holdfast.server.http.rights_watch import RightsWatch
 
 JSON: Final = "application/json"
 
@@ -58,6 +59,7 @@ class HttpState:
         self.authenticator = authenticator
         self.guard = None if authenticator.required else guard
         """What keeps pages of other sites out. With tokens it is not needed: a page has none."""
+        self.rights = RightsWatch(authenticator, loop)
         self.loop = loop
         self.counters = RequestCounters()
         self.leader = LeaderHint()

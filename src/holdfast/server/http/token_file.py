@@ -18,7 +18,7 @@ from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Grant, Role
-from holdfast.server.http.key_scope import KeyScope
+from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 
 TOKEN_LENGTH_MIN: Final = 16
 BYTES_MAX: Final = 1 << 20
@@ -62,7 +62,7 @@ def _grant(path: Path, number: int, role: Role, words: list[str]) -> Grant:
             prefixes.append(value.encode())
         else:
             raise _bad(path, number, f"after the token only {_ALLOWED} is allowed")
-    return Grant(role, until, KeyScope(tuple(prefixes)) if prefixes else None)
+    return Grant(role, until, KeyScope(tuple(prefixes)) if prefixes else EVERYTHING)
 
 
 def _moment(path: Path, number: int, value: str) -> float:

@@ -8,11 +8,12 @@ must grant each right; the role ``admin`` of ``server.tokens`` keeps all rights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
-from holdfast.server.http.auth import TOKEN_HINT, Authenticator, Role
+from holdfast.server.http.auth import TOKEN_HINT, Authenticator, HeldRight, Role
 from holdfast.server.http.responses import without_traceback
 from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
 from holdfast.stores.definitions.reader import STATISTICS
@@ -68,15 +69,10 @@ class StoreAccess:
         """Whether the caller may: for lists, which show each caller what it may see."""
         return self.problem_with(authorization, right, store) is None
 
-    def later(self, authorization: bytes | None, right: Right, store: str) -> Callable[[], HoldfastError | None]:
-        """A function that asks again whether the caller still may; free while definition and tokens are the same."""
-        permissions, generation = self._permissions(), self._authenticator.generation
-
-        def problem() -> HoldfastError | None:
-            same = self._permissions() is permissions and self._authenticator.generation == generation
-            return None if same else self.problem_with(authorization, right, store)
-
-        return problem
+    def held(self, authorization: bytes | None, right: Right, store: str) -> HeldRight:
+        """The right, to be asked for again at each act: after tokens or definition were replaced it is looked up."""
+        ask = partial(self.problem_with, authorization, right, store)
+        return HeldRight(self._authenticator, authorization, ask, self._permissions)
 
     def user_of(self, authorization: bytes | None) -> str | None:
         """The user whose token this is."""

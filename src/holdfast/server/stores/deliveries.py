@@ -914,7 +914,7 @@ class Poller(Subscriber):
 
     def abandon(self, done: Polled) -> None:
         """Nobody waits for the answer of this poll any more."""
-        if self._done is done:
+        if self._done == done:
             self._done = None
             self.room = 0
             self._stop_timer()
@@ -923,7 +923,7 @@ class Poller(Subscriber):
 
     def hurry(self, done: Polled) -> None:
         """This poll waits no longer: it is answered with what is there, or is on its way."""
-        if self._done is done and self._timer is not None:
+        if self._done == done and self._timer is not None:
             self._stop_timer()
             self._waited()
 

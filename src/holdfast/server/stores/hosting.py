@@ -33,7 +33,7 @@ from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
-from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
@@ -100,6 +100,10 @@ class StoreHost:
         self._closing: asyncio.Task[None] | None = None
         self.suspended = False
         self._place: OpenPlace | None = None
+        gateway.rights.also(self._permissions)
+
+    def _permissions(self) -> Permissions | None:
+        return None if self._opened is None else self._opened.state.definition.permissions
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
         """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""

@@ -82,17 +82,20 @@ class HotRequest(FastRequest):
         try:
             opened = host.opened()
             authorization = fields.authorization
-            opened.access.require(authorization, right, self.store)
             operations = opened.operations
-            if self.poll is not None:
-                problem = opened.access.later(authorization, right, self.store)
+            if self.poll is None:
+                opened.access.require(authorization, right, self.store)
+            else:
+                held = opened.access.held(authorization, right, self.store)
+                if (problem := held.problem()) is not None:
+                    raise problem
                 asked = self.poll
                 if isinstance(asked, dict):
                     asked = _poll_of(self, asked, address_of(response.peer))
                 if asked.take_over:
                     opened.access.require(authorization, Right.ADMINISTER, self.store)
                 opened.statistics.want(self.store)
-                return operations.poll(asked, wanted, done, problem)
+                return operations.poll(asked, wanted, done, held, host.gateway.rights)
             given = format_of(fields.content_type)
             if right is Right.PUBLISH:
                 batch = decode(body, PublishRequest, given)

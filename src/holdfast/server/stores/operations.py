@@ -14,7 +14,9 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem, wall_ms
+from holdfast.server.http.auth import HeldRight
+from holdfast.server.http.rights_watch import RightsWatch
+from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, wall_ms
 from holdfast.server.stores.figures import Latency
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
@@ -63,28 +65,64 @@ Done = Callable[[bytes | HoldfastError], None]
 
 
 class PendingPoll:
-    """A poll that waits for its response, for the connection under it."""
+    """A poll that waits for its response, for the connection under it. An ``OpenAct`` until it has it."""
 
-    __slots__ = ("_abandoned", "_deliveries", "_hurried", "_poller", "_polled", "_until_seconds")
+    __slots__ = ("_abandoned", "_deliveries", "_done", "_held", "_hurried", "_poller", "_rights", "_until_seconds")
 
-    def __init__(self, deliveries: Deliveries, poller: Poller, polled: Polled, seconds: float) -> None:
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        poller: Poller,
+        polled: Polled,
+        seconds: float,
+        held: HeldRight,
+        rights: RightsWatch,
+    ) -> None:
         self._deliveries = deliveries
         self._poller = poller
-        self._polled = polled
+        self._done: Polled | None = polled
         self._until_seconds = deliveries.loop.time() + seconds
         self._abandoned = self._hurried = False
+        self._held = held
+        self._rights = rights
+
+    def watch(self) -> None:
+        """End it when its caller loses the right while it waits."""
+        if self._done is not None:
+            self._rights.add(self)
+
+    def answer(self, answer: Portion | HoldfastError) -> None:
+        """Its response, once: what comes after it is dropped."""
+        done, self._done = self._done, None
+        self._rights.discard(self)
+        if done is not None:
+            done(answer)
+
+    def problem(self) -> HoldfastError | None:
+        """None while its caller may have messages, else the error."""
+        return self._held.problem()
+
+    def end_for(self, problem: HoldfastError) -> None:
+        """See ``OpenAct``."""
+        self._drop()
+        self.answer(problem)
 
     def abandon(self) -> None:
         """Nobody waits for it any more: it is given nothing."""
+        self._rights.discard(self)
+        self._done = None
+        self._drop()
+
+    def _drop(self) -> None:
         self._abandoned = True
         self._deliveries.newcomers.forget(self._poller)
-        self._poller.abandon(self._polled)
+        self._poller.abandon(self.answer)
 
     def hurry(self) -> None:
         """It waits no longer: it is answered with what is there."""
         self._hurried = True
         self._deliveries.newcomers.hurry(self._poller)
-        self._poller.hurry(self._polled)
+        self._poller.hurry(self.answer)
 
     @property
     def abandoned(self) -> bool:
@@ -184,12 +222,14 @@ class StoreOperations:
             return
         self._service.submit_nowait(command, acknowledged)
 
-    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PendingPoll:
+    def poll(
+        self, poll: PollRequest, wire_format: WireFormat, done: Done, held: HeldRight, rights: RightsWatch
+    ) -> PendingPoll:
         """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
         A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. While another
-        subscriber has the standard durable, the poll waits for that; then it is refused (durable_busy). ``problem`` is
-        asked again when there are messages. Raises: NotFound, InvalidRequest (type_mismatch).
+        subscriber has the standard durable, the poll waits for that; then it is refused (durable_busy). The right is
+        asked for again while it waits and when there are messages. Raises: NotFound, InvalidRequest (type_mismatch).
         """
         deliveries = self._deliveries
         durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
@@ -211,8 +251,8 @@ class StoreOperations:
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key and known.keeps:
             known.address = poll.address
-            under_way = PendingPoll(deliveries, known, polled, poll.wait_seconds)
-            deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
+            under_way = PendingPoll(deliveries, known, polled, poll.wait_seconds, held, rights)
+            deliveries.poll(known, poll.count, poll.wait_seconds, under_way.answer, held.problem)
         else:
             poller = Poller(
                 deliveries,
@@ -223,15 +263,15 @@ class StoreOperations:
                 key=poll.key,
             )
             poller.address = poll.address
-            under_way = PendingPoll(deliveries, poller, polled, poll.wait_seconds)
+            under_way = PendingPoll(deliveries, poller, polled, poll.wait_seconds, held, rights)
 
             def attached(result: Attached | HoldfastError) -> None:
                 if isinstance(result, HoldfastError):
-                    done(result)
+                    under_way.answer(result)
                 elif under_way.abandoned:
                     deliveries.leave(poller, "closed")
                 else:
-                    deliveries.poll(poller, poll.count, under_way.wait_seconds, polled, problem)
+                    deliveries.poll(poller, poll.count, under_way.wait_seconds, under_way.answer, held.problem)
 
             attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True, take_over=poll.take_over)
             deliveries.attach(
@@ -242,6 +282,7 @@ class StoreOperations:
                 lambda: self._service.require(token, poll.store, durable),
             )
 
+        under_way.watch()
         return under_way
 
     def browse(

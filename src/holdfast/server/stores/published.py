@@ -6,9 +6,10 @@ read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.errors import HoldfastError, NotFound
+from holdfast.server.http.auth import HeldRight
 from holdfast.server.stores.commit_parts import not_in_log
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.definitions.permissions import Right
@@ -30,29 +31,27 @@ class PublishedStores:
         opened = self._host.opened()
         if not opened.service.lives_in_log:
             raise not_in_log()
-        lost_rights: list[Callable[[], HoldfastError | None]] = []
+        rights: list[HeldRight] = []
         for store in stores:
-            opened.access.require(authorization, Right.SUBSCRIBE, store)
-            lost_rights.append(opened.access.later(authorization, Right.SUBSCRIBE, store))
+            right = opened.access.held(authorization, Right.SUBSCRIBE, store)
+            if (problem := right.problem()) is not None:
+                raise problem
+            rights.append(right)
             if store not in opened.state.definition.stores or store in opened.state.definition.volatile_stores:
                 raise NotFound("the log has no such store", store=store)
-        return WatchedStores(frozenset(stores), lost_rights)
+        return WatchedStores(frozenset(stores), rights)
 
 
 class WatchedStores:
     """The stores that one stream shows."""
 
-    def __init__(self, stores: frozenset[str], lost_rights: Sequence[Callable[[], HoldfastError | None]]) -> None:
+    def __init__(self, stores: frozenset[str], rights: Sequence[HeldRight]) -> None:
         self._stores = stores
-        self._lost_rights = lost_rights
+        self._rights = rights
 
     def problem(self) -> HoldfastError | None:
         """Why the caller may not see them any more, or None."""
-        for lost in self._lost_rights:
-            error = lost()
-            if error is not None:
-                return error
-        return None
+        return next((problem for right in self._rights if (problem := right.problem()) is not None), None)
 
     def messages(self, records: Iterable[bytes]) -> list[StreamMessage]:
         """What these records published in the stores, in order. Cost: each record is decoded. Raises: CorruptData."""

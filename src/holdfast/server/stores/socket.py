@@ -33,6 +33,7 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.browsing import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
@@ -40,7 +41,7 @@ from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
-from holdfast.stores.definitions.permissions import Permissions, Right
+from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
 from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.wire import stores as wire
@@ -81,11 +82,13 @@ class SubscribeSocket(asyncio.Protocol):
         self._open = False
         self._parts: list[bytes] = []
         self._unread_bytes = 0
-        self._authorization: bytes | None = None
+        self._held: HeldRight | None = None
         self._token = ""
         """Of the durable that it is attached to."""
-        self._permissions: Permissions | None = None
-        """The permissions of the last check."""
+        self._unanswered = 0
+        """Acknowledgements that were taken and have no reply yet."""
+        self._lost_right: HoldfastError | None = None
+        """Why it ends as soon as these have their replies."""
 
     # The transport's side
 
@@ -149,18 +152,14 @@ class SubscribeSocket(asyncio.Protocol):
         try:
             asked = SubscribeRequest(request.path)
             opened = self._opened = self._host.opened()
-            problem = self._problem_with_browser(request)
-            if problem is not None:
+            if (problem := self._problem_with_browser(request)) is not None:
                 raise problem
-            several = request.headers.get_all("Authorization")
-            if len(several) > 1:
-                raise InvalidRequest("the header authorization is given more than once")
-            given = several[0] if several else None
-            self._authorization = None if given is None else given.encode("latin-1", "replace")
-            self._permissions = opened.state.definition.permissions
-            opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
+            authorization = _authorization_of(request)
+            self._held = opened.access.held(authorization, Right.SUBSCRIBE, asked.store)
+            if (problem := self._held.problem()) is not None:
+                raise problem
             if asked.take_over:
-                opened.access.require(self._authorization, Right.ADMINISTER, asked.store)
+                opened.access.require(authorization, Right.ADMINISTER, asked.store)
             opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
             if not opened.service.require_continued(asked.token, asked.store, asked.durable):
@@ -179,11 +178,17 @@ class SubscribeSocket(asyncio.Protocol):
         subscriber.address = address_of(None if self._transport is None else self._transport.get_extra_info("peername"))
         self._timeout_seconds = terms.subscriber_timeout_ms / 1000
         attach = asked.command(is_watch=watched is not None)
+        self._gateway.rights.add(self)
 
         def attached(result: Attached | HoldfastError) -> None:
+            if self._closing:
+                return  # the right was lost meanwhile
             if isinstance(result, HoldfastError):
                 self._subscriber = None
                 self._refuse(result)
+                return
+            if (problem := self.problem()) is not None:
+                self.end_for(problem)
                 return
             self._gateway.counters.answers[ROUTE, 101] += 1
             self._open = True
@@ -231,6 +236,7 @@ class SubscribeSocket(asyncio.Protocol):
         return None
 
     def _refuse(self, error: HoldfastError) -> None:
+        self._gateway.rights.discard(self)
         self._closing = True
         status, headers, body = error_response(error, self._gateway.leader)
         self._gateway.counters.answers[ROUTE, status] += 1
@@ -252,7 +258,7 @@ class SubscribeSocket(asyncio.Protocol):
         # Pings are answered by the library; pongs and closes need nothing but their arrival.
 
     def _message(self, data: bytes) -> None:
-        if self._closing or not self._open or not self._may_go_on():
+        if self._closing or self._lost_right is not None or not self._open or not self._may_go_on():
             return
         try:
             self._carry_out(decode_frame(data, self._format))
@@ -292,7 +298,10 @@ class SubscribeSocket(asyncio.Protocol):
         if self._subscriber is not None:
             self._subscriber.acknowledged_ms = wall_ms()
 
+        self._unanswered += 1
+
         def acknowledged(result: Result | HoldfastError) -> None:
+            self._unanswered -= 1
             if isinstance(result, HoldfastError):
                 if identity:
                     self._send(wire.ErrorFrame(identity, str(result.code), result.statement(), result.hint))
@@ -304,6 +313,7 @@ class SubscribeSocket(asyncio.Protocol):
             opened.deliveries.settled(command, result)
             if identity:
                 self._send(wire.ReplyFrame(identity, result.acknowledged, result.stale, result.causes or msgspec.UNSET))
+            self._end_if_answered()
 
         try:
             token, through = frame.token or self._token, partial(highest_of, command)
@@ -327,8 +337,8 @@ class SubscribeSocket(asyncio.Protocol):
         """Whether the peer reads too slowly to get more."""
         return self._subscriber is not None and self._subscriber.paused
 
-    def tell(self, frame: wire.ChangesFrame | wire.CurrentFrame) -> None:
-        """Write what a watch of a map tells."""
+    def tell(self, frame: wire.ChangesFrame | wire.CurrentFrame | wire.AdvisoryFrame | wire.WithdrawnFrame) -> None:
+        """Write what happens to the subscriber, or to the map that it watches."""
         if self._may_go_on():
             self._send(frame)
 
@@ -339,11 +349,11 @@ class SubscribeSocket(asyncio.Protocol):
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Write an advisory."""
-        self._send(wire.AdvisoryFrame(kind, facts))
+        self.tell(wire.AdvisoryFrame(kind, facts))
 
     def withdrawn(self, ranges: collections.abc.Sequence[tuple[int, int]], cause: str) -> None:
         """Write which messages the subscriber does not hold any more."""
-        self._send(wire.WithdrawnFrame(list(ranges), cause))
+        self.tell(wire.WithdrawnFrame(list(ranges), cause))
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
@@ -358,17 +368,37 @@ class SubscribeSocket(asyncio.Protocol):
             self._protocol.send_binary(data)
         self._flush(counted=counted)
 
+    def problem(self) -> HoldfastError | None:
+        """None while tokens and definition let the subscriber go on, else the error. See ``OpenAct``."""
+        return None if self._held is None else self._held.problem()
+
     def _may_go_on(self) -> bool:
-        """Whether the rights of the handshake still hold under the current definition."""
-        opened, subscriber = self._opened, self._subscriber
-        if opened is None or subscriber is None or opened.state.definition.permissions is self._permissions:
-            return True
-        problem = opened.access.problem_with(self._authorization, Right.SUBSCRIBE, subscriber.store)
-        if problem is not None:
-            self.fail(problem)
+        if self._lost_right is not None:
             return False
-        self._permissions = opened.state.definition.permissions
-        return True
+        problem = self.problem()
+        if problem is not None:
+            self.end_for(problem)
+        return problem is None
+
+    def end_for(self, problem: HoldfastError) -> None:
+        """The right is lost: nothing is delivered and nothing taken any more. See ``OpenAct``.
+
+        What was taken before gets its replies; the connection ends with the last of them.
+        """
+        if self._lost_right is not None:
+            return
+        self._lost_right = problem
+        self._leave("closed")
+        if not self._open:
+            self._refuse(problem)
+        elif self._unanswered:
+            self._gateway.loop.call_later(self._gateway.limits.receipts_seconds_max, self.fail, problem)
+        else:
+            self.fail(problem)
+
+    def _end_if_answered(self) -> None:
+        if self._lost_right is not None and not self._unanswered:
+            self.fail(self._lost_right)
 
     def _talks(self) -> bool:
         return self._open and not self._closing and self._protocol.state is State.OPEN
@@ -440,6 +470,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._gateway.rights.discard(self)
         if self._map_watch is not None:
             self._map_watch.end()
             self._map_watch = None
@@ -457,6 +488,13 @@ class SubscribeSocket(asyncio.Protocol):
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+def _authorization_of(request: Request) -> bytes | None:
+    given = request.headers.get_all("Authorization")
+    if len(given) > 1:
+        raise InvalidRequest("the header authorization is given more than once")
+    return given[0].encode("latin-1", "replace") if given else None
 
 
 ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"

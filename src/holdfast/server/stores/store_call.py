@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.http.auth import Role
+from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
@@ -54,23 +55,20 @@ class StoreCall:
         self,
         call: Call,
         host: StoreHost,
-        right: Right | None,
         *,
         cluster: bool = False,
         has_token: bool = False,
         through: Callable[[Call], int | None] = lambda _: None,
     ) -> None:
-        """``right`` None: the handler checks rights itself. ``has_token``: the query may have one. ``through``: the
-        number of the store that the request remembers, where it remembers one.
+        """``has_token``: the query may have one. ``through``: the number of the store that the request remembers, where
+        it remembers one.
 
-        Raises: Fenced (not_leader), PermissionDenied, Closed (``store_replaced``).
+        Raises: Fenced (not_leader), Closed (``store_replaced``).
         """
         self.call = call
         self.host = host
         self.opened: OpenStores = host.opened(cluster=cluster)
         self.accept: WireFormat = format_of(call.request.headers.get("accept"))
-        if right is not None:
-            self.opened.access.require(call.authorization, right, self.store)
         self._has_token = has_token
         self._through = through
         self.require_token()
@@ -78,7 +76,7 @@ class StoreCall:
     @property
     def store(self) -> str:
         """The store of the path; ``CLUSTER`` where it names none."""
-        return str(self.call.request.path_params.get("store", CLUSTER))
+        return _store_of(self.call)
 
     @property
     def durable(self) -> str:
@@ -87,7 +85,7 @@ class StoreCall:
         return str(parameters["durable"] if "durable" in parameters else parameters["map"])
 
     async def raw_body(self) -> bytes:
-        """The request's body as it came. Raises: LimitExceeded."""
+        """The request's body as it came. Raises: LimitExceeded; PermissionDenied for a right that has ended."""
         return await self.call.body(self.host.request_bytes_max)
 
     async def body(self, kind: type[T]) -> T:
@@ -146,6 +144,10 @@ class StoreCall:
         return result
 
 
+def _store_of(call: Call) -> str:
+    return str(call.request.path_params.get("store", CLUSTER))
+
+
 StoreHandler = Callable[[StoreCall], Awaitable[Response]]
 
 
@@ -168,6 +170,7 @@ def store_route(
 ) -> Route:
     """One row: JSON and msgpack. The role is open because rights are asked of ``StoreAccess``.
 
+    ``right`` None: any right on any store, or on the cluster, and the handler shows what the caller may see.
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
     ``through``: the number of the store that a request remembers; without it none.
     """
@@ -175,7 +178,18 @@ def store_route(
     has_token = "{store}" in path and not filters
 
     async def handle(call: Call) -> Response:
-        return await handler(StoreCall(call, host, right, cluster=cluster, has_token=has_token, through=through))
+        return await handler(StoreCall(call, host, cluster=cluster, has_token=has_token, through=through))
+
+    def problem(call: Call) -> HoldfastError | None:
+        try:
+            access = host.opened(cluster=cluster).access
+        except HoldfastError as error:
+            return without_traceback(error)
+        if right is not None:
+            return access.problem_with(call.authorization, right, _store_of(call))
+        unknown = access.problem_with(call.authorization, Right.BROWSE)
+        # To a stranger an empty list would look like a service without stores.
+        return unknown if unknown is not None and unknown.code == Code.UNAUTHENTICATED else None
 
     media_types = (JSON, MSGPACK)
     return Route(
@@ -183,6 +197,7 @@ def store_route(
         path=path,
         role=Role.OPEN,
         right="browse" if right is None else str(right),
+        problem=problem,
         filters=filters,
         changes=changes,
         summary=summary,

@@ -69,14 +69,23 @@ def _asked_version(gateway: Gateway, call: Call) -> int:
     return reader.local_version() if at is None else gateway.version_of(at)
 
 
+def _asked_key(call: Call) -> bytes:
+    path = call.path_text("key")
+    if call.switch("text", default=False):
+        return text_key("key", path)
+    return key_from_text("key", path, hint="text=true reads the path as text")
+
+
+def _only_key(call: Call) -> tuple[bytes, bytes | None]:
+    key = _asked_key(call)
+    return key, key + b"\0"
+
+
 def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
     async def read_key(call: Call) -> Response:
-        path, text = call.path_text("key"), call.switch("text", default=False)
-        key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
-        if call.scope is not None:
-            call.scope.require(key)
+        key, text = _asked_key(call), call.switch("text", default=False)
         stored = await embedded.get(key, at=_asked_version(gateway, call))
         if stored is None:
             raise NotFound("there is no such key")
@@ -84,9 +93,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         return json_response(_found(key, value, version, text=text))
 
     async def read_range(call: Call) -> Response:
-        begin, end = call.key_range() or (b"", None)
-        if call.scope is not None:
-            call.scope.require_range(begin, end)
+        begin, end = call.whole_range()
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=_asked_version(gateway, call))
@@ -95,13 +102,13 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/v1/keys/{key:any}", role=Role.READ, checks_scope=True,
+            method="GET", path="/v1/keys/{key:any}", role=Role.READ, checks_scope=True, keys=_only_key,
             summary="A key's value, from the embedded view",
             handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
         ),
         Route(
-            method="GET", path="/v1/range", role=Role.READ, checks_scope=True,
+            method="GET", path="/v1/range", role=Role.READ, checks_scope=True, keys=Call.whole_range,
             summary="Consecutive keys and their values, from the embedded view",
             handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(

@@ -257,6 +257,7 @@ class _Letters:
             looked += len(letters)
             for letter in letters:
                 if not self._asked.messages or letter.seq in self._ranges:
+                    call.call.require_right()
                     await self._send_back(letter)
             # Where nothing was sent back, nothing above has let other requests run.
             await asyncio.sleep(0)
