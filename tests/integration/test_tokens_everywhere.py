@@ -36,7 +36,7 @@ QUERIES = {
     "GET /v1/range": "?prefix=" + KEY,
     "GET /v1/subscribe": "?prefix=" + KEY,
 }
-SHOWS_NO_KEYS = {"GET /v1/version", "GET /v1/status/{request_id}", "POST /v1/status/{request_id}"}
+SHOWS_NO_KEYS = {"GET /v1/version"}
 
 
 async def routes(found: Serving) -> dict[str, str]:

@@ -260,7 +260,8 @@ def jobs(
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will. Raises:
-    OutcomeUnknown without a final status within ``resolve_within_ms``; InvalidRequest; PermissionDenied."""
+    OutcomeUnknown without a final status within ``resolve_within_ms``, or where the token may not ask for the attempt;
+    InvalidRequest; PermissionDenied for a token that is not valid."""
     budget = RetryBudget(session, now_ms, session.options.resolve_within_ms)
     return (yield from _ask_status(session, request_id, session.resolve_position(min_version), budget))
 
@@ -271,10 +272,11 @@ def _ask_status(
     request = status_request(request_id, min_version)
     try:
         response = yield from _request_within(session, request, budget)
-    except (InvalidRequest, PermissionDenied):
-        raise
     except HoldfastError as error:
-        raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN) from error
+        if isinstance(error, InvalidRequest) or error.code is Code.UNAUTHENTICATED:
+            raise
+        hint = OTHER_TOKEN_HINT if isinstance(error, PermissionDenied) else ASK_HINT
+        raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN, hint) from error
     reply = decode_body(response, StatusAnswer)
     if reply.status == "committed":
         if reply.version is None:
@@ -283,11 +285,15 @@ def _ask_status(
     return reply
 
 
-def _unknown(request_id: str | None, min_version: int | None, code: Code) -> OutcomeUnknown:
+ASK_HINT: Final = "ask status with this request id and min_version"
+OTHER_TOKEN_HINT: Final = "this token may not ask: ask status with a token that may commit with this request id"
+
+
+def _unknown(request_id: str | None, min_version: int | None, code: Code, hint: str = ASK_HINT) -> OutcomeUnknown:
     return OutcomeUnknown(
         "whether the transaction committed is not known",
         code=code,
-        hint="ask status with this request id and min_version",
+        hint=hint,
         request_id=request_id,
         min_version=min_version,
     )

@@ -15,10 +15,10 @@ from holdfast.commit.format.json_request import JsonTransaction, decode_json
 from holdfast.commit.format.request_rules import problem_with_request_id
 from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import HeldRight, Role
-from holdfast.server.http.key_scope import EVERYTHING
+from holdfast.server.http.key_scope import EVERYTHING, HINT
 from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.routes import GET_OR_POST, POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
@@ -213,8 +213,11 @@ async def _status(gateway: Gateway, call: Call) -> Response:
     problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
+    if not call.scope.owns(request_id):  # asking would ban an attempt of another writer, or show its receipt
+        raise PermissionDenied("the token may not ask for attempts of other writers", hint=HINT)
     min_version = gateway.version_of(call.required_position("min_version"))
     answer = await gateway.status(request_id, min_version)
+    call.require_right_to_see()
     if answer.stores is not None:
         answer = replace(answer, stores=stores_receipt(answer.stores))
     return json_response(answer)

@@ -36,6 +36,7 @@ from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderCh
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied
 from holdfast.server.gateway import Gateway, ShownStores
 from holdfast.server.http.auth import Role
+from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 from holdfast.server.http.responses import LeaderHint, error_body
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import (
@@ -84,20 +85,25 @@ def _timestamp(time_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:
-    """Lets through what touches a key in ``[begin, end)``. An absent ``end`` means to the last key."""
+    """Lets through what a transaction does to the keys in ``[begin, end)``. An absent ``end`` means to the last key."""
 
     begin: bytes
     end: bytes | None
 
     def operations(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations that touch the range, in order."""
-        return [operation for operation in operations if self._touches(operation)]
+        """The operations that touch the range, in order. A range delete is cut to it."""
+        return [cut for operation in operations if (cut := self._cut(operation)) is not None]
 
-    def _touches(self, operation: Operation) -> bool:
+    def _cut(self, operation: Operation) -> Operation | None:
         begin, end = self.begin, self.end
-        if isinstance(operation, RangeDelete):
-            return (end is None or operation.begin < end) and (operation.end is None or begin < operation.end)
-        return begin <= operation.key and (end is None or operation.key < end)
+        if not isinstance(operation, RangeDelete):
+            return operation if begin <= operation.key and (end is None or operation.key < end) else None
+        low, high = max(begin, operation.begin), operation.end
+        if high is None or (end is not None and end < high):
+            high = end
+        if high is not None and low >= high:
+            return None
+        return operation if (low, high) == (operation.begin, operation.end) else RangeDelete(low, high)
 
 
 def encode_event(
@@ -193,8 +199,11 @@ class Selection:
     stores: ShownStores | None
     in_parts: bool = False
 
-    def encode(self, batch: EventBatch, *, durable_stream: bool) -> bytes:
-        """The text of what is selected. Checkpoints always pass, so progress is visible. Raises: CorruptData."""
+    def encode(self, batch: EventBatch, *, durable_stream: bool, scope: KeyScope = EVERYTHING) -> bytes:
+        """The text of what is selected. Checkpoints always pass, so progress is visible. Raises: CorruptData.
+
+        ``scope``: the reader's. Ids that it does not own are left out.
+        """
         if self.keys is None and self.stores is None:
             return encode_batch(batch, durable_stream=durable_stream)
         parts: list[bytes] = []
@@ -208,7 +217,10 @@ class Selection:
                 if not kept and not published:
                     skipped = event
                     continue
-                event = msgspec.structs.replace(event, operations=kept)
+                name = event.request_id
+                event = msgspec.structs.replace(
+                    event, operations=kept, request_id=name if name is not None and scope.owns(name) else None
+                )
             skipped = None
             text = encode_event(
                 event, batch.log_id, durable_stream=durable_stream, published=published, in_parts=self.in_parts
@@ -229,13 +241,16 @@ def _records_of(event: TransactionEvent | StoresEvent) -> list[bytes]:
 class _Subscriber:
     """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
 
-    __slots__ = ("_held", "_leader", "_stores", "call", "has_ended", "quiet_ticks", "writing")
+    __slots__ = (
+        "_generation", "_held", "_leader", "_scope", "_stores", "call", "has_ended", "quiet_ticks", "writing",
+    )  # fmt: skip
 
     def __init__(self, call: Call, stores: ShownStores | None, leader: Callable[[], LeaderHint]) -> None:
         self.call = call
         self._held = call.held_right()
         self._stores = stores
         self._leader = leader
+        self._scope, self._generation = NOTHING, -1
         self.quiet_ticks = 0
         self.writing = False
         self.has_ended = False
@@ -244,6 +259,13 @@ class _Subscriber:
         """None while the caller may read these keys and stores, else the error."""
         problem = self._held.problem()
         return self._stores.problem() if problem is None and self._stores is not None else problem
+
+    def scope(self) -> KeyScope:
+        """The keys that the caller's token is for, while ``problem`` is None."""
+        generation = self.call.state.authenticator.generation
+        if generation != self._generation:
+            self._scope, self._generation = self.call.scope, generation
+        return self._scope
 
     async def end_for(self, problem: HoldfastError) -> None:
         """See ``OpenAct``."""
@@ -345,7 +367,7 @@ class Subscriptions:
             if (problem := subscriber.problem()) is not None:
                 subscriber.has_ended = True
                 raise problem
-            text = selection.encode(batch, durable_stream=durable)
+            text = selection.encode(batch, durable_stream=durable, scope=subscriber.scope())
             written += len(text)
             if caught_up and len(text) > bytes_max and connection.unsent_bytes() <= bytes_max:
                 counted_from = written

@@ -2,10 +2,14 @@
 
 A token with prefixes reaches only the routes that check them. Everything that such a request names must be within one
 prefix: each operation, each precondition, and a range from its begin to its end.
+
+Ids of attempts have no keys, so they carry a tag: ``BASE64URL:rest``, the prefix of a writer without padding. Who may
+touch all keys of that prefix may commit with the id, ask for its outcome and see it.
 """
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +39,13 @@ class KeyScope:
         """Whether the key begins with one of the prefixes."""
         return key.startswith(self.prefixes)
 
+    def owns(self, request_id: str) -> bool:
+        """Whether the id begins with the tag of a prefix that is wholly within the scope; of everything each id is."""
+        if self.is_everything:
+            return True
+        prefix = tagged_prefix(request_id)
+        return prefix is not None and self.holds(prefix)
+
     def holds_range(self, begin: bytes, end: bytes | None) -> bool:
         """Whether every key from ``begin`` up to ``end``, None for the last key, begins with one of the prefixes."""
         for prefix in self.prefixes:
@@ -63,6 +74,31 @@ class KeyScope:
             if not within:
                 return PermissionDenied("the token may not read these keys", hint=HINT, precondition=index)
         return None
+
+
+PREFIX_BYTES_MAX: Final = 64
+"""Of a prefix of a token: an id has at most 255 characters, of which its tag takes at most 87."""
+
+
+def tag_of(prefix: bytes) -> str:
+    """What the ids of a writer with this prefix begin with.
+
+    >>> tag_of(b"seat/")
+    'c2VhdC8:'
+    """
+    return base64.urlsafe_b64encode(prefix).decode().rstrip("=") + ":"
+
+
+def tagged_prefix(request_id: str) -> bytes | None:
+    """The prefix in the tag of an id; None for an id without one, which may look like a tag by chance."""
+    text, colon, _ = request_id.partition(":")
+    if not colon or not text.isascii():
+        return None
+    try:
+        prefix = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    return prefix if len(prefix) <= PREFIX_BYTES_MAX and tag_of(prefix) == text + ":" else None
 
 
 EVERYTHING: Final = KeyScope((b"",))
