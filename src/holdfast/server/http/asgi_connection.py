@@ -2,7 +2,11 @@
 
 ``HttpToolsProtocol`` is not public API of uvicorn: ``pyproject.toml`` pins the minor version, and tests check the parts
 used here: the constructor, ``connection_made``, ``connection_lost``, the parser's callbacks, ``send_400_response``,
-``app_state`` in every scope, and the upgrade to WebSocket through ``handle_websocket_upgrade``.
+``app_state`` in every scope, what ``FlowControl`` asks of its transport, and the upgrade to WebSocket through
+``handle_websocket_upgrade``.
+
+Input is given to the parser in pieces, as far as the turn goes (``turns``). While the framework takes no more, or the
+turn is over, the rest waits here and nothing is read.
 """
 
 from __future__ import annotations
@@ -13,14 +17,20 @@ from typing import Final, cast
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.http.requests import problem_with_host
+from holdfast.server.http.state import HttpState
+from holdfast.server.http.turns import BYTES_PER_UNIT
 
 HEAD_BYTES_MAX: Final = 65_536
 KEEP_ALIVE_SECONDS: Final = 75
+PIECE_BYTES: Final = 2_048
+BODY_PIECE_BYTES: Final = 65_536
+"""What the parser gets at once: many small heads may be in a piece, of a body there is only one."""
 
 ErrorResponse = Callable[[HoldfastError], bytes]
 MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
@@ -86,8 +96,14 @@ class Framework:
     """Makes the protocols of one server and keeps track of their connections."""
 
     def __init__(
-        self, app: Callable[..., object], *, error_response: ErrorResponse, socket: MakeSocket | None = None
+        self,
+        http: HttpState,
+        app: Callable[..., object],
+        *,
+        error_response: ErrorResponse,
+        socket: MakeSocket | None = None,
     ) -> None:
+        self.http = http
         self.error_response = error_response
         self.socket = socket
         self.state = ServerState()
@@ -184,6 +200,23 @@ class _RequestParser:
             self.feed_data(head + data[upgrade.args[0] :])
 
 
+class _Reading:
+    """The transport, as far as uvicorn's flow control asks it to read."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: AsgiConnection) -> None:
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        """The framework takes no more."""
+        self._connection.take_no_more()
+
+    def resume_reading(self) -> None:
+        """It takes more."""
+        self._connection.take_more()
+
+
 class AsgiConnection(HttpToolsProtocol):
     """One connection in the framework's hands."""
 
@@ -201,6 +234,13 @@ class AsgiConnection(HttpToolsProtocol):
         self._taken_at = framework.seconds
         self.head_since: int | None = None
         self.heard_at = framework.seconds
+        self.is_known = framework.http.knows(None)
+        """See ``Visited``."""
+        self._unread = bytearray()
+        self._is_full = False
+        self._waits_for_turn = False
+        self._is_released = False
+        """Whether the connection is gone, or a WebSocket's."""
 
     @property
     def body_open(self) -> bool:
@@ -210,6 +250,7 @@ class AsgiConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The connection is this protocol's from now on."""
         super().connection_made(transport)
+        self.flow = FlowControl(cast(asyncio.Transport, _Reading(self)))
         self._framework.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -226,7 +267,61 @@ class AsgiConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return  # the rest of what a refused peer sent
         self.heard_at = self._framework.seconds
-        super().data_received(data)
+        if self._unread:
+            self._unread += data
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        turns, is_known = self._framework.http.turns, self.is_known
+        left = budget = turns.left(self)
+        position, connection = 0, self._connection
+        while position < len(data) and left > 0 and not self._is_full:
+            heads = connection.heads
+            piece = data[position : position + (BODY_PIECE_BYTES if connection.body_open else PIECE_BYTES)]
+            super().data_received(piece)
+            position += len(piece)
+            left -= max(1, connection.heads - heads + len(piece) // BYTES_PER_UNIT)
+            if self.transport.is_closing() or self._is_released:
+                position = len(data)  # refused, or a WebSocket now
+        if position:
+            turns.took(budget - left, is_known=is_known)
+        if position < len(data):
+            self._unread += data[position:]
+            self.transport.pause_reading()
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if not self._waits_for_turn and not self._is_full:
+            self._waits_for_turn = True
+            self._framework.http.turns.wait(self)
+
+    def go_on(self) -> None:
+        """See ``Visited``."""
+        self._waits_for_turn = False
+        if self._is_full or self.transport.is_closing():
+            return
+        data = bytes(self._unread)
+        self._unread.clear()
+        self._feed(data)
+        if self._reads():
+            self.transport.resume_reading()
+
+    def _reads(self) -> bool:
+        return not (self._unread or self._is_full or self._is_released)
+
+    def take_no_more(self) -> None:
+        """The framework has enough of this connection."""
+        self._is_full = True
+        self.transport.pause_reading()
+
+    def take_more(self) -> None:
+        """The framework takes more, beginning with what was read already."""
+        self._is_full = False
+        if self._unread:
+            self._wait_for_turn()
+        else:
+            self.transport.resume_reading()
 
     def resume_writing(self) -> None:
         """The peer has read enough: go on."""
@@ -237,6 +332,8 @@ class AsgiConnection(HttpToolsProtocol):
         """Drop references to this protocol, which would keep it and the request's bytes in memory."""
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
         self._problem = None
+        self._is_released = True
+        self._unread.clear()
         self.pipeline.clear()
         self.parser = cast(httptools.HttpRequestParser, None)  # uvicorn itself does this at the end
         self.cycle = None  # type: ignore[assignment]  # None before the first request, whatever is declared
@@ -279,6 +376,8 @@ class AsgiConnection(HttpToolsProtocol):
             if self._problem is not None:
                 raise self._problem
         self.head_since = None
+        authorization = next((value for name, value in self.headers if name == b"authorization"), None)
+        self.is_known = self._framework.http.knows(authorization)
         self._connection.heads += 1
         self._connection.body_open = True
         super().on_headers_complete()

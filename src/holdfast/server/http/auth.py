@@ -80,6 +80,13 @@ class Authenticator:
             return PermissionDenied("the token is for some keys only, and this route for the whole service")
         return None
 
+    def knows(self, authorization: bytes | None) -> bool:
+        """Whether the caller has shown a token that is valid now, or needs none."""
+        if not self.required:
+            return True
+        held = self._grants.get(_digest_of(authorization) or b"")
+        return held is not None and (held.until is None or time.time() < held.until)
+
     def scope_of(self, authorization: bytes | None) -> KeyScope:
         """The keys that the caller's token is for: ``NOTHING`` for one that is unknown, was removed or has expired."""
         if not self.required:

@@ -5,10 +5,11 @@ module finds the end of a head itself, so that it can hand a request over untouc
 body. If httptools finds another end of the request, the connection is closed (it may be request smuggling). A head
 that equals the previous one byte for byte is not parsed again.
 
-Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, and the transport's
-high-water mark. Up to ``DISCARD_BYTES_MAX`` of a refused request are read and discarded, so that its sender sees the
-response. A peer that has closed its sending direction still gets its responses. Its version requests wait at most
-``HALF_CLOSED_SECONDS_MAX``; its long polls are answered without waiting.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, what a turn of the
+loop has for one connection (``turns``), and the high-water mark of the transport. Up to ``DISCARD_BYTES_MAX`` of a
+refused request are read and discarded, so that its sender sees the response. A peer that has closed its sending
+direction still gets its responses. Its version requests wait at most ``HALF_CLOSED_SECONDS_MAX``; its long polls are
+answered without waiting.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from holdfast.server.http.browsing import problem_with_name
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
+from holdfast.server.http.turns import BYTES_PER_UNIT
 
 HEAD_BYTES_MAX: Final = 65_536
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
@@ -97,9 +99,10 @@ class Connection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
-        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "_known_head", "_known_host", "context",
-        "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_takes_no_more",
-        "transport", "_unread", "_unsent", "waiting_to_hand_over", "_writing_paused",
+        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "is_known", "_known_head", "_known_host",
+        "context", "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request",
+        "_takes_no_more", "transport", "_unread", "_unsent", "waiting_to_hand_over", "_waits_for_turn",
+        "_writing_paused",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -114,7 +117,10 @@ class Connection(asyncio.Protocol):
         """Unread bytes needed before parsing again."""
         self.reading_paused = False
         self._writing_paused = False
+        self._waits_for_turn = False
         self.waiting_to_hand_over = False
+        self.is_known = context.state.knows(None)
+        """See ``Visited``."""
         self._discard_left = -1
         """At or above zero: input is discarded until the connection is closed."""
         self.dirty = False
@@ -217,12 +223,19 @@ class Connection(asyncio.Protocol):
         self._needed = 0
         size = len(data)
         position = 0
+        turns, is_known = self.context.turns, self.is_known
+        left = budget = turns.left(self)
         while position < size and not (self.reading_paused or self._takes_no_more) and self._discard_left < 0:
+            if left <= 0:
+                self._wait_for_turn()
+                break
             taken = self._take(data, position)
             if taken == 0:
                 break
             position += taken
+            left -= 1 + taken // BYTES_PER_UNIT
         if position:
+            turns.took(budget - left, is_known=is_known)
             self._last_second = self.context.seconds
         if self.transport is None or self._discard_left >= 0:
             return
@@ -234,6 +247,16 @@ class Connection(asyncio.Protocol):
             self._unread += memoryview(data)[position:] if position else data
             if self.waiting_to_hand_over:
                 self._hand_over_when_answered()
+
+    def _wait_for_turn(self) -> None:
+        self._waits_for_turn = True
+        self._pause_reading()
+        self.context.turns.wait(self)
+
+    def go_on(self) -> None:
+        """See ``Visited``."""
+        self._waits_for_turn = False
+        self._resume_reading(UNANSWERED_MAX - 1)
 
     def _take(self, data: bytes, start: int) -> int:
         """Take one request at ``start``. Returns its size, or 0 when it is incomplete or the framework's."""
@@ -267,6 +290,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data[start:head_end])
             self._closes = head.closes
+            self.is_known = self._state.knows(head.authorization)
             if head.unusual:
                 self.waiting_to_hand_over = True
                 return 0
@@ -392,8 +416,10 @@ class Connection(asyncio.Protocol):
             self.reading_paused = True
             self.transport.pause_reading()
 
-    def _resume_reading(self) -> None:
-        if not self.reading_paused or self._writing_paused or len(self.queue) > UNANSWERED_MAX // 2:
+    def _resume_reading(self, unanswered_max: int = UNANSWERED_MAX // 2) -> None:
+        if not self.reading_paused or self._writing_paused or self._waits_for_turn:
+            return
+        if len(self.queue) > unanswered_max:
             return
         transport = self.transport
         if transport is None or transport.is_closing() or self._takes_no_more:
@@ -576,6 +602,7 @@ class ConnectionContext:
         self.lines = tuple(lines.items())
         self.matcher = matcher
         self.beginnings = (*lines, *(() if matcher is None else matcher.prefixes))
+        self.turns = state.turns
         self.connections = 0
         self.ended = 0
         self.connections_max = state.limits.connections_max or sys.maxsize

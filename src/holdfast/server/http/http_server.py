@@ -66,7 +66,7 @@ class HttpServer:
     ) -> None:
         """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors."""
         self.state = state
-        self.framework = Framework(make_app(state, routes), error_response=self._error_response, socket=socket)
+        self.framework = Framework(state, make_app(state, routes), error_response=self._error_response, socket=socket)
         fast = {route.line: route.fast for route in routes if route.fast is not None}
         self.context = ConnectionContext(state, self.framework.protocol, fast, matcher)
         self.addresses: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.http.rights_watch import RightsWatch
+from holdfast.server.http.turns import Turns
 
 JSON: Final = "application/json"
 
@@ -63,7 +64,14 @@ class HttpState:
         self.loop = loop
         self.counters = RequestCounters()
         self.leader = LeaderHint()
+        self.turns = Turns(loop.call_soon)
         self.in_flight_commits = 0
+        self.knows_user: Callable[[bytes | None], bool] = lambda _: False
+        """Whether a header has the token of a user of the stores."""
+
+    def knows(self, authorization: bytes | None) -> bool:
+        """Whether the header has a valid token, or the service needs none."""
+        return self.authenticator.knows(authorization) or self.knows_user(authorization)
 
 
 class RequestFields(Protocol):

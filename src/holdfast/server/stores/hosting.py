@@ -71,7 +71,8 @@ class OpenStores:
         self.service = service
         self.state = state
         self.definitions = InForce(state)
-        self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
+        access = self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
+        gateway.knows_user = lambda authorization: access.user_of(authorization) is not None
         self.deliveries = Deliveries(service, Backlog(state), gateway.loop)
         self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
         self.statistics = StatisticsFeed(service, gateway.loop, samples, every_seconds)

@@ -8,6 +8,7 @@
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
+A connection gets a part of each turn of the loop (``turns``); the rest of its input waits.
 A wrong frame ends the connection with ``malformed``. A slow reader (``UNSENT_BYTES_MAX``) gets nothing more; one that
 sends and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is silent for the durable's subscriber
 timeout is detached, and what it held is delivered to others.
@@ -53,6 +54,8 @@ FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576
 """Bytes of replies and pongs written for a peer that reads nothing; messages wait instead."""
+PIECE_BYTES: Final = 2_048
+"""What the parser gets at once: it reads every frame in it, and the smallest has six bytes."""
 CLOSE_SECONDS_MAX: Final = 2.0
 LAST_WORDS_SECONDS_MAX: Final = 10.0
 PINGS_PER_TIMEOUT: Final = 3
@@ -81,6 +84,10 @@ class SubscribeSocket(asyncio.Protocol):
         self._closing = False
         self._open = False
         self._parts: list[bytes] = []
+        self._unread = bytearray()
+        """Input that waits for its turn."""
+        self.is_known = gateway.knows(None)
+        """See ``Visited``."""
         self._unread_bytes = 0
         self._held: HeldRight | None = None
         self._token = ""
@@ -132,19 +139,47 @@ class SubscribeSocket(asyncio.Protocol):
         """Bytes of the handshake, or of frames."""
         if self._closing and self._subscriber is None and not self._open:
             return  # refused; the rest is read away until the close
-        protocol = self._protocol
-        protocol.receive_data(data)
         self._heard_seconds = self._gateway.loop.time()
-        for event in protocol.events_received():
-            if isinstance(event, Request):
-                self._handshake(event)
-            elif isinstance(event, Frame):
-                self._frame(event)
+        if self._unread:
+            self._unread += data
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        protocol, turns, is_known = self._protocol, self._gateway.turns, self.is_known
+        left = budget = turns.left(self)
+        position = 0
+        while position < len(data) and left > 0:
+            protocol.receive_data(data[position : position + PIECE_BYTES])
+            position += PIECE_BYTES
+            events = protocol.events_received()
+            for event in events:
+                if isinstance(event, Request):
+                    self._handshake(event)
+                elif isinstance(event, Frame):
+                    self._frame(event)
+            left -= max(1, len(events))
+        if left < budget:
+            turns.took(budget - left, is_known=is_known)
+        if position < len(data) and self._transport is not None:
+            self._unread += data[position:]
+            self._transport.pause_reading()
+            turns.wait(self)
         self._flush()
         if self._unread_bytes > UNREAD_BYTES_MAX:
             self.fail(Unavailable("the subscriber reads no answers", code=Code.LAGGING, bytes_max=UNREAD_BYTES_MAX))
         if protocol.parser_exc is not None or protocol.close_expected():
             self._finish()
+
+    def go_on(self) -> None:
+        """See ``Visited``."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        data = bytes(self._unread)
+        self._unread.clear()
+        self._feed(data)
+        if not self._unread:
+            self._transport.resume_reading()
 
     # The handshake
 
@@ -158,6 +193,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._held = opened.access.held(authorization, Right.SUBSCRIBE, asked.store)
             if (problem := self._held.problem()) is not None:
                 raise problem
+            self.is_known = self._gateway.knows(authorization)
             if asked.take_over:
                 opened.access.require(authorization, Right.ADMINISTER, asked.store)
             opened.statistics.want(asked.store)

@@ -1,0 +1,176 @@
+"""No connection keeps the others waiting: what one turn of the event loop does for the input of connections is bounded.
+
+The attackers send as fast as their sockets take it. What is counted is work that was done, turn by turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.http_harness import Client, commit, request, run, serving, until
+from tests.integration.stores_harness import StoresServing, stores_serving
+from tests.matrix import matrix
+
+from holdfast.server.http.auth import Role
+from holdfast.server.http.turns import TURN, UNKNOWN, VISIT, Turns
+from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
+
+LIVEZ = request("GET", "/livez")
+NOTHING = request("GET", "/v1/nothing")
+TOKEN = "0123456789abcdef"
+
+
+class Watched:
+    """How much a counter rises in a turn of the loop, at most."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._before = count()
+        self.turns = 0
+        self.most = 0
+        self.is_over = False
+
+    def tick(self) -> None:
+        now = self._count()
+        self.most = max(self.most, now - self._before)
+        self._before = now
+        self.turns += 1
+        if not self.is_over:
+            asyncio.get_running_loop().call_soon(self.tick)
+
+
+@contextmanager
+def watched(count: Callable[[], int]) -> Iterator[Watched]:
+    watch = Watched(count)
+    watch.tick()
+    try:
+        yield watch
+    finally:
+        watch.is_over = True
+
+
+async def answers(client: Client, count: int, status: int) -> None:
+    for _ in range(count):
+        assert (await client.answer()).status == status
+
+
+@pytest.mark.parametrize("line", matrix([LIVEZ, NOTHING]), ids=lambda line: line[:12].decode())
+def test_sixteen_that_pipeline_get_a_part_of_each_turn_and_every_answer(line: bytes) -> None:
+    status = 200 if line == LIVEZ else 404
+
+    async def scenario() -> None:
+        async with serving() as here:
+            clients = [await here.connect() for _ in range(16)]
+            with watched(lambda: here.front.counters.answers.total()) as watch:
+                for client in clients:
+                    client.send(line * 2_000)
+                await asyncio.gather(*(answers(client, 2_000, status) for client in clients))
+            assert watch.most <= 2 * TURN, "two turns of ours may be in one of the ticker's"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("crowd", matrix([1_000, 100]))
+def test_a_crowd_without_a_token_leaves_three_quarters_of_each_turn(crowd: int) -> None:
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: Role.WRITE}) as here:
+            clients = [await here.connect() for _ in range(crowd)]
+            user = await here.connect()
+            await user.ask("GET", "/v1/version", Authorization=f"Bearer {TOKEN}")
+            alive = here.front.counters.answers
+            for client in clients:
+                client.send(LIVEZ * 2_000)
+            await until(lambda: alive["/livez", 200] > UNKNOWN)
+            with watched(lambda: alive["/livez", 200]) as watch:
+                for _ in range(20):
+                    user.send(commit_with_token())
+                    assert (await user.answer()).status == 200
+            assert watch.most <= 2 * UNKNOWN
+            assert watch.turns < 20 * 50, "a commit takes a few turns, however many others wait"
+
+    run(scenario)
+
+
+def commit_with_token() -> bytes:
+    return commit().replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode(), 1)
+
+
+def frame(opcode: int, *, is_last: bool, data: bytes = b"") -> bytes:
+    """A frame of a client, with a mask of zeros."""
+    return struct.pack("!BBI", opcode | (0x80 if is_last else 0), 0x80 | len(data), 0) + data
+
+
+FLOODS = {
+    "empty parts": (frame(1, is_last=False), frame(0, is_last=False)),
+    "pings": (b"", frame(9, is_last=True)),
+    "acknowledgements": (b"", frame(1, is_last=True, data=b'{"type":"ack","ranges":[[1,1]]}')),
+}
+
+
+@pytest.mark.parametrize("flood", matrix(list(FLOODS)))
+def test_small_frames_get_a_part_of_each_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
+    begins, each = FLOODS[flood]
+    seen = 0
+    carried_out = SubscribeSocket._frame
+
+    def counted(self: SubscribeSocket, arrived: object) -> None:
+        nonlocal seen
+        seen += 1
+        carried_out(self, arrived)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SubscribeSocket, "_frame", counted)
+
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as here:
+            await here.define("orders")
+            ends = [await attacker(here, str(number)) for number in range(4)]
+            with watched(lambda: seen) as watch:
+                for end in ends:
+                    end.send(begins + each * 20_000)
+                await until(lambda: seen >= 40_000)
+            assert watch.most <= 2 * (TURN + PIECE_BYTES // 6)
+
+    run(scenario)
+
+
+async def attacker(here: StoresServing, name: str) -> Client:
+    await here.ask("PUT", f"/v1/stores/orders/durables/d{name}", {"type": "standard"})
+    return (await here.subscribe("orders", f"d{name}", name)).client
+
+
+class Waiting:
+    """A connection that always has more."""
+
+    def __init__(self, turns: Turns, taken: list[int], name: int, *, is_known: bool) -> None:
+        self._turns = turns
+        self._taken = taken
+        self._name = name
+        self.is_known = is_known
+
+    def go_on(self) -> None:
+        left = self._turns.left(self)
+        self._taken += [self._name] * left
+        self._turns.took(left, is_known=self.is_known)
+        self._turns.wait(self)
+
+
+def test_those_that_wait_are_served_in_a_circle() -> None:
+    later: list[Callable[[], None]] = []
+    turns, taken = Turns(later.append), list[int]()
+    for name in range(40):
+        turns.wait(Waiting(turns, taken, name, is_known=name >= 20))
+    for _ in range(20):
+        (turn,) = later
+        later.clear()
+        before = len(taken)
+        turn()
+        assert len(taken) - before == TURN
+        assert sum(name < 20 for name in taken[before:]) == UNKNOWN
+    counts = [taken.count(name) for name in range(40)]
+    assert set(counts[:20]) == {20 * UNKNOWN // 20}
+    assert max(counts[20:]) - min(counts[20:]) <= VISIT
