@@ -81,6 +81,7 @@ class Code(StrEnum):
     # the service
     OVERLOADED = "overloaded"
     RATE_LIMITED = "rate_limited"
+    TOO_SLOW = "too_slow"
     LAGGING = "lagging"
     VIEW_DISABLED = "view_disabled"
     VIEW_BEHIND = "view_behind"

@@ -296,7 +296,10 @@ class ServerSettings:
         "places that may send it requests")]
     max_request_size_bytes: Annotated[int, Key(_size(1, 256 * MEBI), MEBI,
         "1 byte to 256 MiB; a larger request gets 413")]
-    max_connections: Annotated[int, Key(_whole(0), 50_000, "at least 0; 0 means unlimited")]
+    max_connections: Annotated[int, Key(_whole(0), 50_000,
+        "at least 0; 0 means unlimited; with tokens, connections that have sent no valid one get a quarter")]
+    min_body_bytes_per_second: Annotated[int, Key(_size(1), 16_384,
+        "at least 1 byte; the body of a request that is slower after 30 s gets 408")]
     max_in_flight_commits: Annotated[int, Key(_whole(1), 65_536,
         "at least 1; counts commits that are accepted and not answered yet; more commits get 503")]
     max_in_flight_bytes: Annotated[int, Key(_size(1), 256 * MEBI,

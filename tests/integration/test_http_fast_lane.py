@@ -542,12 +542,16 @@ def test_a_body_on_its_way_is_waited_for_and_what_trickles_is_not(arrived: int, 
                 client.send(piece)
                 sent += len(piece)
                 await until(lambda: sum(len(lane._unread) for lane in lanes.open) == sent)  # noqa: B023
-                (transport,) = [lane.transport for lane in lanes.open]
+                (lane,) = lanes.open
                 lanes.seconds += seconds
                 lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
-                if transport.is_closing():
+                is_refused = lane._discard_left >= 0
+                if is_refused or lane.transport is None or lane.transport.is_closing():
                     break
-            assert transport.is_closing() is not outlives
+            else:
+                assert outlives
+            if is_refused:
+                assert (await client.answer()).code == "too_slow"
             if outlives:
                 client.send(b"".join(pieces[4:]))
                 assert (await client.answer()).status == 200

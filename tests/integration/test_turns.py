@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.integration.http_harness import Client, commit, request, run, serving, until
+from tests.integration.http_harness import Client, Serving, commit, request, run, serving, until
 from tests.integration.stores_harness import StoresServing, stores_serving
 from tests.matrix import matrix
 
+from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.server.http.turns import TURN, UNKNOWN, VISIT, Turns
 from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
@@ -174,3 +175,85 @@ def test_those_that_wait_are_served_in_a_circle() -> None:
     counts = [taken.count(name) for name in range(40)]
     assert set(counts[:20]) == {20 * UNKNOWN // 20}
     assert max(counts[20:]) - min(counts[20:]) <= VISIT
+
+
+SLOW = [("POST", "/v1/commit"), ("PUT", "/v1/admin/log-level")]
+
+
+@pytest.mark.parametrize(("method", "target"), SLOW)
+def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_is_done(method: str, target: str) -> None:
+    body = b'{"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}'
+
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            client.send(head + body[:10])
+            lanes, framework = here.server.context, here.server.framework
+            await until(
+                lambda: any(each._needed for each in lanes.open) or any(each.body_open for each in framework.open)
+            )
+            pass_seconds(here, 29)
+            client.send(body[10:20])
+            await asyncio.sleep(0.05)
+            assert not (any(each._discard_left >= 0 for each in lanes.open)), "thirty seconds are for every body"
+            pass_seconds(here, 2)
+            answered = await client.answer()
+            assert (answered.status, answered.code) == (408, "too_slow")
+            client.send(body[20:])
+            assert await client.is_closed_by_peer()
+            assert here.front.counters.answers["/v1/commit", 200] == 0
+
+    run(scenario)
+
+
+def pass_seconds(here: Serving, seconds: int) -> None:
+    for lane in (here.server.context, here.server.framework):
+        lane.seconds += seconds
+        lane.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+
+
+def test_an_item_of_a_stream_that_comes_too_slowly_ends_it_and_a_pause_between_items_does_not() -> None:
+    item = b'{"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}\n'
+
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(b"POST /v1/commits HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await client.answer(head_only=True)
+            parts = client.chunks()
+            for _ in range(3):
+                pass_seconds(here, 100)
+                client.send(b"%x\r\n%b\r\n" % (len(item), item))
+                assert b"committed" in await anext(parts)
+            client.send(b"a\r\n" + item[:10] + b"\r\n")
+            await until(lambda: any(each._connection.body_since is not None for each in here.server.framework.open))
+            pass_seconds(here, 31)
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_of_those_without_a_token_the_one_that_was_silent_longest_goes() -> None:
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: Role.WRITE}, limits=GatewayLimits(connections_max=16)) as here:
+            user = await here.connect()
+            await user.ask("GET", "/v1/version", Authorization=f"Bearer {TOKEN}")
+            silent, spoke, slow_lane = [await here.connect() for _ in range(3)]
+            for client in (silent, spoke):
+                assert (await client.ask("GET", "/livez")).status == 200
+            assert (await slow_lane.ask("GET", "/v1/nothing")).status == 404
+            last = await here.connect()
+            assert (await last.ask("GET", "/livez")).status == 200
+            assert (await spoke.ask("GET", "/livez")).status == 200
+            another = await here.connect()
+            assert (await another.ask("GET", "/livez")).status == 200
+            assert await silent.is_closed_by_peer()
+            one_more = await here.connect()
+            assert (await one_more.ask("GET", "/livez")).status == 200
+            assert await slow_lane.is_closed_by_peer()
+            assert (await spoke.ask("GET", "/livez")).status == 200
+            assert (await user.ask("GET", "/v1/version", Authorization=f"Bearer {TOKEN}")).status == 200
+            assert here.front.unknown.closed == 2
+
+    run(scenario)

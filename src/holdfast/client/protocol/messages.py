@@ -220,7 +220,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
         "not_holder already_open store_refused duplicate"
     ),
     errors.OutcomeUnknown: "outcome_unknown",
-    errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum disk_full",
+    errors.Unavailable: "not_leader store_unavailable lagging view_behind no_quorum disk_full too_slow",
     errors.AlreadyOpen: "durable_busy",
     errors.Fenced: "leader_changed leader_alive deposed durable_collision lease_lost",
     errors.NotFound: "not_found log_empty log_truncated stage_lost no_such_key",

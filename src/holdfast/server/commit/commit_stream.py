@@ -237,6 +237,7 @@ class _CommitStream:
     async def read_items(self) -> None:
         """Submit items as they arrive, until the stream ends, an item ends it, or its caller has lost the right."""
         self._reading = asyncio.current_task()
+        self._call.connection.awaits_item(0)
         try:
             async for part in self._call.parts():
                 await self._submit(part, last=False)
@@ -272,6 +273,7 @@ class _CommitStream:
         size = reader.unfinished_bytes + len(part)
         txns = reader.take(part, last=last)
         if txns:
+            self._call.connection.awaits_item(0)  # what waits here is not due from the client
             weight = max(1, (size - reader.unfinished_bytes) // len(txns))
             for start in range(0, len(txns), self._block_items):
                 block = txns[start : start + self._block_items]
@@ -282,6 +284,9 @@ class _CommitStream:
                     self._end_with(problem)
                     return
                 self._submit_block(block, weight)
+            self._call.connection.awaits_item(reader.unfinished_bytes)
+        elif self._call.connection.body_since is None:
+            self._call.connection.awaits_item(reader.unfinished_bytes)
         if self._reader.problem is not None:
             self._add_problem(self._reader.problem)
 

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.http.connection import too_slow
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.state import HttpState
 from holdfast.server.http.turns import BYTES_PER_UNIT
@@ -40,14 +41,23 @@ MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
 class ConnectionView:
     """What a streaming route may know about the connection under it."""
 
-    __slots__ = ("_transport", "body_open", "heads", "on_end")
+    __slots__ = ("_framework", "_transport", "body_bytes", "body_open", "body_since", "heads", "on_end")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, framework: Framework, transport: asyncio.Transport) -> None:
+        self._framework = framework
         self._transport = transport
         self.on_end: Callable[[], object] | None = None
         """Called once when the connection ends while a route waits."""
         self.heads = 0
         self.body_open = False
+        self.body_since: int | None = None
+        """Since when the rest of a body, or of an item of it, is awaited; None where none is due."""
+        self.body_bytes = 0
+
+    def awaits_item(self, size: int) -> None:
+        """An endless body: of its next item ``size`` bytes have come. Without any, nothing is due."""
+        self.body_since = self._framework.seconds if size else None
+        self.body_bytes = size
 
     @property
     def peer(self) -> object:
@@ -128,7 +138,7 @@ class Framework:
 
     def protocol(self, transport: asyncio.Transport, ended: Callable[[], None]) -> AsgiConnection:
         """The protocol for a connection that was accepted elsewhere. ``ended`` is called when it is over."""
-        return AsgiConnection(self, ConnectionView(transport), ended)
+        return AsgiConnection(self, ConnectionView(self, transport), ended)
 
     def tell_date(self, date: bytes) -> None:
         """Use this value of the ``Date`` header in the answers from now on."""
@@ -140,6 +150,7 @@ class Framework:
             if connection.seconds_without_taking() > idle_seconds_max:
                 connection.transport.abort()
                 continue
+            connection.refuse_slow(partial_seconds_max)
             since = connection.head_since
             if (since is not None and self.seconds - since > partial_seconds_max) or (
                 connection.body_open and self.seconds - connection.heard_at > idle_seconds_max
@@ -252,6 +263,8 @@ class AsgiConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = FlowControl(cast(asyncio.Transport, _Reading(self)))
         self._framework.open.add(self)
+        if not self.is_known:
+            self._framework.http.unknown.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; its stream is notified."""
@@ -267,6 +280,8 @@ class AsgiConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return  # the rest of what a refused peer sent
         self.heard_at = self._framework.seconds
+        if not self.is_known:
+            self._framework.http.unknown.heard(self)
         if self._unread:
             self._unread += data
         else:
@@ -333,6 +348,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
         self._problem = None
         self._is_released = True
+        self._framework.http.unknown.ended(self)
         self._unread.clear()
         self.pipeline.clear()
         self.parser = cast(httptools.HttpRequestParser, None)  # uvicorn itself does this at the end
@@ -377,9 +393,10 @@ class AsgiConnection(HttpToolsProtocol):
                 raise self._problem
         self.head_since = None
         authorization = next((value for name, value in self.headers if name == b"authorization"), None)
-        self.is_known = self._framework.http.knows(authorization)
+        self._recognise(authorization)
         self._connection.heads += 1
         self._connection.body_open = True
+        self._connection.body_since, self._connection.body_bytes = self._framework.seconds, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -387,7 +404,34 @@ class AsgiConnection(HttpToolsProtocol):
         if self._ignored_upgrade:
             return
         self._connection.body_open = False
+        self._connection.body_since = None
         super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._connection.body_bytes += len(body)
+        super().on_body(body)
+
+    def _recognise(self, authorization: bytes | None) -> None:
+        http = self._framework.http
+        is_known = http.knows(authorization)
+        if is_known is not self.is_known:
+            self.is_known = is_known
+            http.unknown.ended(self) if is_known else http.unknown.opened(self)
+
+    def refuse_slow(self, seconds_max: int) -> None:
+        """End a request whose body comes too slowly. While this side takes no more, nothing is due."""
+        view, now = self._connection, self._framework.seconds
+        if view.body_since is None or self._is_full or self._waits_for_turn:
+            view.body_since = None if view.body_since is None else now
+            return
+        rate = self._framework.http.limits.body_bytes_per_second_min
+        if now - view.body_since > seconds_max + view.body_bytes // rate:
+            self._end_with(too_slow(rate))
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
 
     def head_without_upgrade(self) -> bytes | None:
         """The head that was read last, as if it had offered no upgrade; None where its offer is not ignored."""
@@ -426,6 +470,9 @@ class AsgiConnection(HttpToolsProtocol):
         problem: HoldfastError = self._problem or InvalidRequest("not an HTTP request", code=Code.MALFORMED)
         if self._head_bytes > HEAD_BYTES_MAX:
             problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
+        self._end_with(problem)
+
+    def _end_with(self, problem: HoldfastError) -> None:
         # Behind a request that is not answered yet ours would be taken for its answer, or tear it.
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request, whatever is declared
         inside_its_body = cycle is not None and cycle.more_body and not cycle.response_started

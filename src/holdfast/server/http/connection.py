@@ -22,7 +22,7 @@ from typing import Final, cast
 
 import httptools
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.server.http.browsing import problem_with_name
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response
@@ -36,7 +36,6 @@ DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 HALF_CLOSED_SECONDS_MAX: Final = 1.0
 """How long versions may be due to a peer that sends no more: most of these peers are gone."""
-BYTES_PER_SECOND_MIN: Final = 500
 
 LINE_BYTES_MAX: Final = 1_024
 """A longer request line is the framework's."""
@@ -150,6 +149,8 @@ class Connection(asyncio.Protocol):
         context = self.context
         context.connections += 1
         context.open.add(self)
+        if not self.is_known:
+            context.unknown.opened(self)
         if context.connections > context.connections_max:
             self._state.counters.refused_connections += 1
             error = LimitExceeded("too many connections", code=Code.OVERLOADED, retry_after_ms=1000)
@@ -164,6 +165,7 @@ class Connection(asyncio.Protocol):
     def _forget(self) -> None:
         self.context.connection_ended()
         self.context.open.discard(self)
+        self.context.unknown.ended(self)
         self._unread.clear()
         abandoned = [due for due in self.queue if due.poll is not None]
         self.queue.clear()
@@ -206,6 +208,8 @@ class Connection(asyncio.Protocol):
         if self._discard_left >= 0:
             self._discard(len(data))
             return
+        if not self.is_known:
+            self.context.unknown.heard(self)
         unread = self._unread
         if not unread or self._needed:  # not for a piece of a head: one that trickles in has no end
             self._last_second = self.context.seconds
@@ -290,7 +294,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data[start:head_end])
             self._closes = head.closes
-            self.is_known = self._state.knows(head.authorization)
+            self._recognise(head.authorization)
             if head.unusual:
                 self.waiting_to_hand_over = True
                 return 0
@@ -335,6 +339,13 @@ class Connection(asyncio.Protocol):
                 return problem
         self._known_host = hosts[0]
         return None
+
+    def _recognise(self, authorization: bytes | None) -> None:
+        is_known = self._state.knows(authorization)
+        if is_known is not self.is_known:
+            self.is_known = is_known
+            unknown = self.context.unknown
+            unknown.ended(self) if is_known else unknown.opened(self)
 
     def _match(self, data: bytes, start: int) -> FastRequest | None:
         """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
@@ -465,13 +476,16 @@ class Connection(asyncio.Protocol):
             elif now - self._last_second > partial_seconds_max:
                 transport.abort()
             return
-        if self.queue:
+        if self.queue or self._waits_for_turn or self._discard_left >= 0:
             return
-        since = self._partial_since
+        since, rate = self._partial_since, self._state.limits.body_bytes_per_second_min
         if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max) or (
-            since is not None and now - since > partial_seconds_max + len(self._unread) // BYTES_PER_SECOND_MIN
+            since is not None and now - since > partial_seconds_max + len(self._unread) // rate
         ):
-            self._close()
+            if self._needed:
+                self._refuse(self.context.error_response(too_slow(rate), closes=True))
+            else:
+                self._close()
 
     def close_when_answered(self) -> None:
         """Take no more requests; close once every request taken is answered."""
@@ -498,6 +512,7 @@ class Connection(asyncio.Protocol):
         unread = bytes(self._unread)
         context = self.context
         context.open.discard(self)
+        context.unknown.ended(self)
         context.state.counters.handed_over_connections += 1
         self._unread.clear()
         self.transport = None
@@ -513,12 +528,23 @@ class Connection(asyncio.Protocol):
             framework.eof_received()
 
 
+def too_slow(bytes_per_second_min: int) -> Unavailable:
+    """What a request gets whose body is slower than this."""
+    return Unavailable(
+        "the body of the request came too slowly",
+        code=Code.TOO_SLOW,
+        hint="nothing of it was done; send it again, or set server.min_body_bytes_per_second",
+        bytes_per_second_min=bytes_per_second_min,
+    )
+
+
 _REASON: Final = {
     200: b"OK",
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",
     404: b"Not Found",
+    408: b"Request Timeout",
     409: b"Conflict",
     412: b"Precondition Failed",
     413: b"Content Too Large",
@@ -606,6 +632,7 @@ class ConnectionContext:
         self.connections = 0
         self.ended = 0
         self.connections_max = state.limits.connections_max or sys.maxsize
+        self.unknown = state.unknown
         self.open: set[Connection] = set()
         self.seconds = 0
         """Ticks since the start; ages are counted in them, so no request reads a clock."""

@@ -36,7 +36,7 @@ from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
 from holdfast.server.http.routes import Endpoint, Route
-from holdfast.server.http.state import FastMatcher, HttpState
+from holdfast.server.http.state import UNKNOWN_PART, FastMatcher, HttpState
 from holdfast.values import UNIX
 
 _log = structlog.get_logger("holdfast.server")
@@ -131,6 +131,7 @@ class HttpServer:
         if room < self.context.connections_max:
             wanted = self.state.limits.connections_max
             self.context.connections_max = room
+            self.state.unknown.most = room // UNKNOWN_PART
             _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
 
     def _refusals_max(self) -> int:

@@ -24,6 +24,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     403: (Code.PERMISSION_DENIED,),
     404: (Code.NOT_FOUND, Code.NO_SUCH_KEY),
     405: (Code.METHOD_NOT_ALLOWED,),
+    408: (Code.TOO_SLOW,),
     409: (
         Code.REQUEST_ID_REUSED, Code.CONFLICT, Code.TOO_OLD, Code.BANNED, Code.LEADER_CHANGED, Code.LEADER_ALIVE,
         Code.DEPOSED, Code.ROLLED_BACK, Code.LOG_MISMATCH, Code.VIEW_DISABLED, Code.NOT_PROMOTED, Code.LOG_RETIRED,

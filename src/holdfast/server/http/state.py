@@ -7,6 +7,7 @@ of a route that both kinds of connection serve.
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,8 +20,11 @@ from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.turns import Turns
+from holdfast.server.http.unknown_connections import UnknownConnections
 
 JSON: Final = "application/json"
+UNKNOWN_PART: Final = 4
+"""A quarter of the connections may be without a valid token, where the service has tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class HttpLimits:
 
     request_bytes_max: int = 1_048_576
     connections_max: int = 50_000
+    body_bytes_per_second_min: int = 16_384
+    """How fast the body of a request comes, after its first ``PARTIAL_SECONDS_MAX``."""
 
 
 @dataclass(slots=True)
@@ -65,6 +71,7 @@ class HttpState:
         self.counters = RequestCounters()
         self.leader = LeaderHint()
         self.turns = Turns(loop.call_soon)
+        self.unknown = UnknownConnections((limits.connections_max or sys.maxsize) // UNKNOWN_PART)
         self.in_flight_commits = 0
         self.knows_user: Callable[[bytes | None], bool] = lambda _: False
         """Whether a header has the token of a user of the stores."""

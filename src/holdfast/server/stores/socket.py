@@ -86,8 +86,6 @@ class SubscribeSocket(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._unread = bytearray()
         """Input that waits for its turn."""
-        self.is_known = gateway.knows(None)
-        """See ``Visited``."""
         self._unread_bytes = 0
         self._held: HeldRight | None = None
         self._token = ""
@@ -171,6 +169,11 @@ class SubscribeSocket(asyncio.Protocol):
         if protocol.parser_exc is not None or protocol.close_expected():
             self._finish()
 
+    @property
+    def is_known(self) -> bool:
+        """See ``Visited``."""
+        return self._held is not None
+
     def go_on(self) -> None:
         """See ``Visited``."""
         if self._transport is None or self._transport.is_closing():
@@ -193,7 +196,6 @@ class SubscribeSocket(asyncio.Protocol):
             self._held = opened.access.held(authorization, Right.SUBSCRIBE, asked.store)
             if (problem := self._held.problem()) is not None:
                 raise problem
-            self.is_known = self._gateway.knows(authorization)
             if asked.take_over:
                 opened.access.require(authorization, Right.ADMINISTER, asked.store)
             opened.statistics.want(asked.store)
