@@ -1,8 +1,9 @@
 """Files that people write: TOML, YAML or JSON, by the ending of their name, with the line of each key.
 
 A file that cannot be read, is not of its format, or has a key twice raises ``InvalidRequest`` (code
-``bad_configuration``) with the file, and the line where it is known. A file has at most ``NODES_MAX`` values and
-``DEPTH_MAX`` levels, counted before anything recurses, so that YAML aliases cannot grow without bound.
+``bad_configuration``) with the file, and the line where it is known. What is read has ``Bounds``: bytes, compared
+before anything is parsed; values, with the aliases of YAML expanded; and levels, counted before anything recurses. A
+command reads files in its own process. A process that serves others reads only small texts (``document_process``).
 """
 
 from __future__ import annotations
@@ -21,10 +22,7 @@ from holdfast.extras import MissingExtra, needs
 from holdfast.given_twice import pairs_once
 
 YAML_ENDINGS: Final = (".yaml", ".yml")
-NODES_MAX: Final = 1_000_000
 DEPTH_MAX: Final = 100
-EVENTS_MAX: Final = 2 * NODES_MAX
-"""Of the YAML parser: a value is one event, a map or a list two."""
 ENDINGS: Final = (".toml", *YAML_ENDINGS, ".json")
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -32,6 +30,35 @@ _NAME: Final = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _NAMES: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
 _TABLE: Final = re.compile(rf"\s*\[\[?\s*({_NAMES})\s*\]")
 _VALUE: Final = re.compile(rf"\s*({_NAMES})\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a document may have: bytes of its text, values, and levels."""
+
+    bytes_max: int
+    nodes_max: int
+    depth_max: int = DEPTH_MAX
+
+    @property
+    def events_max(self) -> int:
+        """Of the YAML parser: a value is one event, a map or a list two."""
+        return 2 * self.nodes_max
+
+    def require_size(self, size: int) -> None:
+        """Return if a text of this size may be parsed. Raises: AboveBounds."""
+        if size > self.bytes_max:
+            raise AboveBounds(f"it has more than {self.bytes_max} bytes")
+
+
+FILE: Final = Bounds(32 << 20, 1_000_000)
+"""A file that its own user wrote."""
+FORM: Final = Bounds(256 << 10, 100_000)
+"""A text that somebody else sent."""
+
+
+class AboveBounds(ValueError):
+    """A document is larger than it may be."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +87,19 @@ def read_document(path: Path) -> Document:
     """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON. *Raises*:
     ``InvalidRequest``, code ``bad_configuration``."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return Document(path, tomllib.loads(text), lambda: _toml_lines(text))
+        with path.open("rb") as file:
+            data = file.read(FILE.bytes_max + 1)
+        FILE.require_size(len(data))
+        text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
         if path.suffix in YAML_ENDINGS:
-            value, lines = read_yaml(text)
+            value, lines = read_yaml(text, FILE)
             return Document(path, value, lambda: lines)
-        return Document(path, json.loads(text, object_pairs_hook=pairs_once), lambda: _json_lines(text))
+        if path.suffix == ".toml":
+            value, find_lines = tomllib.loads(text), _toml_lines
+        else:
+            value, find_lines = json.loads(text, object_pairs_hook=pairs_once), _json_lines
+        _check_values(value, FILE)
+        return Document(path, value, lambda: find_lines(text))
     except MissingExtra:
         raise
     except OSError as error:
@@ -87,19 +120,21 @@ def _refused(path: Path, reason: str) -> InvalidRequest:
 # ---- YAML -----------------------------------------------------------------------------------------------------------
 
 
-def read_yaml(text: str) -> tuple[object, dict[str, int]]:
-    """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError`` with the line."""
+def read_yaml(text: str, bounds: Bounds = FILE) -> tuple[object, dict[str, int]]:
+    """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError`` with the line, of which
+    ``AboveBounds`` is one."""
     with needs("server"):
         import yaml  # by the few commands that read such a file
 
+    bounds.require_size(len(text.encode("utf-8", "replace")))
     # The compiled loader is ten times as fast; where it is not installed the other one gives the same result.
     made_by = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_bounds(yaml.parse(text, Loader=made_by))  # the loader recurses into what it composes
+        _check_bounds(yaml.parse(text, Loader=made_by), bounds)  # the loader recurses into what it composes
         loader = made_by(text)
         try:
             node = loader.get_single_node()
-            reader = _YamlReader(loader)
+            reader = _YamlReader(loader, bounds)
             return (None if node is None else reader.value(node, "", 0)), reader.lines
         finally:
             loader.dispose()
@@ -107,19 +142,35 @@ def read_yaml(text: str) -> tuple[object, dict[str, int]]:
         raise ValueError(_yaml_reason(text, error)) from error
 
 
-def _check_bounds(events: Iterable[Any]) -> None:
-    """Raises ``ValueError`` at the first event above a bound. Events come from a machine that does not recurse."""
+def _check_values(value: object, bounds: Bounds) -> None:
+    """Raises ``AboveBounds`` where a value has too many values or levels in it. It does not recurse."""
+    level, depth, count = [value], 0, 0
+    while level:
+        count += len(level)
+        if count > bounds.nodes_max or depth > bounds.depth_max:
+            raise AboveBounds(f"more than {bounds.nodes_max} values or {bounds.depth_max} levels")
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += cast("dict[str, object]", one).values()
+            elif isinstance(one, list):
+                inner += cast("list[object]", one)
+        level, depth = inner, depth + 1
+
+
+def _check_bounds(events: Iterable[Any], bounds: Bounds) -> None:
+    """Raises ``AboveBounds`` at the first event above a bound. Events come from a machine that does not recurse."""
     depth = 0
     for number, event in enumerate(events):
         kind = type(event).__name__
         depth += kind in ("MappingStartEvent", "SequenceStartEvent")
         depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
-        if number > EVENTS_MAX or depth > DEPTH_MAX:
-            raise _too_much(event.start_mark.line + 1)
+        if number > bounds.events_max or depth > bounds.depth_max:
+            raise _too_much(event.start_mark.line + 1, bounds)
 
 
-def _too_much(line: int) -> ValueError:
-    return ValueError(f"line {line}: more than {NODES_MAX} values or {DEPTH_MAX} levels")
+def _too_much(line: int, bounds: Bounds) -> AboveBounds:
+    return AboveBounds(f"line {line}: more than {bounds.nodes_max} values or {bounds.depth_max} levels")
 
 
 def _yaml_reason(text: str, error: Any) -> str:
@@ -139,8 +190,9 @@ def _yaml_reason(text: str, error: Any) -> str:
 class _YamlReader:
     """Makes values of the nodes of one document. ``loader`` is PyYAML's, which knows what a scalar is."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, bounds: Bounds) -> None:
         self._loader = loader
+        self._bounds = bounds
         self._nodes = 0
         self._merged: dict[int, dict[str, tuple[Any, Any]]] = {}
         """The entries of each mapping with those that it merges, by the identity of its node."""
@@ -150,8 +202,8 @@ class _YamlReader:
         """The value of a node. Raises: ValueError."""
         self._nodes += 1
         line = node.start_mark.line + 1
-        if self._nodes > NODES_MAX or depth > DEPTH_MAX:
-            raise _too_much(line)
+        if self._nodes > self._bounds.nodes_max or depth > self._bounds.depth_max:
+            raise _too_much(line, self._bounds)
         if node.id != "scalar" and node.tag not in _TAGS:
             raise ValueError(f"line {line}: there is no type {node.tag}")
         if node.id == "mapping":
@@ -177,8 +229,8 @@ class _YamlReader:
         known = self._merged.get(id(node))
         if known is not None:
             return known
-        if depth > DEPTH_MAX:
-            raise _too_much(node.start_mark.line + 1)
+        if depth > self._bounds.depth_max:
+            raise _too_much(node.start_mark.line + 1, self._bounds)
         own: dict[str, tuple[Any, Any]] = {}
         merged: dict[str, tuple[Any, Any]] = {}
         for key, one in node.value:
@@ -194,8 +246,8 @@ class _YamlReader:
                 merged = self._named_by(one, line, depth)
         entries = merged | {name: pair for name, pair in own.items() if pair[0].tag != _MERGE}
         self._nodes += len(entries)
-        if self._nodes > NODES_MAX:
-            raise _too_much(node.start_mark.line + 1)
+        if self._nodes > self._bounds.nodes_max:
+            raise _too_much(node.start_mark.line + 1, self._bounds)
         self._merged[id(node)] = entries
         return entries
 
@@ -207,8 +259,8 @@ class _YamlReader:
                 raise ValueError(f"line {line}: << takes a map, or a list of maps")
             entries = self._entries(one, depth + 1)
             self._nodes += len(entries)
-            if self._nodes > NODES_MAX:
-                raise _too_much(line)
+            if self._nodes > self._bounds.nodes_max:
+                raise _too_much(line, self._bounds)
             named.update(entries)
         return named
 

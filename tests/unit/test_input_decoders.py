@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.cli.stores import named_once, parse_value
 from holdfast.console.reading.documents import document_of
+from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
 from holdfast.objects.open import open_store
 from holdfast.retention.policies import decode_policy
@@ -129,8 +131,8 @@ TWICE: Final = '{"a": 1, "a": 2}'
     [
         lambda: parse_value(TWICE),
         lambda: named_once([("prefetch", 1), ("prefetch", 2)], "parameter"),
-        lambda: document_of(TWICE, "the definition"),
-        lambda: document_of("a: 1\nb: {c: 1,\n  c: 2}\n", "the definition"),
+        lambda: asyncio.run(document_of(TWICE, "the definition", DocumentReader())),
+        lambda: asyncio.run(document_of("a: 1\nb: {c: 1,\n  c: 2}\n", "the definition", DocumentReader())),
         lambda: Matcher.parse(TWICE.encode()),
         lambda: parse_definition(b'{"stores": {"a": {"bytelimit": "1g", "bytelimit": "2g"}}}'),
         lambda: with_parts(ClusterDefinition(), [Part(("stores", "a"), b'{"bytelimit": "1g", "bytelimit": "2g"}')]),

@@ -25,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.browsers import BrowserGuard
 from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, Call, Done, Page, link
+from holdfast.console.connections import connection_of
 from holdfast.console.frame import bare_page, form_of, page
 from holdfast.console.html import Html, element, text_of
 from holdfast.console.options import ConsoleOptions
@@ -33,6 +34,7 @@ from holdfast.console.parts import notice, refusal, why
 from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
+from holdfast.document_process import DocumentReader
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.given_twice import GivenTwice, pairs_once
 
@@ -40,6 +42,9 @@ _logger = logging.getLogger("holdfast.console")
 
 STATIC: Final = Path(__file__).with_name("static")
 BODY_BYTES_MAX: Final = 4 << 20
+LOGIN_BYTES_MAX: Final = 16 << 10
+"""Of a form of somebody who has not logged in, where a login is needed."""
+BODY_SECONDS_MAX: Final = 30.0
 QUERY_BYTES_MAX: Final = 16 << 10
 REFRESH_HEADER: Final = "Holdfast-Refresh"
 """Sent by the script."""
@@ -84,6 +89,7 @@ class Console:
     def __init__(self, options: ConsoleOptions) -> None:
         self.options = options
         self.sessions = Sessions()
+        self.documents = DocumentReader()
         self.logins = Logins()
         browsers = BrowserGuard(options.own_hosts, with_ports=True, scheme=options.scheme)
         self.guard = Guard(browsers, not options.acts)
@@ -124,14 +130,34 @@ class Console:
         await desk.watcher.first_look()
         query = dict(request.query_params)
         is_refresh = REFRESH_HEADER in request.headers
-        return Call(request.url.path, query, session, desk.service, desk.watcher, self.options, is_refresh=is_refresh)
+        return Call(
+            request.url.path,
+            query,
+            session,
+            desk.service,
+            desk.watcher,
+            self.options,
+            documents=self.documents,
+            is_refresh=is_refresh,
+        )
 
     def session_of(self, request: Request) -> Session | None:
-        """The session that the cookie names."""
-        return self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
+        """The session of the login that the cookie names."""
+        session = self.sessions.find(request.cookies.get(self.cookie), time.monotonic())
+        if session is not None:
+            connection_of(request.scope).logged_in()
+        return session
+
+    def visitor_of(self, request: Request) -> tuple[str, Session]:
+        """Who asks without a login, and the cookie."""
+        return self.sessions.visitor(request.cookies.get(self.cookie), time.monotonic())
+
+    def is_own_form(self, request: Request, csrf: str) -> bool:
+        """Whether a form was made for the browser that sends it."""
+        return self.sessions.accepts(request.cookies.get(self.cookie), csrf, time.monotonic())
 
     def with_cookie(self, response: Response, cookie: str) -> Response:
-        """A response that begins a session. ``Lax``: a link on another site finds the user logged in; see the guard."""
+        """A response with a cookie. ``Lax``: a link on another site finds the user logged in; see the guard."""
         response.set_cookie(
             self.cookie, cookie, path="/", httponly=True, samesite="lax", secure=self.options.scheme == "https"
         )
@@ -140,10 +166,10 @@ class Console:
     async def look(self, shown: Page, request: Request) -> Response:
         """A page."""
         session, cookie = self.session_of(request), None
-        if session is None and not self.options.needs_login:
-            cookie, session = self.sessions.begin(time.monotonic())
-        if session is None or (self.options.needs_login and session.token is None):
-            return self.to_login(request)
+        if session is None:
+            if self.options.needs_login:
+                return self.to_login(request)
+            cookie, session = self.visitor_of(request)
         call = await self.call(request, session)
         status = 200
         try:
@@ -153,7 +179,11 @@ class Console:
             title, status = "Not shown", 400 if isinstance(error, InvalidRequest) else 200
             content = element("div", refusal(error), data_gone=_is_answer(error))
         response = HTMLResponse(page(call, theme_of(request), title, shown.section, content), status)
-        return response if cookie is None else self.with_cookie(response, cookie)
+        if cookie is None:
+            return response
+        if session.flashes:
+            self.sessions.keep(cookie, session)  # a refresh has not said them
+        return response if cookie == request.cookies.get(self.cookie) else self.with_cookie(response, cookie)
 
     async def ask(self, shown: Action, request: Request) -> Response:
         """The form of an action."""
@@ -163,10 +193,11 @@ class Console:
 
     async def act(self, shown: Action, request: Request, fields: dict[str, str]) -> Response:
         """Carry an action out, or show its form again with what is wrong."""
-        session = self.session_of(request)
-        assert session is not None, "the guard compared its CSRF token"
-        if self.options.needs_login and session.token is None:
-            return self.to_login(request)
+        session, cookie = self.session_of(request), None
+        if session is None:
+            if self.options.needs_login:
+                return self.to_login(request)
+            cookie, session = self.visitor_of(request)
         call = replace(await self.call(request, session), form=fields)
         call.service.forget()  # what is confirmed is compared with what is there now
         try:
@@ -177,6 +208,8 @@ class Console:
                 call.service.forget()
                 if isinstance(done, Done):
                     session.flash("good", done.text)
+                    if cookie is not None:
+                        self.sessions.keep(cookie, session)
                     return RedirectResponse(done.to, 303)
                 form = done
                 was_asked = CONFIRM_FIELD in fields or any(each.field in fields for each in form.limits)
@@ -206,9 +239,8 @@ class Console:
         """The form to log in. ``to``: the page that was asked for."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
-        session, cookie = self.session_of(request), None
-        if session is None:
-            cookie, session = self.sessions.begin(time.monotonic())
+        cookie, visitor = self.visitor_of(request)
+        session = self.session_of(request) or visitor
         form = element(
             "form",
             element("input", type="hidden", name=CSRF_FIELD, value=session.csrf),
@@ -225,10 +257,10 @@ class Console:
             class_="act",
         )
         response = HTMLResponse(bare_page(theme_of(request), "Log in", form), status)
-        return response if cookie is None else self.with_cookie(response, cookie)
+        return response if cookie == request.cookies.get(self.cookie) else self.with_cookie(response, cookie)
 
     async def log_in(self, request: Request, fields: dict[str, str]) -> Response:
-        """Begin a session of a user; the session of the form ends, so that no page from before knows the new one."""
+        """Begin a session of a user, with a new cookie, so that no page from before knows it; an older one ends."""
         if not self.options.needs_login:
             return RedirectResponse("/", 303)
         to = own_address(fields.get("to", ""))
@@ -292,15 +324,19 @@ Fields = dict[str, str]
 Posted = Callable[[Request, Fields], Awaitable[Response]]
 
 
-async def _fields_of(request: Request) -> Fields | Refused:
-    """The fields of a posted form, at most 4 MiB."""
+async def _fields_of(request: Request, bytes_max: int) -> Fields | Refused:
+    """The fields of a posted form."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return Refused(415, "Only forms are taken.")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            return Refused(413, f"The form has more than {BODY_BYTES_MAX} bytes.")
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for part in request.stream():
+                body += part
+                if len(body) > bytes_max:
+                    return Refused(413, f"The form has more than {bytes_max} bytes.")
+    except TimeoutError:
+        return Refused(408, f"The form has not arrived within {BODY_SECONDS_MAX:g} s.")
     try:
         return pairs_once(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
     except GivenTwice as error:
@@ -313,12 +349,15 @@ def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Resp
     """A handler of POST that the guard stands before."""
 
     async def handle(request: Request) -> Response:
-        fields = await _fields_of(request)
+        problem = console.guard.problem_with_page(request.headers)
+        if problem is not None:
+            return console.refuse(request, problem)
+        is_known = console.session_of(request) is not None or not console.options.needs_login
+        fields = await _fields_of(request, BODY_BYTES_MAX if is_known else LOGIN_BYTES_MAX)
         if isinstance(fields, Refused):
             return console.refuse(request, fields)
-        session = console.session_of(request)
-        csrf = fields.pop(CSRF_FIELD, "")
-        problem = console.guard.problem_with_change(request.url.path, request.headers, session, csrf)
+        is_own_form = console.is_own_form(request, fields.pop(CSRF_FIELD, ""))
+        problem = console.guard.problem_with_change(request.url.path, is_own_form=is_own_form)
         return console.refuse(request, problem) if problem is not None else await act(request, fields)
 
     return handle
@@ -337,6 +376,14 @@ class Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        connection = connection_of(scope)
+        connection.request_began()
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            connection.request_ended(asyncio.get_running_loop().time())
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_static = scope["path"].startswith("/static/")
 
         async def with_headers(message: Message) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from holdfast.console.html import Content, Html
 from holdfast.console.units import counted
+from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Call:
     options: ConsoleOptions
     form: Mapping[str, str] = field(default_factory=dict[str, str])
     """The fields of a posted form."""
+    documents: DocumentReader = field(default_factory=DocumentReader)
     is_refresh: bool = False
     """The script asks for the live parts of a page that is open; what is said once is not said to it."""
 

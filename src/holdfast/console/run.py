@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import sys
 import threading
@@ -14,8 +15,10 @@ from holdfast.extras import needs
 
 with needs("console"):
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     from holdfast.console.application import application
+    from holdfast.console.connections import Connections
 
 
 class _Server(uvicorn.Server):
@@ -53,8 +56,10 @@ def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
         if until_input_ends:
             raise Unavailable(problem) from error
         raise InvalidRequest(problem, code=Code.BAD_CONFIGURATION) from error
+    _raise_file_limit()
     config = uvicorn.Config(
         application(options),
+        http=Connections().protocol(AutoHTTPProtocol),
         ssl_certfile=None if options.tls_certificate is None else str(options.tls_certificate),
         ssl_keyfile=None if options.tls_key is None else str(options.tls_key),
         log_level="warning",
@@ -63,7 +68,6 @@ def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=5,
-        limit_concurrency=200,
         proxy_headers=False,
     )
     acts = "acts" if options.acts else "only reads"
@@ -71,6 +75,12 @@ def run(options: ConsoleOptions, *, until_input_ends: bool = False) -> None:
     if until_input_ends:
         threading.Thread(target=server.end_with_input, daemon=True).start()
     server.run(listening)
+
+
+def _raise_file_limit() -> None:
+    """Connections that do not finish their TLS handshake count for the system alone, so there is room for many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:

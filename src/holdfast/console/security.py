@@ -6,7 +6,7 @@ Nothing here does I/O. ``Guard`` has the rules about one request; those about br
 |---|---|
 | whose ``Host`` is not one of the console's own names | 421: another site's name leads here (DNS rebinding) |
 | that is not GET or HEAD, with another ``Origin``, or from another site by ``Sec-Fetch-Site`` | 403 |
-| that is not GET or HEAD, without the session's CSRF token | 403 |
+| that is not GET or HEAD, without the CSRF token of its cookie | 403 |
 | that is not GET or HEAD, where the console only reads | 403, except for logging in and out |
 | without a login, where one is needed | sent to the login page |
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,12 @@ from typing import Final
 from holdfast.browsers import BrowserGuard
 
 SESSIONS_MAX: Final = 1_000
-"""Then the session that was idle for longest goes, first those without a login."""
+"""Of users who logged in; then the one that was idle for longest goes."""
 SESSION_SECONDS: Final = 8 * 3_600.0
-"""Of a login without a request."""
+"""Of a login without a request, and of a form of a visitor without one."""
+VISITORS_MAX: Final = 1_000
+"""Without a login, for whom something is to be said on their next page; then the oldest goes."""
+_COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 FLASHES_MAX: Final = 10
 LOGIN_FAILURES_MAX: Final = 10
 LOGIN_FAILURES_SECONDS: Final = 60.0
@@ -57,7 +61,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Session:
-    """One browser. ``token``: that of its login, None before it. ``flashes``: what to say on its next page."""
+    """One browser. ``token``: that of its login, None without one. ``flashes``: what to say on its next page."""
 
     csrf: str
     used_at: float
@@ -75,13 +79,20 @@ class Session:
 
 
 class Sessions:
-    """The sessions by the value of their cookie, in memory: a console that starts again has none."""
+    """The sessions of logins, by the value of their cookie, in memory: a console that starts again has none.
+
+    A visitor without a login has no session here, so visitors cannot end one another's. A visitor has a cookie of
+    random bits, and forms carry a CSRF token that is signed for this cookie with a secret of this process.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._secret = secrets.token_bytes(32)
+        self._said: dict[str, Session] = {}
+        """Visitors for whom something is to be said."""
 
     def find(self, cookie: str | None, now: float) -> Session | None:
-        """The session of a cookie, unless it was idle for too long."""
+        """The session of a login, unless it was idle for too long."""
         session = None if cookie is None else self._sessions.pop(cookie, None)
         if session is None or cookie is None or now - session.used_at > SESSION_SECONDS:
             return None
@@ -89,11 +100,39 @@ class Sessions:
         self._sessions[cookie] = session  # the newest is last
         return session
 
-    def begin(self, now: float, token: str | None = None) -> tuple[str, Session]:
-        """A new session and its cookie, 256 random bits."""
+    def visitor(self, cookie: str | None, now: float) -> tuple[str, Session]:
+        """A visitor without a login, by its cookie; the cookie is a new one where the given one is none of ours."""
+        if cookie is None or not _COOKIE.fullmatch(cookie):
+            cookie = secrets.token_urlsafe(32)
+        said = self._said.pop(cookie, None)
+        flashes = [] if said is None or now - said.used_at > SESSION_SECONDS else said.flashes
+        return cookie, Session(self._signed(cookie, f"{now:.0f}"), now, None, flashes)
+
+    def keep(self, cookie: str, session: Session) -> None:
+        """Remember a visitor until its next page, which says what its flashes are."""
+        while len(self._said) >= VISITORS_MAX:
+            del self._said[next(iter(self._said))]
+        self._said[cookie] = session
+
+    def accepts(self, cookie: str | None, csrf: str, now: float) -> bool:
+        """Whether a form was made for this cookie: its session's, or a visitor's."""
+        if cookie is None or not csrf.isascii():
+            return False
+        session = self.find(cookie, now)
+        if session is not None:
+            return hmac.compare_digest(session.csrf, csrf)
+        made_at = csrf.partition(".")[0]
+        if not made_at.isdigit() or len(made_at) > 12 or not 0 <= now - int(made_at) + 1 <= SESSION_SECONDS:
+            return False
+        return hmac.compare_digest(self._signed(cookie, made_at), csrf)
+
+    def _signed(self, cookie: str, made_at: str) -> str:
+        return f"{made_at}.{hmac.digest(self._secret, f'{made_at}.{cookie}'.encode(), 'sha256').hex()}"
+
+    def begin(self, now: float, token: str) -> tuple[str, Session]:
+        """The session of a login and its cookie, 256 random bits."""
         while len(self._sessions) >= SESSIONS_MAX:
-            without_login = (known for known, session in self._sessions.items() if session.token is None)
-            del self._sessions[next(without_login, next(iter(self._sessions)))]
+            del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
         session = self._sessions[cookie] = Session(secrets.token_urlsafe(32), now, token)
         return cookie, session
@@ -117,13 +156,15 @@ class Guard:
             return None
         return Refused(421, "This console does not serve that host name. Start it with --host NAME if it is its own.")
 
-    def problem_with_change(
-        self, path: str, headers: Mapping[str, str], session: Session | None, csrf: str
-    ) -> Refused | None:
-        """Why a request that is not GET or HEAD is not carried out."""
+    def problem_with_page(self, headers: Mapping[str, str]) -> Refused | None:
+        """Why a request that is not GET or HEAD is refused before its body is read."""
         if not self.browsers.is_own_page(headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")):
             return Refused(403, "The request comes from a page of another site.")
-        if session is None or not hmac.compare_digest(session.csrf.encode(), csrf.encode()):
+        return None
+
+    def problem_with_change(self, path: str, *, is_own_form: bool) -> Refused | None:
+        """Why what a form asks for is not carried out. ``is_own_form``: its CSRF token is that of its cookie."""
+        if not is_own_form:
             return Refused(
                 403, "The form is of an older session of this console. Go back, load the page again and repeat."
             )

@@ -31,6 +31,7 @@ from holdfast.console.pages.stores_acts import (
     losses_of,
 )
 from holdfast.console.reading.service import Document
+from holdfast.document_process import DocumentReader
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.wire.log import Found, VersionAnswer
 from holdfast.wire.stores import Entry, Lock
@@ -86,6 +87,7 @@ def confirm(service: RefusingService, **fields: str) -> Any:
     query = {"store": "orders", "durable": "work"}
     session = SimpleNamespace(csrf="x")
     call = SimpleNamespace(
+        documents=DocumentReader(),
         service=service, form={"parameters": "retention_time: 1s", **fields}, query=query, session=session,
         path=EDIT_DURABLE.path, text=lambda name: query.get(name, ""), required=query.__getitem__,
     )  # fmt: skip
@@ -137,6 +139,7 @@ def test_retained_messages_are_named_where_they_go_too(action: Action, retention
 
     query = {"store": "orders", "durable": "work"}
     call = SimpleNamespace(
+        documents=DocumentReader(),
         service=SimpleNamespace(read=read), required=query.__getitem__, text=query.get, path=action.path, query=query,
         session=SimpleNamespace(csrf="x"), form={},
     )  # fmt: skip
@@ -181,6 +184,7 @@ def test_defining_what_exists_asks_first_and_names_what_would_be_reset() -> None
 
     def define(**fields: str) -> object:
         call = SimpleNamespace(
+            documents=DocumentReader(),
             service=service, form={"name": "work", "parameters": "type: shared", **fields}, query=query,
             path=DEFINE_DURABLE.path, text=lambda name: query.get(name, ""), required=query.__getitem__,
         )  # fmt: skip
@@ -245,7 +249,11 @@ def test_a_key_is_deleted_only_as_the_form_showed_it() -> None:
     def delete(**fields: str) -> Any:
         query = {"key": "aw"}
         call = SimpleNamespace(
-            service=SimpleNamespace(log=log), form=fields, required=query.__getitem__, text=query.__getitem__
+            documents=DocumentReader(),
+            service=SimpleNamespace(log=log),
+            form=fields,
+            required=query.__getitem__,
+            text=query.__getitem__,
         )
         return asyncio.run(cast(Any, DELETE_KEY.act(cast(Any, call))))
 
@@ -333,6 +341,7 @@ def test_a_lock_is_released_only_from_the_owner_that_the_form_named() -> None:
 
     def release(**form: str) -> Any:
         call = SimpleNamespace(
+            documents=DocumentReader(),
             service=SimpleNamespace(read=read, stores=stores), form=form, text=query.__getitem__,
             required=query.__getitem__,
         )  # fmt: skip
@@ -400,6 +409,7 @@ def test_a_limit_below_what_is_there_is_set_only_after_another_look() -> None:
 
     def edit(parameters: str, **more: str) -> Any:
         call = SimpleNamespace(
+            documents=DocumentReader(),
             service=SimpleNamespace(read=read, change=change), form={"parameters": parameters, **more},
             text=lambda name: query.get(name, ""), required=query.__getitem__,
         )  # fmt: skip
@@ -435,6 +445,7 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
     def put_value(**fields: str) -> Any:
         form = {"key": "eu", "value": "new", "form": "text", "revision": "4", **fields}
         call = SimpleNamespace(
+            documents=DocumentReader(),
             service=SimpleNamespace(stores=stores, read=read), form=form, query=query, text=query.__getitem__,
             required=query.__getitem__,
         )  # fmt: skip
@@ -466,6 +477,7 @@ def defining_of(part: Document, fields: dict[str, str]) -> tuple[Any, list[objec
 
     query = {"store": "orders"}
     call = SimpleNamespace(
+        documents=DocumentReader(),
         service=SimpleNamespace(read=read, change=change), form=fields, query=query, path="/stores/define",
         text=lambda name, default="": query.get(name, default), required=query.__getitem__,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from holdfast.console.pages.retention import REMOVE, SET, amounts, said_of
 from holdfast.console.pages.stores import _cluster, _durable, _history, _store
 from holdfast.console.pages.stores_acts import BACKUP, EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
 from holdfast.console.reading.service import Document, Member
+from holdfast.document_process import DocumentReader
 from holdfast.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer, RetentionPlan
 
@@ -80,6 +81,7 @@ def call_of(members: tuple[Member, ...] = (), form: dict[str, str] | None = None
         rate_of_store=lambda *_, **__: None, backlog=lambda *_: (), value_of_store=lambda *_, **__: None,
     )  # fmt: skip
     return SimpleNamespace(
+        documents=DocumentReader(),
         service=Answers(), form=form or {}, query=query, path="/", watcher=watcher, options=SimpleNamespace(acts=True),
         text=lambda name, default="": query.get(name, default), required=query.__getitem__,
         number=lambda name, default=0: int(query.get(name, default)), here=lambda **_: "/",

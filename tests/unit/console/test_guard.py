@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.unit.test_document_process import BOMB
 
-from holdfast.console.application import application
+from holdfast.console.application import LOGIN_BYTES_MAX, application
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.security import (
     LOGIN_FAILURES_MAX,
@@ -21,6 +22,7 @@ from holdfast.console.security import (
     LOGIN_PLACES_MAX,
     SESSION_SECONDS,
     SESSIONS_MAX,
+    VISITORS_MAX,
     Logins,
     Refused,
     Sessions,
@@ -174,6 +176,23 @@ def test_a_body_that_is_not_a_form_and_one_that_is_too_long_are_refused(tmp_path
     run(scenario)
 
 
+def test_a_form_whose_yaml_grows_is_refused_and_the_others_are_served_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN)) as client:
+            csrf = await csrf_of(client)
+            for parameters, problem in ((BOMB, "more than 100000 values"), ("x" * 300_000, "more than 262144 bytes")):
+                fields = {"csrf": csrf, "name": "a", "parameters": parameters}
+                posting = asyncio.ensure_future(client.post("/stores/define", data=fields))
+                served = 0
+                while not (await asyncio.wait({posting}, timeout=0.01))[0] or not served:
+                    assert (await client.get("/runbooks")).status_code == 200
+                    served += 1
+                assert posting.result().status_code == 409
+                assert problem in posting.result().text or "to read" in posting.result().text, "on a slow machine"
+
+    run(scenario)
+
+
 def test_pages_need_a_login_where_the_options_say_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with browser(options_of(tmp_path, TOKEN, OTHER, login=True)) as client:
@@ -304,15 +323,68 @@ def test_every_response_forbids_other_hosts_scripts_and_frames(tmp_path: Path) -
     run(scenario)
 
 
-def test_many_visitors_do_not_end_the_session_of_a_user() -> None:
+def test_visitors_have_no_sessions_and_cannot_end_one_anothers_forms() -> None:
     sessions = Sessions()
     cookie, _ = sessions.begin(0.0, TOKEN)
-    for number in range(SESSIONS_MAX + 10):
-        sessions.begin(float(number))
+    first, form = sessions.visitor(None, 0.0)
+    for number in range(VISITORS_MAX + 10):
+        other, of_other = sessions.visitor(None, float(number))
+        of_other.flash("good", "done")
+        sessions.keep(other, of_other)
+        assert not sessions.accepts(other, form.csrf, float(number)), "a form is for one browser"
+    assert len(sessions._sessions) == 1
+    assert len(sessions._said) == VISITORS_MAX
+    assert sessions.accepts(first, form.csrf, 1_000.0)
+    assert not sessions.accepts(first, form.csrf, 2.0 + SESSION_SECONDS), "it ends with its time"
+    assert not sessions.accepts(first, "9" + form.csrf, 1_000.0)
+    assert not Sessions().accepts(first, form.csrf, 1_000.0), "another console has another secret"
     found = sessions.find(cookie, 1.0)
     assert found is not None
     assert found.token == TOKEN
     assert sessions.find(cookie, 2.0 + SESSION_SECONDS) is None, "it ends when it is idle"
+
+
+def test_the_idlest_login_ends_where_there_are_too_many() -> None:
+    sessions = Sessions()
+    cookies = [sessions.begin(float(number), TOKEN)[0] for number in range(SESSIONS_MAX)]
+    assert sessions.find(cookies[0], 5.0) is not None
+    newest, _ = sessions.begin(6.0, TOKEN)
+    assert [sessions.find(each, 7.0) is None for each in (cookies[0], cookies[1], newest)] == [False, True, False]
+
+
+def test_a_thousand_visits_of_the_login_page_leave_every_form_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app = application(options_of(tmp_path, TOKEN, login=True))
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=OWN) as user:
+            csrf = await csrf_of(user, "/login")
+            for _ in range(SESSIONS_MAX):
+                async with httpx.AsyncClient(transport=transport, base_url=OWN) as other:
+                    assert (await other.get("/login")).status_code == 200
+            assert not app.console.sessions._sessions
+            of_another = await csrf_of(other := httpx.AsyncClient(transport=transport, base_url=OWN), "/login")
+            await other.aclose()
+            assert (await user.post("/login", data={"csrf": of_another, "token": TOKEN})).status_code == 403
+            done = await user.post("/login", data={"csrf": csrf, "token": TOKEN})
+            assert (done.status_code, done.headers["location"]) == (303, "/")
+        await app.console.aclose()
+
+    run(scenario)
+
+
+def test_who_has_not_logged_in_sends_a_small_form(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with browser(options_of(tmp_path, TOKEN, login=True)) as client:
+            csrf = await csrf_of(client, "/login")
+            large = "y" * (LOGIN_BYTES_MAX + 1)
+            assert (await client.post("/login", data={"csrf": csrf, "token": large})).status_code == 413
+            assert (await client.post(ACTION, data={"csrf": csrf, "x": large})).status_code == 413
+            await client.post("/login", data={"csrf": csrf, "token": TOKEN})
+            csrf = await csrf_of(client, "/runbooks")
+            passed = await client.post(ACTION, data={"csrf": csrf, "x": large})
+            assert passed.status_code == 409, "it passed the guard, and the service does not answer"
+
+    run(scenario)
 
 
 def test_what_is_said_once_is_not_said_to_a_refresh(tmp_path: Path) -> None:
@@ -322,9 +394,9 @@ def test_what_is_said_once_is_not_said_to_a_refresh(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url=OWN) as client:
             await client.get("/runbooks")
-            session = app.console.sessions.find(client.cookies.get(app.console.cookie), time.monotonic())
-            assert session is not None
+            cookie, session = app.console.sessions.visitor(client.cookies.get(app.console.cookie), time.monotonic())
             session.flash("good", "it is done")
+            app.console.sessions.keep(cookie, session)
             assert "it is done" not in (await client.get("/runbooks", headers={"Holdfast-Refresh": "1"})).text
             assert "it is done" in (await client.get("/runbooks")).text
             assert "it is done" not in (await client.get("/runbooks")).text

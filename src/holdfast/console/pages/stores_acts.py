@@ -58,7 +58,7 @@ def _defining(
     async def act(call: Call) -> Done | Form:
         name = call.form.get("name", "").strip()
         check_name(what, name)
-        given = document_of(call.form.get("parameters", ""), "the parameters")
+        given = await document_of(call.form.get("parameters", ""), "the parameters", call.documents)
         known = await _existing(call, what, target(call, name), name)
         if known is not None:
             passed = _passed_limits(what, given, known, is_whole=True)
@@ -186,8 +186,9 @@ def _editing(
 
     async def act(call: Call) -> Done | Form:
         part = await call.service.read(target(call))
-        given = document_of(call.form.get("parameters", ""), "the parameters")
-        changed = changed_by(part, given, document_of(call.form.get("shown", ""), "what the form showed"))
+        given = await document_of(call.form.get("parameters", ""), "the parameters", call.documents)
+        shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
+        changed = changed_by(part, given, shown)
         asked = _asking(await form(call), changed, _passed_limits(what, changed, part))
         if asked.seen and not asked.is_seen_in(call.form):
             return asked
@@ -418,7 +419,7 @@ async def _publish_form(call: Call) -> Form:
 
 async def _publish(call: Call) -> Done:
     store = call.required("store")
-    fields = document_of(call.form.get("fields", ""), "the fields")
+    fields = await document_of(call.form.get("fields", ""), "the fields", call.documents)
     message = {"body": call.form.get("body", "").encode(), "fields": fields, "key": call.form.get("key") or None}
     answer = await call.service.change("POST", f"{store_path(store)}/messages", {"messages": [message]})
     unmatched = number(answer.get("unmatched"))
@@ -527,8 +528,8 @@ async def _edit_cluster(call: Call) -> Done | Form:
 async def _changed_part(call: Call, part: str, field: str) -> Document:
     """What a person changed of one part of the definition. Raises: as ``changed_by``."""
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
-    given = document_of(call.form.get(field, ""), f"the {field}")
-    shown = document_of(call.form.get("shown", ""), "what the form showed")
+    given = await document_of(call.form.get(field, ""), f"the {field}", call.documents)
+    shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
     return changed_by(document(definition.get(part)), given, shown)
 
 

@@ -7,7 +7,7 @@ from typing import Final, cast
 import yaml
 
 from holdfast.console.reading.service import Document, document, number
-from holdfast.documents import read_yaml
+from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
 
 COUNTS: Final = "counts"
@@ -21,10 +21,10 @@ def yaml_of(value: object) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False)
 
 
-def document_of(text: str, what: str) -> Document:
+async def document_of(text: str, what: str, reader: DocumentReader) -> Document:
     """A document that a person wrote as YAML or JSON; nothing is an empty one. Raises: InvalidRequest."""
     try:
-        value = read_yaml(text)[0] if text.strip() else {}
+        value = await reader.read(text) if text.strip() else {}
     except ValueError as error:
         raise InvalidRequest(f"{what} cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -190,8 +190,7 @@ class SubscribeSocket(asyncio.Protocol):
         try:
             asked = SubscribeRequest(request.path)
             opened = self._opened = self._host.opened()
-            if (problem := self._problem_with_browser(request)) is not None:
-                raise problem
+            self._require_own_page(request)
             authorization = _authorization_of(request)
             self._held = opened.access.held(authorization, Right.SUBSCRIBE, asked.store)
             if (problem := self._held.problem()) is not None:
@@ -248,16 +247,18 @@ class SubscribeSocket(asyncio.Protocol):
             partial(opened.service.require_continued, asked.token, asked.store, asked.durable),
         )
 
-    def _problem_with_browser(self, request: Request) -> HoldfastError | None:
-        """Why a service without tokens refuses the upgrade, which a page of another site may have asked for."""
+    def _require_own_page(self, request: Request) -> None:
+        """Return unless the service has no tokens, and a page of another site asks. Raises: HoldfastError."""
         guard, transport = self._gateway.guard, self._transport
         if guard is None or transport is None or not isinstance(transport.get_extra_info("peername"), tuple):
-            return None
+            return
         given = {name: request.headers.get_all(name) for name in ("host", "origin", "sec-fetch-site")}
         for name, values in given.items():
             if len(values) > 1:
-                return InvalidRequest(f"the header {name} is given more than once")
-        return problem_with_browser(guard, lambda name: next(iter(given.get(name, ())), None))
+                raise InvalidRequest(f"the header {name} is given more than once")
+        problem = problem_with_browser(guard, lambda name: next(iter(given.get(name, ())), None))
+        if problem is not None:
+            raise problem
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
