@@ -199,13 +199,18 @@ def get(
     with service.client() as client:
         if end is not None or prefix is not None:
             bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
-            page = client.range(begin, bound, limit=limit, at=reached)
-            for item in page.items:
-                fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
-                service.show(fields, f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
-            if page.more:
-                _report_more(page.items[-1].key, bound, as_json=service.as_json)
-            return
+            while True:
+                page = client.range(begin, bound, limit=limit, at=reached)
+                for item in page.items:
+                    fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
+                    service.show(fields, f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
+                if not page.more:
+                    return
+                limit -= len(page.items)
+                if limit <= 0:
+                    _report_more(page.items[-1].key, bound, as_json=service.as_json)
+                    return
+                begin = page.items[-1].key + b"\0"
         one = client.get(begin, reached)
     if one is None:
         with answering():

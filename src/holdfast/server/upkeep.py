@@ -181,11 +181,11 @@ class Upkeep:
         rows: list[Row] = []
         begin, end = FOLDER.encode(), prefix_end(FOLDER.encode())
         while True:
-            page, _ = await self._view.read_range(begin, end, JOBS_PAGE, at=version, table="jobs")
-            rows += page
-            if len(page) < JOBS_PAGE:
+            page = await self._view.read_page(begin, end, JOBS_PAGE, at=version, table="jobs")
+            rows += page.rows
+            if not page.more:
                 return holds_of(rows)
-            begin = page[-1][0] + b"\0"
+            begin = page.rows[-1][0] + b"\0"
 
     def _truncator_options(self, service: CommitService) -> TruncatorOptions:
         settings = self._settings

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,17 @@ from typing import Protocol, Self
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import FORK_JUMP_MIN, LogPosition
-from holdfast.view.storage import Filling, MemoryStorage, Position, Row, Stored, ViewStorage
+from holdfast.view.storage import (
+    PAGE_BYTES,
+    Filling,
+    MemoryStorage,
+    Page,
+    Position,
+    Row,
+    Stored,
+    ViewStorage,
+    page_of,
+)
 
 
 class CommittedTransaction(Protocol):
@@ -244,16 +255,16 @@ class View:
 
     def range(self, begin: bytes = b"", end: bytes | None = None, limit: int = 1000) -> list[Row]:
         """At most ``limit`` keys of ``[begin, end)`` in byte order with values and versions, all of one position."""
-        return self.read_range(begin, end, limit)[0]
+        return self.read_page(begin, end, limit, math.inf).rows
 
-    def read_range(self, begin: bytes = b"", end: bytes | None = None, limit: int = 1000) -> tuple[list[Row], int]:
-        """As ``range``, with the version of which the rows are the exact state."""
+    def read_page(self, begin: bytes, end: bytes | None, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
+        """As ``range``, with the version of which the rows are the exact state, and a bound of their bytes."""
         with self._lock:
             self._check_open()
             if end is not None and begin >= end:
-                return [], self._version
+                return Page([], self._version, more=False)
             with contextlib.closing(self._storage.walk(begin, end)) as rows:
-                return list(itertools.islice(rows, max(limit, 0))), self._version
+                return page_of(rows, self._version, limit, bytes_max)
 
     def call_when(self, version: int, wake: Callable[[], None]) -> None:
         """Call ``wake`` once everything up to ``version`` is applied: now, or from the applying thread."""

@@ -22,6 +22,30 @@ Row = tuple[bytes, bytes, int]
 """Key, value, version."""
 
 
+PAGE_BYTES: Final = 12 << 20
+"""Of keys and values. In base64, as a page of an answer has them, they are 16 MiB."""
+
+
+class Page(NamedTuple):
+    """Consecutive rows of the state at ``version``, and whether more of what was asked for follows."""
+
+    rows: list[Row]
+    version: int
+    more: bool
+
+
+def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
+    """The first of ``rows``: at most ``limit`` of them and ``bytes_max`` bytes, but one row of any size."""
+    page: list[Row] = []
+    size = 0
+    for row in rows:
+        size += len(row[0]) + len(row[1])
+        if len(page) >= limit or (page and size > bytes_max):
+            return Page(page, version, more=True)
+        page.append(row)
+    return Page(page, version, more=False)
+
+
 class Position(NamedTuple):
     """Everything at or below ``version`` of the log ``log_id`` is applied; the newest is ``last_transaction``. The last
     two are None when not known."""

@@ -369,7 +369,7 @@ class Map:
             page = await self._client.run(self._operations.entries(after, PAGE_ENTRIES, now_ms()))
             for entry in page.entries:
                 yield entry
-            if not page.more or not page.entries:
+            if not page.more:
                 return
             after = page.entries[-1].key
 

@@ -40,6 +40,7 @@ from holdfast.client.protocol.messages import (
     jobs_request,
     key_request,
     range_request,
+    require_progress,
     service_error,
     status_request,
     version_request,
@@ -238,7 +239,8 @@ def read_range(
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
     request = range_request(begin, end, limit, None if at is None else session.resolve_position(at))
-    return decode_body((yield from _request(session, request, now_ms)), FoundRange)
+    found = decode_body((yield from _request(session, request, now_ms)), FoundRange)
+    return require_progress(found, found.items, more=found.more)
 
 
 def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
@@ -255,7 +257,8 @@ def jobs(
 ) -> Procedure[JobRecords]:
     """Records of jobs by name in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
     request = jobs_request(prefix, after, limit, None if at is None else session.resolve_position(at))
-    return decode_body((yield from _request(session, request, now_ms)), JobRecords)
+    found = decode_body((yield from _request(session, request, now_ms)), JobRecords)
+    return require_progress(found, found.items, more=found.more)
 
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:

@@ -7,7 +7,7 @@ body carries one of our codes: a proxy's own 502 or 503 says nothing about the c
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -232,6 +232,16 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
 }
 KIND_OF: Final = {Code(code): kind for kind, codes in _CODES_OF.items() for code in codes.split()}
 """What the client raises for each code of a response."""
+
+
+PageOf = TypeVar("PageOf")
+
+
+def require_progress(page: PageOf, items: Sequence[object], *, more: bool) -> PageOf:
+    """The page. Raises: InternalError where it says that more follows and has nothing: reading on would never end."""
+    if more and not items:
+        raise errors.InternalError("the service answered a page without items and says that more follows")
+    return page
 
 
 def error_of(error: ErrorBody | None, status: int) -> HoldfastError:

@@ -44,6 +44,8 @@ from holdfast.stores.values.commands import (
     highest_of,
 )
 from holdfast.stores.values.messages import Delivery, Portion, fields_hint
+from holdfast.stores.values.ports import Entry
+from holdfast.view.storage import PAGE_BYTES
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.parts import AckedResponse, BatchReceipt
@@ -53,6 +55,8 @@ POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
 POLL_WAIT_MS_MAX: Final = 60_000
 BROWSE_LOOKS: Final = 20
+READ_AT_ONCE: Final = 16
+"""Messages of a page that are read before their bytes are counted."""
 LOOKS_MAX: Final = 8_192
 """About how many messages of the store one browse looks at."""
 UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
@@ -292,41 +296,57 @@ class StoreOperations:
 
         None: there are no more. With a matcher there may be few or no messages and still more to come. Raises:
         NotFound, InvalidRequest. Cost: reads at most ``BROWSE_LOOKS`` times ``count`` messages, and looks at about
-        ``LOOKS_MAX``: some 100 ms.
+        ``LOOKS_MAX``: some 100 ms. Memory: ``PAGE_BYTES`` and ``READ_AT_ONCE`` messages.
         """
         source = self._state.store(store).durable(durable)
         matcher = Matcher.parse(match) if match else None
         messages: list[Delivery] = []
         reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
         reached: int | None = after
-        while len(messages) < count and reached is not None and reads > 0 and looks > 0:
+        size = 0
+        while len(messages) < count and size < PAGE_BYTES and reached is not None and reads > 0 and looks > 0:
             if parked:
-                page, reached = _parked(source, reached, min(count, reads))
+                page, reached = _parked(source, reached, min(count, reads, READ_AT_ONCE))
             else:
-                page, reached, looks = _numbers(source, reached, min(count, reads), looks)
+                page, reached, looks = _numbers(source, reached, min(count, reads, READ_AT_ONCE), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             read = self._deliveries.backlog.with_replayed(store, durable, read)
-            messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
+            found = [one for one in read if matcher is None or matcher.matches(one.fields)]
+            messages += found
+            size += sum(len(one.body) for one in found)
             reads -= len(page)
         if len(messages) > count:
             return messages[:count], messages[count - 1].seq
         return messages, reached
 
-    def entries(
-        self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
-    ) -> list[tuple[str, bytes, int]]:
-        """Entries of a map: those of ``keys``, or the first above ``after``. Raises: NotFound, InvalidRequest."""
+    def entries(self, store: str, name: str, *, after: str, count: int) -> tuple[list[tuple[str, bytes, int]], bool]:
+        """The first entries of a map above ``after``, as far as a page goes, and whether more follow. Raises: as
+        ``entry``."""
+        scan = self._map(store, name).keyed.scan(after)
+        page: list[tuple[str, bytes, int]] = []
+        size = 0
+        while some := list(islice(scan, READ_AT_ONCE)):
+            for key, body, revision in self._with_bodies(store, some):
+                size += len(key) + len(body)
+                if len(page) >= count or (page and size > PAGE_BYTES):
+                    return page, True
+                page.append((key, body, revision))
+        return page, False
+
+    def entry(self, store: str, name: str, key: str) -> tuple[str, bytes, int] | None:
+        """An entry of a map, None where it has none. Raises: NotFound, InvalidRequest."""
+        found = self._map(store, name).keyed.get(key)
+        return None if found is None else next(iter(self._with_bodies(store, [found])), None)
+
+    def _map(self, store: str, name: str) -> Map:
         source = self._state.store(store).durable(name)
         if not isinstance(source, Map):
             raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
-        if keys is None:
-            entries = list(islice(source.keyed.scan(after), count))
-        else:
-            entries = [entry for key in keys if (entry := source.keyed.get(key)) is not None]
-        bodies = {
-            one.seq: one.body
-            for one in self._service.messages(store, sorted((entry.revision, entry.revision, 1) for entry in entries))
-        }
+        return source
+
+    def _with_bodies(self, store: str, entries: Sequence[Entry]) -> list[tuple[str, bytes, int]]:
+        numbers = sorted((entry.revision, entry.revision, 1) for entry in entries)
+        bodies = {one.seq: one.body for one in self._service.messages(store, numbers)}
         return [(entry.key, bodies[entry.revision], entry.revision) for entry in entries if entry.revision in bodies]
 
 

@@ -33,7 +33,7 @@ from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
-from holdfast.view.storage import Row, Stored
+from holdfast.view.storage import Page, Stored, page_of
 
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
@@ -69,21 +69,22 @@ class ViewFile:
 
         return await self._run(read)
 
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> tuple[list[Row], int]:
-        """As ``View.read_range``. Raises: Closed, sqlite3.Error."""
+    async def read_page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
+        """As ``View.read_page``. Raises: Closed, sqlite3.Error."""
 
-        def read(connection: sqlite3.Connection) -> tuple[list[Row], int]:
+        def read(connection: sqlite3.Connection) -> Page:
             connection.execute("BEGIN")
             try:
                 (version,) = connection.execute("SELECT version FROM position").fetchone()
                 rows = connection.execute(
                     f"SELECT key, value, version FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?)"
                     " ORDER BY key LIMIT ?",
-                    (begin, end, end, limit),
-                ).fetchall()
+                    (begin, end, end, limit + 1),
+                )
+                with contextlib.closing(rows):
+                    return page_of(rows, version, limit)
             finally:
                 connection.execute("COMMIT")
-            return rows, version
 
         return await self._run(read)
 

@@ -13,7 +13,6 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
-from itertools import islice
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -31,7 +30,7 @@ from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
 from holdfast.view.sqlite import Table
-from holdfast.view.storage import Layer, Row, Stored
+from holdfast.view.storage import Layer, Page, Stored, page_of
 
 CATCH_UP_SECONDS_MAX: Final = 5.0
 
@@ -59,13 +58,11 @@ class EmbeddedView:
         with self._reported_as_behind(at):
             return await reads.get(key, table)
 
-    async def read_range(
-        self, begin: bytes, end: bytes | None, limit: int, *, at: int, table: Table = "latest"
-    ) -> tuple[list[Row], int]:
-        """At most ``limit`` keys of ``[begin, end)``, and the version that they are of. Raises: as ``get``."""
+    async def read_page(self, begin: bytes, end: bytes | None, limit: int, *, at: int, table: Table = "latest") -> Page:
+        """At most ``limit`` keys of ``[begin, end)``, as far as a page goes. Raises: as ``get``."""
         reads = await self._at(at)
         with self._reported_as_behind(at):
-            return await reads.read_range(begin, end, limit, table)
+            return await reads.read_page(begin, end, limit, table)
 
     async def _at(self, version: int) -> ViewFile | MemoryReads:
         if not self.enabled:
@@ -160,12 +157,12 @@ class MemoryReads:
         """As ``View.get``."""
         return self._jobs.changes.get(key) if table == "jobs" else self._view.get(key)
 
-    async def read_range(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> tuple[list[Row], int]:
-        """As ``View.read_range``."""
+    async def read_page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
+        """As ``View.read_page``."""
         if table == "latest":
-            return self._view.read_range(begin, end, limit)
-        found = ((key, self._jobs.changes[key]) for key in islice(self._jobs.walk(begin, end), limit))
-        return [(key, *stored) for key, stored in found if stored is not None], self._view.version
+            return self._view.read_page(begin, end, limit)
+        found = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))
+        return page_of(((key, *stored) for key, stored in found if stored is not None), self._view.version, limit)
 
 
 class ViewInProcess:

@@ -96,9 +96,9 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         begin, end = call.whole_range()
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        rows, version = await embedded.read_range(begin, end, limit + 1, at=_asked_version(gateway, call))
-        items = tuple(_found(key, value, written, text=text) for key, value, written in rows[:limit])
-        return json_response(ValueRange(items, version, len(rows) > limit))
+        page = await embedded.read_page(begin, end, limit, at=_asked_version(gateway, call))
+        items = tuple(_found(key, value, written, text=text) for key, value, written in page.rows)
+        return json_response(ValueRange(items, page.version, page.more))
 
     return (
         Route(
@@ -141,11 +141,11 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         prefix, after = (call.text("prefix") or "").encode(), call.text("after")
         begin = prefix if after is None else max(prefix, after.encode() + b"\0")
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        rows, version = await embedded.read_range(
-            begin, prefix_end(prefix), limit + 1, at=_asked_version(gateway, call), table="jobs"
+        page = await embedded.read_page(
+            begin, prefix_end(prefix), limit, at=_asked_version(gateway, call), table="jobs"
         )
-        items = tuple(JobRecord(key.decode(), value, written) for key, value, written in rows[:limit])
-        return json_response(JobRecords(items, version, len(rows) > limit))
+        items = tuple(JobRecord(key.decode(), value, written) for key, value, written in page.rows)
+        return json_response(JobRecords(items, page.version, page.more))
 
     return (
         Route(

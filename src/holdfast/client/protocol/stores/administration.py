@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send, Woken
 from holdfast.client.protocol.log_operations import response_too_large
+from holdfast.client.protocol.messages import require_progress
 from holdfast.client.protocol.retry_budget import RetryBudget, Session
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
@@ -178,7 +179,7 @@ class MapOperations:
         target = f"{self._path}{query_of(after=after or None, max=count, token=token or None)}"
         page = decode((yield from self._ask(request_of("GET", target), now_ms)), EntriesResponse)
         self._met(page.token)
-        return page
+        return require_progress(page, page.entries, more=page.more)
 
     def change(
         self, key: str, value: bytes | None, if_revision: int | None, fence: int, now_ms: float

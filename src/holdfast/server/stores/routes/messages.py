@@ -298,11 +298,11 @@ _REVISION: Final = re.compile(r'"?(\d{1,16})"?', re.ASCII)
 async def _get_entry(call: StoreCall) -> Response:
     key = call.call.path_text("key")
     token = call.token
-    entries = call.opened.operations.entries(call.store, call.durable, keys=[key])
+    entry = call.opened.operations.entry(call.store, call.durable, key)
     await call.opened.service.wait_until_safe()
-    if not entries:
+    if entry is None:
         raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
-    _, value, revision = entries[0]
+    _, value, revision = entry
     return call.answer(wire.Entry(key, value, revision, token), headers={"ETag": f'"{revision}"'})
 
 
@@ -310,10 +310,12 @@ async def _list_entries(call: StoreCall) -> Response:
     query = call.call
     token = call.token
     count = query.number("max", low=1, high=ENTRIES_MAX) or ENTRIES_DEFAULT
-    entries = call.opened.operations.entries(call.store, call.durable, after=query.text("after") or "", count=count + 1)
+    entries, more = call.opened.operations.entries(
+        call.store, call.durable, after=query.text("after") or "", count=count
+    )
     await call.opened.service.wait_until_safe()
-    items = [wire.Entry(key, value, revision) for key, value, revision in entries[:count]]
-    return call.answer(wire.EntriesResponse(items, len(entries) > count, token))
+    items = [wire.Entry(key, value, revision) for key, value, revision in entries]
+    return call.answer(wire.EntriesResponse(items, more, token))
 
 
 async def _put_entry(call: StoreCall) -> Response:
