@@ -66,10 +66,10 @@ class PlanCluster:
             time.sleep(0.02)
         if job.poll() is not None:
             return False
-        if victim == "driver":
-            os.killpg(job.pid, signal.SIGKILL)
-        else:
-            os.kill(self.executors()[0], signal.SIGKILL)
+        victims = [job.pid] if victim == "driver" else self.executors()
+        if not victims:
+            return False  # the job is at its end, and has let them go
+        os.kill(victims[0], signal.SIGKILL) if victim == "executor" else os.killpg(victims[0], signal.SIGKILL)
         return True
 
 
