@@ -47,6 +47,7 @@ class Code(StrEnum):
     BAD_CONFIGURATION = "bad_configuration"
     TOO_LARGE = "too_large"
     REQUEST_ID_REUSED = "request_id_reused"
+    ID_NEEDS_TAG = "id_needs_tag"
     # outcomes
     CONFLICT = "conflict"
     TOO_OLD = "too_old"

@@ -96,15 +96,17 @@ class StatusAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the stores did for its parts, as a ``StoresReceipt``; inside the service in the stores' own bytes."""
 
 
-class VersionAnswer(msgspec.Struct, frozen=True):
+class VersionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A version, the leader that vouches for it, and the log it belongs to (None from a service before log ids).
 
-    Everything known to be committed when the request arrived can be read at this version.
+    Everything known to be committed when the request arrived can be read at this version. ``id_tag``: what the request
+    ids of the caller begin with; only for a token with prefixes.
     """
 
     version: int
     leader_id: str
     log_id: str | None = None
+    id_tag: str | None = None
 
     @property
     def position(self) -> LogPosition:
@@ -494,6 +496,8 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     holder: str | None = None
     """The subscriber that has the standard durable (``durable_busy``), since ``since_ms`` after 1970."""
     since_ms: int | None = None
+    tag: str | None = None
+    """What the ids of this caller begin with (``id_needs_tag``)."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ The rules for a commit, in the order in which they are tried on each reply:
     the reply                                    what is known   what happens
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
+    400 id_needs_tag, the id was drawn here      not accepted    a new attempt, whose id begins with the tag
     not sent: no connection, or last byte unsent not accepted    wait with jitter, the same attempt again
     a stream of commits broken while it is sent  unknown         ask status until it is final, item by item
     coded 504, 409 leader_changed, 5xx           unknown         ask status until it is final
@@ -199,6 +200,7 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
     reply = decode_body((yield from _request(session, version_request(local=local), now_ms)), VersionAnswer)
     session.saw(reply.version, reply.log_id)
+    session.id_tag = reply.id_tag or ""
     return reply
 
 
@@ -383,7 +385,7 @@ def commit(
         txn = Transaction(
             operations=list(operations),
             preconditions=list(preconditions),
-            request_id=request_id if request_id is not None else f"{entropy}-{number}",
+            request_id=request_id if request_id is not None else session.draw_id(entropy, number),
             leader_id=leader_id,
             read_version=read_version,
             log_id=of_log,
@@ -395,6 +397,9 @@ def commit(
         try:
             verdict = yield from attempt(session, txn, now_ms)
         except InvalidRequest as error:
+            if error.code is Code.ID_NEEDS_TAG and request_id is None and number < COMMIT_ATTEMPTS_MAX:
+                number += 1  # it was not accepted, and the next id begins with the tag that the refusal named
+                continue
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.ROLLED_BACK)
             # After a fork the answer to an older version names one of the new log, and is taken for the old one's.
             tries_max = COMMIT_ATTEMPTS_MAX if error.code is Code.ROLLED_BACK else 1
@@ -506,7 +511,9 @@ class Grouping:
             Transaction(
                 operations=txn.operations,
                 preconditions=txn.preconditions,
-                request_id=txn.request_id if txn.request_id is not None else f"{self._entropy}-{self._number}",
+                request_id=(
+                    txn.request_id if txn.request_id is not None else self._session.draw_id(self._entropy, self._number)
+                ),
                 leader_id=txn.leader_id,
                 read_version=txn.read_version if txn.read_version is not None else self._read_version,
                 log_id=txn.log_id if txn.log_id is not None else self._log_id,

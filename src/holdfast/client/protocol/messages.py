@@ -212,7 +212,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
     InvalidRequest: (
         "malformed no_operations future_version bad_base64 bad_range bad_request_id read_version_required "
         "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled read_only "
-        "matcher_mismatch type_mismatch stores_not_in_log duplicate_part misdirected"
+        "matcher_mismatch type_mismatch stores_not_in_log duplicate_part misdirected id_needs_tag"
     ),
     errors.LimitExceeded: "too_large message_too_large too_many_durables",
     errors.Conflict: (
@@ -262,4 +262,5 @@ def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
         log_id=error.log_id,
         holder=error.holder,
         since_ms=error.since_ms,
+        tag=error.tag,
     )

@@ -36,6 +36,8 @@ class Session:
     route: Route
     options: ClientOptions = field(default_factory=ClientOptions)
     newest: LogPosition | None = None
+    id_tag: str = ""
+    """What the service wants ids to begin with that are drawn here: its version answers and refusals name it."""
 
     @property
     def log_id(self) -> str | None:
@@ -55,10 +57,16 @@ class Session:
         position = position_of(named)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
+    def draw_id(self, entropy: str, number: int) -> str:
+        """The id of a new attempt. It is stored with the attempt: a repetition sends it as it is."""
+        return f"{self.id_tag}{entropy}-{number}"
+
     def refused(self, error: ErrorBody | None, status: int) -> HoldfastError:
         """The exception for an error answer. After one about another log the next operation learns the log again."""
         if error is not None and error.code in (Code.LOG_MISMATCH, Code.ROLLED_BACK):
             self.newest = None
+        if error is not None and error.tag is not None:
+            self.id_tag = error.tag
         return error_of(error, status)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
 from holdfast.client.protocol.retry_budget import RetryBudget, Session
@@ -29,7 +31,7 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
-from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.stores.values.identity import replaced
 from holdfast.stores.values.messages import Delivery, FieldValue
 from holdfast.values import LogPosition
@@ -356,14 +358,21 @@ class TransactionAttempts:
             txn = Transaction(
                 operations=builder.operations,
                 preconditions=builder.preconditions,
-                request_id=f"{self._entropy}-{number}",
+                request_id=self._session.draw_id(self._entropy, number),
                 read_version=builder.read_version,
                 log_id=self._source.log_id,
                 acknowledge=parts.acknowledge,
                 maps=parts.maps,
                 publish=parts.publish,
             )
-            verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+            try:
+                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+            except InvalidRequest as error:
+                if error.code is not Code.ID_NEEDS_TAG:
+                    raise
+                number += 1  # nothing was accepted, and the next id begins with the tag that the refusal named
+                txn = replace(txn, request_id=self._session.draw_id(self._entropy, number))
+                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
             if isinstance(verdict, CommitReceipt):
                 return verdict
             number += 1

@@ -38,6 +38,7 @@ COMMIT_CODES = (
         Code.ROLLED_BACK,
         Code.LEADER_CHANGED,
         Code.REQUEST_ID_REUSED,
+        Code.ID_NEEDS_TAG,
         Code.TOO_LARGE,
     ),
     *(Code.RATE_LIMITED, Code.OVERLOADED, Code.NOT_LEADER, Code.OUTCOME_UNKNOWN),
@@ -156,7 +157,9 @@ class VersionRequest(_LogRequest):
         def answered(version: int | HoldfastError) -> None:
             problem = version if isinstance(version, HoldfastError) else held.problem()
             if isinstance(version, int) and problem is None:
-                response.respond(200, None, encode(VersionAnswer(version, gateway.own.leader_id, gateway.log_id)))
+                tag = gateway.authenticator.scope_of(authorization).id_tag
+                answer = VersionAnswer(version, gateway.own.leader_id, gateway.log_id, tag)
+                response.respond(200, None, encode(answer))
             else:
                 assert problem is not None, "what is not a version is an error"
                 response.respond(*error_response(problem, gateway.leader))
@@ -203,7 +206,8 @@ async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -
             return await call.serve(linearizable)
         case "local":
             reader = gateway.reading()
-            return json_response(VersionAnswer(reader.local_version(), reader.leader_id, reader.log_id))
+            answer = VersionAnswer(reader.local_version(), reader.leader_id, reader.log_id, call.scope.id_tag)
+            return json_response(answer)
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 

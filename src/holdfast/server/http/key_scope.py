@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.commit.format.transaction import PointRead, RangeDelete, Transaction, prefix_end
-from holdfast.errors import PermissionDenied
+from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied
 
 HINT = "ask the operator of the service for a token with this prefix"
 
@@ -60,8 +60,13 @@ class KeyScope:
             return None
         return PermissionDenied("the token may not read these keys", hint=HINT)
 
-    def problem_with(self, txn: Transaction) -> PermissionDenied | None:
-        """The first operation or precondition outside the scope, or None."""
+    @property
+    def id_tag(self) -> str | None:
+        """What ids of a writer with this scope begin with; None where any id will do, or none."""
+        return None if self.is_everything or not self.prefixes else tag_of(self.prefixes[0])
+
+    def problem_with(self, txn: Transaction) -> HoldfastError | None:
+        """The first operation or precondition outside the scope, or an id that is not a writer's of it; or None."""
         for index, operation in enumerate(txn.operations):
             if isinstance(operation, RangeDelete):
                 within = self.holds_range(operation.begin, operation.end)
@@ -73,6 +78,13 @@ class KeyScope:
             within = self.holds(read.key) if isinstance(read, PointRead) else self.holds_range(read.begin, read.end)
             if not within:
                 return PermissionDenied("the token may not read these keys", hint=HINT, precondition=index)
+        if txn.request_id is not None and not self.owns(txn.request_id):
+            return InvalidRequest(
+                "the request id does not begin with the tag of a prefix of the token",
+                code=Code.ID_NEEDS_TAG,
+                hint=f"begin it with {self.id_tag}: nothing was accepted",
+                tag=self.id_tag,
+            )
         return None
 
 

@@ -19,6 +19,7 @@ _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     400: (
         Code.MALFORMED, Code.NO_OPERATIONS, Code.FUTURE_VERSION, Code.BAD_BASE64, Code.BAD_RANGE, Code.BAD_REQUEST_ID,
         Code.READ_VERSION_REQUIRED, Code.BAD_CONFIGURATION, Code.DUPLICATE_PART, Code.STORES_NOT_IN_LOG,
+        Code.ID_NEEDS_TAG,
     ),
     401: (Code.UNAUTHENTICATED,),
     403: (Code.PERMISSION_DENIED,),
@@ -99,7 +100,10 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     holder, since_ms = error.fields.get("holder"), error.fields.get("since_ms")
     holder = holder if is_busy and isinstance(holder, str) else None
     since_ms = since_ms if is_busy and isinstance(since_ms, int) else None
+    tag = error.fields.get("tag") if error.code is Code.ID_NEEDS_TAG else None
+    tag = tag if isinstance(tag, str) else None
     own = {
+        "tag": tag,
         "leader_id": leader_id,
         "leader_address": leader_address,
         "roll_back_to": roll_back_to,
@@ -123,6 +127,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
         log_id=log_id,
         holder=holder,
         since_ms=since_ms,
+        tag=tag,
         hint=error.hint,
     )
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.http.auth import Grant, Role
-from holdfast.server.http.key_scope import EVERYTHING, KeyScope
+from holdfast.server.http.key_scope import EVERYTHING, PREFIX_BYTES_MAX, KeyScope
 
 TOKEN_LENGTH_MIN: Final = 16
 BYTES_MAX: Final = 1 << 20
@@ -60,6 +60,8 @@ def _grant(path: Path, number: int, role: Role, words: list[str]) -> Grant:
             until = _moment(path, number, value)
         elif name == "prefix" and value and role is not Role.ADMIN:
             prefixes.append(value.encode())
+            if len(prefixes[-1]) > PREFIX_BYTES_MAX:
+                raise _bad(path, number, f"a prefix has at most {PREFIX_BYTES_MAX} bytes: request ids begin with it")
         else:
             raise _bad(path, number, f"after the token only {_ALLOWED} is allowed")
     return Grant(role, until, KeyScope(tuple(prefixes)) if prefixes else EVERYTHING)

@@ -75,7 +75,7 @@ def give_up(client: Client, options: WriteOptions, name: str) -> list[Rows]:
     for partition, progress, version in notes:
         if progress.first:
             found.append(Rows(partition, 0, progress.first - 1, "committed"))
-        found += _in_flight(client, options, record.token, partition, progress, version)
+        found += _in_flight(client, options, record, partition, progress, version)
     return found
 
 
@@ -125,7 +125,7 @@ def _no_such_write(options: WriteOptions, name: str, record: Record | None) -> N
 
 
 def _in_flight(
-    client: Client, options: WriteOptions, token: str, partition: int, progress: Progress, version: int
+    client: Client, options: WriteOptions, record: Record, partition: int, progress: Progress, version: int
 ) -> Iterator[Rows]:
     """What is known of the transactions of a chunk that was noted."""
     first, last = progress.first, progress.first + progress.count - 1
@@ -133,7 +133,7 @@ def _in_flight(
         yield Rows(partition, first, last, "undecidable")
         return
     attempts = (*progress.attempts, version)
-    ask = partial(_asked, client, options.application, token, partition, attempts)
+    ask = partial(_asked, client, options.application, record, partition, attempts)
     with ThreadPoolExecutor(ASKING, "holdfast-give-up") as threads:
         for known, group in groupby(threads.map(ask, range(first, last + 1))):
             count = len(list(group))
@@ -142,12 +142,12 @@ def _in_flight(
 
 
 def _asked(
-    client: Client, application: str, token: str, partition: int, attempts: tuple[int, ...], index: int
+    client: Client, application: str, record: Record, partition: int, attempts: tuple[int, ...], index: int
 ) -> Known:
     """What is known of one transaction, each of whose attempts is closed now."""
     is_cut = False
     for number, read_version in enumerate(attempts):
-        name = request_id(application, token, partition, index, number)
+        name = request_id(record.tag, application, record.token, partition, index, number)
         outcome = client.status(name, LogPosition(read_version, client.session.log_id))
         if outcome.status == "committed":
             return "committed"

@@ -88,7 +88,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches done before, newest first, at most ``RECENT_MAX``, each its token, a colon and the digest of its rows.
     ``digest`` is that of a batch that is done, ``stream`` the newest micro-batch that is. ``direct``: tasks send their
     own rows. ``micro_batch``: the one that this write is. ``publishing`` is in the record of a write into a message
-    store alone.
+    store alone. ``id_tag`` is there where the driver's token is for some keys only: the ids of the write begin with it,
+    also where the token is for others later.
     """
 
     state: Literal["intent", "done"]
@@ -102,6 +103,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     direct: bool = False
     micro_batch: MicroBatch | None = None
     publishing: Publishing | msgspec.UnsetType = msgspec.UNSET
+    id_tag: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def tag(self) -> str:
+        """What the ids of the write begin with."""
+        return "" if self.id_tag is msgspec.UNSET else self.id_tag
 
     def has_done(self, token: str) -> bool:
         """Whether the write of this token is done."""
@@ -162,13 +169,13 @@ def job_of_partition(application: str, token: str, partition: int) -> str:
     return f"{job_of_write(application, token)}/{partition:06d}"
 
 
-def request_id(application: str, token: str, partition: int, index: int, attempt: int) -> str:
+def request_id(tag: str, application: str, token: str, partition: int, index: int, attempt: int) -> str:
     """The id of one transaction in one attempt: the same in every task that sends it.
 
-    >>> request_id("orders", "9f" * 16, 3, 41, 0)
+    >>> request_id("", "orders", "9f" * 16, 3, 41, 0)
     'spark/orders/9f9f9f9f9f9f9f9f9f9f9f9f9f9f9f9f/3/41/0'
     """
-    return f"spark/{application}/{token}/{partition}/{index}/{attempt}"
+    return f"{tag}spark/{application}/{token}/{partition}/{index}/{attempt}"
 
 
 def decode(data: bytes, job: str, kind: type[T]) -> T:
@@ -206,6 +213,8 @@ class Intent:
     log_id: str | None = None
     publishing: Publishing | None = None
     is_new: bool = False
+    tag: str = ""
+    """What the ids of its transactions begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +307,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             direct=options.direct,
             micro_batch=wanted.micro_batch,
             publishing=_publishing(record, options, client.session.log_id),
+            id_tag=client.session.id_tag or msgspec.UNSET,
         )
         hold = hold_for(job_of(options.application))
         version = replace_record(client, options, intent, found.read_version, hold, log_id=log_id)
@@ -308,7 +318,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
 
 def _intent(record: Record, version: int, log_id: str | None, *, is_new: bool = False) -> Intent:
     publishing = None if record.publishing is msgspec.UNSET else record.publishing
-    return Intent(record.token, version, log_id, publishing, is_new)
+    return Intent(record.token, version, log_id, publishing, is_new, record.tag)
 
 
 def _require_way(record: Record, options: WriteOptions) -> None:

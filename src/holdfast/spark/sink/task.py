@@ -323,7 +323,14 @@ class _Sender:
     def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
         ids = [
-            request_id(self._options.application, self._intent.token, self._partition, chunk.first + index, attempt)
+            request_id(
+                self._intent.tag,
+                self._options.application,
+                self._intent.token,
+                self._partition,
+                chunk.first + index,
+                attempt,
+            )
             for index in missing
         ]
         txns = (
