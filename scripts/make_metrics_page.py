@@ -75,6 +75,7 @@ EVENTS = {
     "segments_not_read": "the table of segments does not answer",
     "segments_of_another_log": "the table of segments belongs to another log and is not used",
     "service_does_not_answer": "a sink waits for the service",
+    "token_not_sent": "a job asked no leader to step down, because `HOLDFAST_TRUSTED_HOSTS` does not allow its address",
     "no_durable_wants_rows": "a sink published rows that the store dropped, because no durable wants them",
     "rows_sent": "how many rows of a write a sink has sent",
     "stage_not_removed": "a write is done, and what it staged could not be removed; a later write does it",

@@ -211,7 +211,9 @@ def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     version = first.commit()
     standby = start("--standby", view=True)
     line = standby.line()
-    assert line == f"standby leader_id={first.leader_id} leader_address={first.address}\n"
+    assert line.startswith(f"standby leader_id={first.leader_id} leader_address={first.address} clients=")
+    addresses = line.rstrip().partition("clients=")[2].split(",")
+    assert addresses == [f"http://{first.address}", f"http://{standby.address}"]
     first.process.kill()
     first.process.wait(SECONDS_MAX)
     standby.ready()

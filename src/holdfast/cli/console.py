@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.options import TrustedOption, patterns_of
+
 
 def console(
     service: Annotated[
@@ -19,6 +21,7 @@ def console(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="The token for the service; without it the console only reads.")
     ] = None,
+    trusted_hosts: TrustedOption = "",
     read_only: Annotated[bool, typer.Option("--read-only", help="Show no actions and refuse them.")] = False,
     login: Annotated[
         bool,
@@ -49,6 +52,7 @@ def console(
         listen_port=listen_port,
         hosts=tuple(host or ()),
         token_file=token_file,
+        trusted_hosts=patterns_of(trusted_hosts),
         read_only=read_only,
         login=login,
         tls_certificate=tls_certificate,

@@ -27,9 +27,29 @@ class Encoding(StrEnum):
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, one value a line.")]
 UrlOption: TypeAlias = Annotated[
-    str, typer.Option("--url", envvar="HOLDFAST_URL", help="The service: http://HOST:PORT, https:// or unix:/PATH.")
+    str,
+    typer.Option(
+        "--url",
+        envvar="HOLDFAST_URL",
+        help="The service: http://HOST:PORT, https:// or unix:/PATH; with standbys all addresses, with commas.",
+    ),
 ]
 TokenOption: TypeAlias = Annotated[str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.")]
+TrustedOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--trusted-hosts",
+        envvar="HOLDFAST_TRUSTED_HOSTS",
+        help="Further addresses that may get the token: NAME:PORT, *.SUFFIX:PORT or NETWORK/BITS:PORT, with commas.",
+    ),
+]
+
+
+def patterns_of(text: str) -> tuple[str, ...]:
+    """The patterns of ``TrustedOption``."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 EncodingOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How keys and values are written here.")
 ]

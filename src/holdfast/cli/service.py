@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import typer
 
-from holdfast.cli.options import JsonOption, TokenOption, UrlOption, timeout_option
+from holdfast.cli.options import JsonOption, TokenOption, TrustedOption, UrlOption, patterns_of, timeout_option
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.errors import Unavailable
 
@@ -59,14 +59,17 @@ def on_service(
     options: list[tuple[str, object, object]] = [
         ("url", UrlOption, LOCAL),
         ("token", TokenOption, None),
+        ("trusted_hosts", TrustedOption, ""),
         ("timeout", timeout_option(timeout), None),
         ("as_json", JsonOption, False),
     ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def run(*, url: str, token: str | None, timeout: float | None, as_json: bool, **given: Any) -> None:
-            command(Service(url, token, timeout, as_json), **given)
+        def run(
+            *, url: str, token: str | None, trusted_hosts: str, timeout: float | None, as_json: bool, **given: Any
+        ) -> None:
+            command(Service(url, token, timeout, as_json, patterns_of(trusted_hosts)), **given)
 
         types = get_type_hints(command, include_extras=True)
         _, *own = signature(command).parameters.values()
@@ -91,6 +94,7 @@ class Service:
     token: str | None
     timeout: float | None
     as_json: bool
+    trusted_hosts: tuple[str, ...] = ()
 
     def seconds(self, default: float = TIMEOUT_SECONDS) -> float:
         """``--timeout``, or the default of the command."""
@@ -179,15 +183,22 @@ class Service:
             resolve_within_ms=ms,
             request_timeout_ms=min(ms, request_seconds * 1000),
             stream_give_up_after_ms=STREAM_SECONDS * 1000 if self.timeout is None else ms,
+            trusted_hosts=self.trusted_hosts,
         )
 
     def _wait_for_listener(self, notice: WaitNotice) -> None:
-        """Return as soon as the address accepts connections, or does not refuse them. Raises: Unavailable."""
-        from holdfast.client.protocol.endpoint import parse_endpoint
+        """Return as soon as an address accepts connections, or does not refuse them. Raises: Unavailable."""
+        from holdfast.client.protocol.endpoint import addresses_of, parse_endpoint
 
-        endpoint = parse_endpoint(self.url)
+        endpoints = [parse_endpoint(address) for address in addresses_of(self.url)]
         end = time.monotonic() + self.seconds(REFUSED_SECONDS)
-        while (refused := _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))) is not None:
+        while True:
+            endpoint, refused = endpoints[-1], ""
+            for endpoint in endpoints:
+                found = _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))
+                if found is None:
+                    return
+                refused = found
             left = end - time.monotonic()
             if left <= 0:
                 raise Unavailable(

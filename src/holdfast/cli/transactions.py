@@ -22,9 +22,11 @@ from holdfast.cli.options import (
     EncodingOption,
     JsonOption,
     TokenOption,
+    TrustedOption,
     UrlOption,
     parse_bytes,
     parse_position,
+    patterns_of,
 )
 from holdfast.cli.output import (
     Exit,
@@ -535,6 +537,7 @@ def bench(
     value_bytes: Annotated[int, typer.Option("--value-bytes", min=0, max=1_000_000, help="Size of each value.")] = 100,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    trusted_hosts: TrustedOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Commit from many clients at once, then print rate and latency. Writes keys under bench/.
@@ -544,9 +547,10 @@ def bench(
     """
     import asyncio
 
-    with Service(url, token, None, as_json).client() as client:
+    service = Service(url, token, None, as_json, patterns_of(trusted_hosts))
+    with service.client() as client:
         newest = client.version().version
-    result = asyncio.run(_run_bench(url, token, connections, seconds, value_bytes, newest, shown=not as_json))
+    result = asyncio.run(_run_bench(service, connections, seconds, value_bytes, newest, shown=not as_json))
     if as_json:
         print_json(result)
     else:
@@ -556,17 +560,19 @@ def bench(
 
 
 async def _run_bench(
-    url: str, token: str | None, connections: int, seconds: float, value_bytes: int, newest: int, *, shown: bool
+    service: Service, connections: int, seconds: float, value_bytes: int, newest: int, *, shown: bool
 ) -> dict[str, object]:
     import asyncio
 
     from holdfast.aio import Client
+    from holdfast.client import ClientOptions
 
     run = secrets.token_hex(4)
     value = secrets.token_bytes(value_bytes)
     latencies_ms: list[float] = []
     errors: Counter[str] = Counter()
-    async with Client(url, token=token) as client:
+    options = ClientOptions(trusted_hosts=service.trusted_hosts)
+    async with Client(service.url, token=service.token, options=options) as client:
         began = time.perf_counter()
         end = began + seconds
 

@@ -103,7 +103,9 @@ class Console:
         if desk is None:
             while len(self._desks) >= SERVICES_MAX:
                 await self._desks.pop(next(iter(self._desks))).aclose()
-            desk = Desk(Service(self.options.services, token, self.options.service_tls()))
+            options = self.options
+            service = Service(options.services, token, options.service_tls(), options.trusted_hosts)
+            desk = Desk(service)
         self._desks[token] = desk
         return desk
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.errors import Code, InvalidRequest
 
 TOKENS_MAX: Final = 1_000
@@ -22,7 +23,8 @@ LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
 @dataclass(frozen=True, slots=True)
 class ConsoleOptions:
     """What a console is started with. ``tables``: Delta tables of pipelines. ``ca_file``: who signs the service's
-    certificate, by default the system's authorities."""
+    certificate, by default the system's authorities. ``trusted_hosts``: addresses besides ``services`` that may get the
+    token, as ``ClientOptions`` has them."""
 
     services: tuple[str, ...]
     listen_host: str
@@ -34,11 +36,13 @@ class ConsoleOptions:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     ca_file: Path | None = None
+    trusted_hosts: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for service in self.services:
             parse_endpoint(service)
+        TrustedHosts(self.trusted_hosts)
         for host in self.hosts:
             if not _HOST.fullmatch(host):
                 raise _bad(f"--host is a name or an address, not {host!r}", hint="give it without a scheme and a port")

@@ -420,7 +420,14 @@ class _Process:
         if hint != self._gateway.leader:
             self._gateway.stop_leading(hint)
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
-            _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
+            both = ",".join(self._as_url(each) for each in (hint.address, self._address) if each)
+            _say(f"standby leader_id={hint.leader_id} leader_address={hint.address} clients={both}")
+
+    def _as_url(self, address: str) -> str:
+        """An address of the log's services as a client takes it, among several with commas."""
+        if address.startswith((UNIX, "http://", "https://")):
+            return address
+        return f"{'http' if self._tls is None else 'https'}://{address}"
 
     async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Serve the log until this leadership ends; a signal drains it first."""

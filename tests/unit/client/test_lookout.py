@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.client.protocol.effects import Failed, Response
-from holdfast.client.protocol.endpoint import Endpoint, Route, parse_endpoint
+from holdfast.client.protocol.endpoint import Endpoint, Route, anywhere, parse_endpoint
 from holdfast.client.protocol.lookout import (
     AGAIN_MS,
     LIVES_AGAIN_MS,
@@ -25,7 +25,7 @@ class Client:
     """A client that waits at some endpoints, and what each endpoint says when it is asked."""
 
     def __init__(self, *configured: Endpoint) -> None:
-        self.route = Route(configured)
+        self.route = Route(configured, anywhere)
         self.lookout = Lookout(self.route)
         self.says: dict[Endpoint, bool | None] = dict.fromkeys((*configured, X), STANDBY)
         self.now_ms = 0.0

@@ -45,6 +45,9 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
             )
     units = {"MiB": 1 << 20}
     for field in dataclasses.fields(ClientOptions):
+        if field.name == "trusted_hosts":
+            assert (said.pop(field.name), field.default) == ("none", ())
+            continue
         number, _, unit = said.pop(field.name).partition(" ")
         value = number == "true" if number in {"true", "false"} else int(number.replace(",", "")) * units.get(unit, 1)
         assert value == field.default, field.name

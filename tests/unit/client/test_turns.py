@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.client.protocol.effects import Request, Response, Send, Wait, Woken
-from holdfast.client.protocol.endpoint import Endpoint, Route, parse_endpoint
+from holdfast.client.protocol.endpoint import Endpoint, Route, anywhere, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import TAKE_OVER_WAIT_MS_MAX, Session, Turns
 from holdfast.client.protocol.stores.administration import ask
@@ -27,7 +27,7 @@ class Operation:
     """One operation that is never done: what each endpoint says, and which are asked between two waits."""
 
     def __init__(self, *configured: Endpoint, **options: Any) -> None:
-        self.session = Session(Route(configured), ClientOptions(**options))
+        self.session = Session(Route(configured, anywhere), ClientOptions(**options))
         self.turns = Turns(self.session)
 
     def round(self, says: dict[Endpoint, dict[str, Any]]) -> tuple[list[Endpoint], float, float]:
@@ -189,7 +189,7 @@ def _subscribe(session: Session) -> tuple[Wait, Endpoint]:
 def test_every_client_follows_the_address_at_once_and_waits_as_the_body_asks(
     operation: Callable[[Session], tuple[Wait, Endpoint]],
 ) -> None:
-    wait, followed = operation(Session(Route((A,))))
+    wait, followed = operation(Session(Route((A,), anywhere)))
     assert followed == X
     assert (wait.at_least_ms, wait.at_most_ms) == (250.0, 312.5)
 

@@ -34,7 +34,7 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import Route, anywhere, parse_endpoint
 from holdfast.client.protocol.http1 import ResponseReader, problem_with
 from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
@@ -92,7 +92,7 @@ def places(procedure: Generator[Effect, Reply, Any], *replies: Reply) -> tuple[l
 
 
 def session(*configured: Any) -> Session:
-    return Session(Route(configured), QUICK)
+    return Session(Route(configured, anywhere), QUICK)
 
 
 def test_the_only_place_that_cannot_be_used_ends_an_operation_at_once() -> None:

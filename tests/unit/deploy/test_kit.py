@@ -104,17 +104,25 @@ def test_the_kubernetes_manifest_runs_a_command_that_accepts_its_configuration(t
     reference = given["HOLDFAST_SERVER__TOKENS"]["valueFrom"]["secretKeyRef"]
     assert reference["name"] == secret["metadata"]["name"]
     environment = {
-        name: each["value"].replace("$(POD_IP)", "10.0.0.1") for name, each in given.items() if "value" in each
+        name: each["value"].replace("$(POD_NAME)", "holdfast-0") for name, each in given.items() if "value" in each
     }
     environment["HOLDFAST_SERVER__TOKENS"] = secret["stringData"][reference["key"]]
     load_configuration(environ=environment, flags={"server.listen": "0.0.0.0:8080"}, working_directory=tmp_path)
+    services = {
+        each["metadata"]["name"]: each["spec"]
+        for each in documents(DEPLOY / "kubernetes" / "holdfast.yaml")
+        if each["kind"] == "Service"
+    }
+    pods = services[kinds["StatefulSet"]["spec"]["serviceName"]]
+    assert pods["clusterIP"] == "None" and pods["publishNotReadyAddresses"] is True, "a standby has a name, too"
+    assert environment["HOLDFAST_SERVER__ADVERTISED_ADDRESS"] == "holdfast-0.holdfast-pods:8080"
     ports = {port["name"] for port in container["ports"]}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         get = container[probe]["httpGet"]
         assert get["path"] in ("/livez", "/readyz")
         assert get["port"] in ports
     labels = kinds["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
-    assert kinds["Service"]["spec"]["selector"] == labels
+    assert all(service["selector"] == labels for service in services.values())
     assert kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert pod["terminationGracePeriodSeconds"] > 30
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

@@ -30,7 +30,7 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.endpoint import routes_of
+from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -51,6 +51,7 @@ from holdfast.client.protocol.transaction import (
     TransactionBuilder,
     ViewSource,
 )
+from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import aio as transport
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
@@ -110,7 +111,8 @@ class Client:
     """An asyncio client of the commit log.
 
     ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
-    standbys. ``token``: bearer token. ``tls``: how servers are verified (default: the system's authorities).
+    standbys. ``token``: bearer token; only these addresses get it, and those that ``options.trusted_hosts`` allows.
+    ``tls``: how servers are verified (default: the system's authorities).
     """
 
     def __init__(
@@ -121,7 +123,9 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self.session = Session(routes_of(url), options if options is not None else ClientOptions())
+        options = options if options is not None else ClientOptions()
+        trusts = anywhere if token_of(token) is None else TrustedHosts(options.trusted_hosts).allows
+        self.session = Session(routes_of(url, trusts), options)
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
@@ -348,6 +352,9 @@ class Client:
                     reply = await stream.receive(effect.timeout_ms)
                 else:
                     reply = await self._carry_out(effect, None, None)
+        except HoldfastError as error:
+            self.session.route.explain(error)
+            raise
         finally:
             procedure.close()
             if stream is not None:
@@ -393,8 +400,12 @@ class Client:
                     effect = next(procedure) if reply is None else procedure.send(reply)
                 except StopIteration as stop:
                     result: Result = stop.value
+                    self.session.route.succeeded()
                     return result
                 reply = await self._carry_out(effect, decide, view)
+        except HoldfastError as error:
+            self.session.route.explain(error)
+            raise
         finally:
             procedure.close()
 
@@ -504,13 +515,16 @@ class Subscription:
                     return True
                 self._effect = self._procedure.send(reply)
             if isinstance(self._effect, Deliver):  # the procedure continues when the caller has taken these
+                self._client.session.route.succeeded()
                 self._delivery.offer(self._effect.events)
         except StopIteration:
             return False
         except transport.Cancelled:  # for example a caller's timeout around the next event: the stream stays open
             raise
-        except BaseException:
+        except BaseException as error:
             self._hang_up()
+            if isinstance(error, HoldfastError):
+                self._client.session.route.explain(error)
             raise
         finally:
             with self._lock:

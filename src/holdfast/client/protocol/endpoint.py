@@ -2,17 +2,22 @@
 
 The address of another leader is a hint: it changes where the next request goes, never what a response means. Between
 two waits an operation asks each endpoint once (``retry_budget.Turns``), so two servers that name each other cause no
-loop without a pause.
+loop without a pause. A client with a token follows a hint only to an address that may get its token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
+
+_BETWEEN: Final = re.compile(r",\s*(?=https?://|unix:)")
+"""A comma in the path of a socket is none between two addresses."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
@@ -73,14 +78,28 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     return Endpoint(host, port if port is not None else 443 if is_secure else 80, secure=is_secure)
 
 
+def anywhere(_: Endpoint) -> bool:
+    """What a client without a token trusts: it gives nothing away."""
+    return True
+
+
+def nowhere(_: Endpoint) -> bool:
+    """What a client with a token trusts besides the addresses that it was given, unless its options say more."""
+    return False
+
+
 class Route:
     """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
     Threads may share it: each method changes what others read in one assignment."""
 
-    def __init__(self, configured: tuple[Endpoint, ...]) -> None:
+    def __init__(self, configured: tuple[Endpoint, ...], trusts: Callable[[Endpoint], bool] = nowhere) -> None:
+        """``trusts``: whether an address that was not given, and that a response names, may be asked."""
         if not configured:
             raise InvalidRequest("at least one address is needed")
         self.configured = configured
+        self._trusts = trusts
+        self.not_followed: Endpoint | None = None
+        """A leader that was named since the last success, and that may not get the token."""
         self._turn = 0
         self.current = configured[0]
         self.silent: frozenset[Endpoint] = frozenset()
@@ -100,8 +119,8 @@ class Route:
         self.current = self.configured[self._turn]
 
     def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Follow the leader's address in a response. False when it is missing, unusable, silent, or ``asked`` itself.
-        An endpoint with TLS cannot redirect to one without, because requests carry the token."""
+        """Follow the leader's address in a response. False when it is missing, unusable, silent, ``asked`` itself, or
+        may not get the token. An endpoint with TLS cannot redirect to one without."""
         if not address:
             return False
         try:
@@ -110,8 +129,27 @@ class Route:
             return False
         if named == asked or named in self.silent or (asked.secure and not named.secure):
             return False
+        if named not in self.configured and not self._trusts(named):
+            self.not_followed = named
+            return False
         self.current = named
         return True
+
+    def succeeded(self) -> None:
+        """An operation succeeded: what a response named before is of no interest any more."""
+        self.not_followed = None
+
+    def explain(self, error: HoldfastError) -> None:
+        """Add to the hint of an error, which ends an operation, that a leader was named and not followed."""
+        named = self.not_followed
+        if named is None or not isinstance(error, Unavailable | OutcomeUnknown | Closed):
+            return
+        if str(named) not in error.hint:
+            said = (
+                f"a response named {named} as the leader; it was not followed, because it may not get the token: give "
+                "all addresses of the service, or allow this one by trusted_hosts"
+            )
+            error.hint = f"{error.hint}; {said}" if error.hint else said
 
     def turn_to(self, endpoint: Endpoint) -> None:
         """The next operation asks this one."""
@@ -143,6 +181,15 @@ class UnusableEndpoints:
         return next((problem.statement() for endpoint, problem in self._problems.items() if endpoint != asked), None)
 
 
-def routes_of(url: str | Sequence[str]) -> Route:
+def addresses_of(url: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses of a service: a sequence of them, or one text with commas.
+
+    >>> addresses_of("http://a:1, https://b:2"), addresses_of("unix:/run/a,b"), addresses_of(["http://a:1"])
+    (('http://a:1', 'https://b:2'), ('unix:/run/a,b',), ('http://a:1',))
+    """
+    return tuple(_BETWEEN.split(url.strip())) if isinstance(url, str) else tuple(url)
+
+
+def routes_of(url: str | Sequence[str], trusts: Callable[[Endpoint], bool] = nowhere) -> Route:
     """The endpoints of a client's configuration. Raises: InvalidRequest."""
-    return Route(tuple(map(parse_endpoint, [url] if isinstance(url, str) else url)))
+    return Route(tuple(map(parse_endpoint, addresses_of(url))), trusts)

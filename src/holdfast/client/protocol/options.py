@@ -9,7 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.errors import Code, InvalidRequest
+
+_NOT_BOUNDS: Final = ("follow_leader", "trusted_hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class ClientOptions:
     repeats of an operation that was not accepted; ``resolve_within_ms`` bounds the asking after an unknown outcome;
     ``attempts_max`` bounds the attempts of a transaction and ``commits_per_request_max`` one request of a stream of
     commits. ``stream_silence_ms`` must be above the service's keep-alive interval (30 s unless configured).
+    ``trusted_hosts``: addresses besides the given ones that may get the token, as patterns (``NAME:PORT``,
+    ``*.SUFFIX:PORT``, ``NETWORK/BITS:PORT``).
     """
 
     request_timeout_ms: float = 15_000
@@ -37,9 +42,11 @@ class ClientOptions:
     stream_give_up_after_ms: float = 300_000
     event_bytes_max: int = 64 << 20
     follow_leader: bool = True
+    trusted_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_positive(self, *(name for name in self.__dataclass_fields__ if name != "follow_leader"))
+        _require_positive(self, *(name for name in self.__dataclass_fields__ if name not in _NOT_BOUNDS))
+        TrustedHosts(self.trusted_hosts)
         if self.retry_base_ms > self.retry_max_ms:
             raise InvalidRequest("retry_base_ms is above retry_max_ms", code=Code.BAD_CONFIGURATION)
 

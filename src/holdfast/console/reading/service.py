@@ -43,7 +43,7 @@ STORES_PATHS: Final = ("/v1/stores", "/v1/cluster")
 """Their requests may be msgpack, which has bytes; the log's routes take JSON."""
 
 
-def client_options(*, follow_leader: bool = True) -> ClientOptions:
+def client_options(trusted_hosts: tuple[str, ...] = (), *, follow_leader: bool = True) -> ClientOptions:
     """Short bounds: a page that says "the service does not answer" is better than none."""
     return ClientOptions(
         request_timeout_ms=REQUEST_MS,
@@ -52,6 +52,7 @@ def client_options(*, follow_leader: bool = True) -> ClientOptions:
         stream_give_up_after_ms=REQUEST_MS,
         connections_max=16,
         follow_leader=follow_leader,
+        trusted_hosts=trusted_hosts,
     )
 
 
@@ -73,11 +74,18 @@ class Member:
 class Service:
     """The addresses of one service, asked with one token."""
 
-    def __init__(self, urls: Sequence[str], token: str | None, tls: SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str | None,
+        tls: SSLContext | None = None,
+        trusted_hosts: tuple[str, ...] = (),
+    ) -> None:
         self.urls = tuple(urls)
         self.has_token = token is not None
-        self._log = Client(self.urls, token=token, tls=tls, options=client_options())
-        self._stores = StoreClient(self.urls, token=token, tls=tls, options=client_options())
+        options = client_options(trusted_hosts)
+        self._log = Client(self.urls, token=token, tls=tls, options=options)
+        self._stores = StoreClient(self.urls, token=token, tls=tls, options=options)
         self._members = {
             url: Client(url, token=token, tls=tls, options=client_options(follow_leader=False)) for url in self.urls
         }

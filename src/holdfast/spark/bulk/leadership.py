@@ -23,10 +23,13 @@ from hashlib import blake2b
 from math import inf
 from typing import Final
 
+import structlog
+
 from holdfast.client.protocol.effects import Request, Response, Send
 from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport.sync import Pool
 from holdfast.commit.format.batch import (
     HEADER_BYTES,
@@ -54,6 +57,7 @@ from holdfast.commit.leadership.takeover import (
 from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.spark.bulk.job_address import JobAddress, own_address
+from holdfast.spark.runtime.service_client import TRUSTED_VARIABLE, trusted_hosts
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory, with_store
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
@@ -124,6 +128,8 @@ def _deposed(own: Header) -> Fenced:
     )
 
 
+log = structlog.get_logger("holdfast.spark")
+
 RESPONSE_MS_MAX: Final = 2_000.0
 DRAIN_SECONDS_MAX: Final = 60.0
 LIVENESS: Final = Request("GET", "/livez")
@@ -136,13 +142,25 @@ async def leader_at(address: str, ms_max: float = RESPONSE_MS_MAX) -> LeaderAnsw
 
 
 async def ask_to_step_down(address: str, ms_max: float, *, token: str | None) -> LeaderAnswer:
-    """Ask the leader at ``address`` to stand by. Returns whether it still leads. A job is not asked."""
+    """Ask the leader at ``address`` to stand by. Returns whether it still leads. A job is not asked. The address comes
+    from the log, so a token is sent there only where ``HOLDFAST_TRUSTED_HOSTS`` allows it.
+    """
     answer = await leader_at(address, ms_max)
     if answer.reply is not Reply.LEADS or await asyncio.to_thread(_is_job, address):
+        return answer
+    if token is not None and not _may_get_token(address):
+        log.warning("token_not_sent", address=address, allow_by=TRUSTED_VARIABLE)
         return answer
     await asyncio.to_thread(_exchange, address, STEP_DOWN, DRAIN_SECONDS_MAX, token)
     # The response may be lost when the service closes its connections; what counts is whether it leads.
     return await leader_at(address, ms_max)
+
+
+def _may_get_token(address: str) -> bool:
+    try:
+        return TrustedHosts(trusted_hosts()).allows(parse_endpoint(address))
+    except InvalidRequest:
+        return False
 
 
 def _exchange(address: str, request: Request, seconds_max: float, token: str | None = None) -> Response | None:
@@ -230,7 +248,10 @@ def leader_alive(options: LeadershipOptions, leader_id: str, address: str) -> Cl
         hint = "wait until that job is over, or depose it without asking: --take-over (take_over=True)"
         return Closed("another job leads this log", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
     if options.step_down:
-        hint = f"give --token for the role admin at {address}, stop that leader, or claim without asking: --take-over"
+        hint = (
+            f"give --token for the role admin at {address}, and allow this address in {TRUSTED_VARIABLE}, so that it "
+            "gets the token; or stop that leader, or claim without asking: --take-over"
+        )
         return Closed("the leader of this log did not step down", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
     hint = (
         f"give --step-down (step_down=True), and the service at {address} stands by while this job leads; or "

@@ -27,7 +27,7 @@ from holdfast.spark.ingest.numbered_source import (
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN
-from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token
+from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token, with_trusted_hosts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.chain import log_head
 
@@ -205,7 +205,7 @@ def _require_right(url: str, store: str, right: str, request: Request) -> None:
 
 
 def _options() -> ClientOptions:
-    return ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
+    return with_trusted_hosts(ClientOptions(give_up_after_ms=ANSWER_MS_MAX))
 
 
 def _require_another_log(url: str, log: str) -> None:

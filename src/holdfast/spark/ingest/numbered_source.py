@@ -18,7 +18,7 @@ from holdfast.queue import Queue
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.queue import id_of_queue, time_of_message
-from holdfast.spark.runtime.service_client import service_token
+from holdfast.spark.runtime.service_client import service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued
 
 INGEST_SUBSCRIBER: Final = f"{SUBSCRIBER}/ingest/"
@@ -98,7 +98,7 @@ _QUEUE_ID: Final = re.compile("[0-9a-f]{32}")
 
 def log_id_of(url: str) -> str | None:
     """The id of the log that the service at ``url`` leads; None where the token may not ask. Raises: Unavailable."""
-    bounds = ClientOptions(give_up_after_ms=ANSWER_MS_MAX)
+    bounds = with_trusted_hosts(ClientOptions(give_up_after_ms=ANSWER_MS_MAX))
     with suppress(PermissionDenied), Client(url, token=service_token(), options=bounds) as client:
         return client.version().log_id
     return None

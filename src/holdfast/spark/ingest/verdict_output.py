@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from holdfast.client import CommitReceipt, NotCommitted
-from holdfast.client.protocol.options import PublisherOptions
+from holdfast.client.protocol.options import ClientOptions, PublisherOptions
 from holdfast.client.sync.stores import StoreClient
 from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause
 from holdfast.errors import Closed, Code, Conflict, InvalidRequest, PermissionDenied
@@ -25,6 +25,7 @@ from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
 from holdfast.spark.ingest.message_requests import REQUEST_ID, MessageRequest
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
+from holdfast.spark.runtime.service_client import with_trusted_hosts
 from holdfast.spark.runtime.table_files import write_table
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
 from holdfast.wire.log import ErrorBody, ErrorResponse
@@ -151,7 +152,7 @@ class VerdictStore:
         )
         unmatched = 0
         with (
-            StoreClient(self._urls, token=self._token) as client,
+            StoreClient(self._urls, token=self._token, options=with_trusted_hosts(ClientOptions())) as client,
             client.publisher(
                 self._store,
                 publisher_id=f"{self._stream}/{judged.publisher}",
@@ -188,7 +189,7 @@ class VerdictStore:
 
     def _check(self) -> None:
         """A token without the right to look is not refused here."""
-        with StoreClient(self._urls, token=self._token) as client:
+        with StoreClient(self._urls, token=self._token, options=with_trusted_hosts(ClientOptions())) as client:
             try:
                 store = client.describe_store(self._store)
                 durables = client.durables(self._store)

@@ -24,7 +24,7 @@ from holdfast.client.protocol.stores.messages import decode, durable_path, reque
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
-from holdfast.spark.runtime.service_client import ServiceClient, service_token
+from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued, is_same, replaced
 from holdfast.stores.values.messages import Delivery
 from holdfast.wire.parts import AckedResponse
@@ -364,7 +364,7 @@ def _give_signs_of_life(sign: Request, url: str, every_s: float, ended: threadin
 
     A refusal ends it: the next poll of the subscriber gets the reason.
     """
-    bounds = ClientOptions(give_up_after_ms=max(1, round(every_s * 1_000)))
+    bounds = with_trusted_hosts(ClientOptions(give_up_after_ms=max(1, round(every_s * 1_000))))
     with Client(url, token=service_token(), options=bounds) as client:
         while not ended.wait(every_s):
             try:

@@ -1,6 +1,6 @@
 """The client of a service for sources and sinks: it reports a service that does not answer, and then gives up.
 
-Its bearer token is the machine's: query plans print options.
+Its bearer token is the machine's, and so are further addresses that may get it: query plans print options.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -24,6 +25,7 @@ log = structlog.get_logger("holdfast.spark")
 Result = TypeVar("Result")
 
 TOKEN_VARIABLE: Final = "HOLDFAST_TOKEN"
+TRUSTED_VARIABLE: Final = "HOLDFAST_TRUSTED_HOSTS"
 SILENCE_SECONDS: Final = 5.0
 """After this time without an answer a person may want to look."""
 
@@ -33,6 +35,16 @@ def service_token() -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
+def trusted_hosts() -> tuple[str, ...]:
+    """Addresses that may get the token besides the given ones: patterns of the environment, with commas."""
+    return tuple(part.strip() for part in os.environ.get(TRUSTED_VARIABLE, "").split(",") if part.strip())
+
+
+def with_trusted_hosts(bounds: ClientOptions) -> ClientOptions:
+    """The options of a client with the token of this machine. Raises: InvalidRequest."""
+    return replace(bounds, trusted_hosts=trusted_hosts())
+
+
 class ServiceClient(Client):
     """A client that logs a warning when the service has not answered for ``SILENCE_SECONDS``.
 
@@ -40,7 +52,7 @@ class ServiceClient(Client):
     """
 
     def __init__(self, url: str, bounds: ClientOptions) -> None:
-        super().__init__(url, token=service_token(), options=bounds)
+        super().__init__(url, token=service_token(), options=with_trusted_hosts(bounds))
         self._url = url
         self._seconds_max = bounds.give_up_after_ms / 1000.0
 
@@ -59,10 +71,11 @@ class ServiceClient(Client):
         except Unavailable as error:
             if "endpoint" not in error.fields:  # the service has answered
                 raise
+            hint = "start the service, or correct the option url; run it again: it continues where it was"
             raise Unavailable(
                 "the service does not answer",
                 code=error.code,
-                hint="start the service, or correct the option url; run it again: it continues where it was",
+                hint=f"{hint}; {error.hint}" if error.hint else hint,
                 url=self._url,
                 tried_seconds=self._seconds_max,
                 last=error.statement(),

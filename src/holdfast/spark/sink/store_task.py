@@ -29,7 +29,7 @@ import pyarrow as pa
 import structlog
 
 from holdfast.client import Client
-from holdfast.client.protocol.options import PublisherOptions
+from holdfast.client.protocol.options import ClientOptions, PublisherOptions
 from holdfast.client.protocol.stores.administration import Definition, ask
 from holdfast.client.protocol.stores.messages import decode, request_of, store_path
 from holdfast.client.stores import StoreClient
@@ -46,7 +46,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.runtime.service_client import service_token
+from holdfast.spark.runtime.service_client import service_token, with_trusted_hosts
 from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
 from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
@@ -81,7 +81,7 @@ class _Chunk:
 
 def open_store_client(options: WriteOptions) -> StoreClient:
     """A client of the stores; its bearer token is this machine's environment's. Raises: InvalidRequest."""
-    return StoreClient(options.url, token=service_token())
+    return StoreClient(options.url, token=service_token(), options=with_trusted_hosts(ClientOptions()))
 
 
 def check_store(client: Client, options: WriteOptions) -> None:

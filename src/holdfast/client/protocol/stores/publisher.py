@@ -495,6 +495,7 @@ class PublisherMachine:
     def _confirm(self, head: _Batch, receipt: Receipt | None) -> None:
         self._queue.popleft()
         self._turns.progressed()
+        self._session.route.succeeded()
         self._batch_messages = min(self._batch_messages * 2, self._options.batch_messages)
         # Duplicates of several earlier batches may have gaps between them; then only the ends are known.
         in_a_row = receipt is not None and receipt.last_seq - receipt.first_seq + 1 == len(head.items)
@@ -513,6 +514,7 @@ class PublisherMachine:
             )
             unknown.__cause__ = error
             error = unknown
+        self._session.route.explain(error)
         failures = [Failure(item.message, error) for item in head.items if not item.told]
         if failures:
             self.failed += len(failures)

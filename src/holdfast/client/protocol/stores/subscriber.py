@@ -382,6 +382,8 @@ class SubscriberMachine:
         self._state = _State.ENDED
         self._pause = None
         self._outgoing.clear()
+        if failure is not None:
+            self._session.route.explain(failure)
         self.failure = failure
         self._buffer.clear()
         self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
@@ -585,6 +587,7 @@ class SubscriberMachine:
         self._terms = terms
         self._begin_history(terms.token)
         self._state, self._attached_ms = _State.ATTACHED, now_ms
+        self._session.route.succeeded()
         self.attached()
         if self._away_since_ms is not None and self.was_attached:
             self.advisories.add("store_available", {"away_ms": round(now_ms - self._away_since_ms)})
