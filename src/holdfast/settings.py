@@ -200,6 +200,18 @@ def _hosts(value: object) -> tuple[str, ...]:
     return listed_hosts(_texts(value, 'names such as "log.example" or "app.example:3000"'))
 
 
+def _mode(value: object) -> int:
+    """The mode of a socket, in octal digits as text; read and write alone count there.
+
+    >>> oct(_mode("0660")), oct(_mode("600"))
+    ('0o660', '0o600')
+    """
+    rule = 'octal digits as text, "0600", "0660" or "0666"'
+    if isinstance(value, str) and re.fullmatch(r"0?6[06]{2}", value, re.ASCII):
+        return int(value, 8)
+    raise ValueError(rule)
+
+
 def _tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN``. Errors never repeat a token."""
     rule = 'tokens such as "admin:SECRET"; the roles are read, write, job and admin'
@@ -294,6 +306,8 @@ class ServerSettings:
     hosts: Annotated[tuple[str, ...], Key(_hosts, (),
         "NAME or NAME:PORT; without tokens: further names under which the service is reached, and pages of other "
         "places that may send it requests")]
+    socket_mode: Annotated[int, Key(_mode, 0o660,
+        "0600, 0660 or 0666 as text; the mode of unix: sockets, whatever the umask is")]
     max_request_size_bytes: Annotated[int, Key(_size(1, 256 * MEBI), MEBI,
         "1 byte to 256 MiB; a larger request gets 413")]
     max_connections: Annotated[int, Key(_whole(0), 50_000,

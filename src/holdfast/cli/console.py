@@ -43,7 +43,8 @@ def console(
     ] = False,
 ) -> None:
     """Show a service in a browser. It listens on this machine only and reads only, unless the options say more."""
-    from holdfast.console.options import ConsoleOptions, others_can_read, parse_listen
+    from holdfast.console.options import ConsoleOptions, parse_listen
+    from holdfast.private_files import openness_of
 
     listen_host, listen_port = parse_listen(listen)
     options = ConsoleOptions(
@@ -61,8 +62,8 @@ def console(
         tables=tuple(table or ()),
     )
     options.check_tls()
-    if token_file is not None and others_can_read(token_file):
-        typer.echo(f"holdfast: other users of this machine can read {token_file}: chmod 600 it", err=True)
+    for problem in openness_of(each for each in (token_file, tls_key) if each is not None):
+        typer.echo(f"holdfast: {problem}", err=True)
     from holdfast.console.run import run  # brings the web framework
 
     run(options, until_input_ends=until_input_ends)

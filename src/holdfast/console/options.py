@@ -13,6 +13,7 @@ from typing import Final
 from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.errors import Code, InvalidRequest
+from holdfast.private_files import others_can_write
 
 TOKENS_MAX: Final = 1_000
 FILE_BYTES_MAX: Final = 1 << 20
@@ -166,17 +167,14 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def others_can_read(path: Path) -> bool:
-    """Whether users of this machine other than the owner of a file can read it."""
-    return bool(path.stat().st_mode & 0o044)
-
-
 def read_tokens(path: Path) -> tuple[str, ...]:
     """The tokens of a file, one a line; ``ROLE:TOKEN`` as in the service's file is read, too. Raises: InvalidRequest.
 
     Empty lines and those that begin with ``#`` are nothing. An error names the line, never the token.
     """
     try:
+        if others_can_write(path):
+            raise _bad("every user of this machine can write the token file: chmod o-w it", file=str(path))
         if path.stat().st_size > FILE_BYTES_MAX:
             raise _bad(f"the token file has more than {FILE_BYTES_MAX} bytes")
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.private_files import openness_of
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.token_file import read_token_file
 from holdfast.settings import ServerSettings
@@ -55,6 +56,13 @@ def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
+def warn_about_open_files(settings: ServerSettings) -> None:
+    """Log each file with secrets that other users can read or replace."""
+    named = (settings.tokens_file, settings.tls_key)
+    for problem in openness_of(Path(name) for name in named if name is not None):
+        log.warning("secret_file_open", problem=problem)
+
+
 class Reloading:
     """Replaces the tokens of ``authenticator`` and, by ``replace_tls``, the certificate."""
 
@@ -89,6 +97,7 @@ class Reloading:
         except InvalidRequest as error:
             log.error("reload_refused", why=why, error=error.statement())
             return False
+        warn_about_open_files(self._settings)
         self._authenticator.replace(tokens)
         if tls is not None:
             self._replace_tls(tls)

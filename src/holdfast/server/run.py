@@ -63,7 +63,7 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.reloading import Reloading, tls_of, tokens_of
+from holdfast.server.reloading import Reloading, tls_of, tokens_of, warn_about_open_files
 from holdfast.server.route_table import route_table
 from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.commit_parts import PartsOfCommits
@@ -236,6 +236,7 @@ class _Process:
         advertised = _advertised(settings, addresses)
         self._address, self._address_is_bound = on_interface(advertised), advertised in addresses
         self._bound = tuple(each if each.startswith(UNIX) or not self._tls else f"https://{each}" for each in addresses)
+        warn_about_open_files(settings.server)
         reloading = Reloading(settings.server, self._gateway.authenticator, server.replace_tls)
         loop.add_signal_handler(signal.SIGHUP, reloading.reload, "SIGHUP")
         watching = asyncio.ensure_future(reloading.watch())
@@ -284,6 +285,7 @@ class _Process:
             matcher=None if stores is None else HotStores(stores),
             socket=None if stores is None else partial(SubscribeSocket, self._gateway, stores),
             store_connections=self._settings.persist.target_pool_size,
+            socket_mode=self._settings.server.socket_mode,
         )
 
     # Leadership

@@ -48,7 +48,8 @@ Pair = Annotated[list[Sequence], Meta(min_length=2, max_length=2)]
 Spans = Annotated[list[Sequence | Pair], Meta(max_length=MESSAGES_MAX)]
 """Numbers, and ranges [first, last]. A union of a number and a tuple would crash msgspec 0.22, so these are lists."""
 _results: Final = msgspec.msgpack.Decoder(list[Acknowledged | MapChanged | Published])
-FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
+"""Python's ``$`` alone also matches before a last line feed."""
 
 
 class NothingMore(msgspec.Struct, frozen=True):
@@ -138,7 +139,7 @@ class Purged(msgspec.Struct, frozen=True):
 class RewindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exactly one of: everything kept (``"to": "start"``), from a number on, from a time on."""
 
-    to: Annotated[str, Meta(pattern="^start$")] | None = None
+    to: Annotated[str, Meta(pattern=r"^start$(?!\n)")] | None = None
     seq: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
     time_ms: Number | None = None
 

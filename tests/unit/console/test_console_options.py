@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application, main
-from holdfast.console.options import ConsoleOptions, others_can_read, parse_listen, read_tokens
+from holdfast.console.options import ConsoleOptions, parse_listen, read_tokens
 from holdfast.errors import InvalidRequest
+from holdfast.private_files import openness_of
 from holdfast.server.children.console_child import url_for_console
 
 
@@ -183,6 +184,6 @@ def test_a_certificate_and_a_key_that_are_swapped_are_refused(tmp_path: Path) ->
 
 def test_a_token_file_that_others_can_read_is_named(one: Path) -> None:
     one.chmod(0o600)
-    assert not others_can_read(one)
+    assert not openness_of([one])
     one.chmod(0o644)
-    assert others_can_read(one)
+    assert openness_of([one]) == [f"every user can read {one}: chmod o-r it"]

@@ -41,6 +41,8 @@ RATE_SLICES: Final = 20
 RATE_LOOK_SECONDS: Final = 0.5
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
+UNPACKER_BYTES_MAX: Final = (1 << 31) - 1
+"""The bound of an item is ``item_bytes_max``; this is the largest that the scanner takes."""
 
 
 class ItemReader(ABC):
@@ -111,14 +113,22 @@ class JsonLines(ItemReader):
 
 
 class MsgpackItems(ItemReader):
-    """Maps one after another."""
+    """Maps one after another. An item that has not arrived whole is scanned on from where the last part ended."""
+
+    def __init__(self, item_bytes_max: int) -> None:
+        super().__init__(item_bytes_max)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=UNPACKER_BYTES_MAX, use_list=True)
+        self._begun_at = 0
+        """Where the kept bytes begin in the whole stream."""
 
     def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
         """See ``ItemReader``."""
-        block = bytes(self._kept) + part if self._kept else part
-        ends = list(self._ends(block))
+        self._kept += part
+        ends = list(self._ends(part))
         end = ends[-1] if ends else 0
-        self._kept = bytearray(block[end:])
+        block = bytes(memoryview(self._kept)[:end])
+        del self._kept[:end]
+        self._begun_at += end
         if self.problem is None:
             if len(self._kept) > self.item_bytes_max:
                 self.problem = self._too_large()
@@ -127,15 +137,16 @@ class MsgpackItems(ItemReader):
         if not ends:
             return []
         try:
-            return decode_msgpack_items(len(ends), block[:end])
+            return decode_msgpack_items(len(ends), block)
         except InvalidRequest:
             return list(self._one_by_one(block, ends))
 
-    def _ends(self, block: bytes) -> Iterator[int]:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1, use_list=True)
-        unpacker.feed(block)
+    def _ends(self, part: bytes) -> Iterator[int]:
+        """Where whole items end in the kept bytes. Cost: each byte once, however small the parts are."""
+        unpacker, size = self._unpacker, len(self._kept)
+        unpacker.feed(part)
         start = 0
-        while start < len(block):
+        while start < size:
             try:
                 unpacker.skip()
             except msgpack.OutOfData:
@@ -143,7 +154,7 @@ class MsgpackItems(ItemReader):
             except (ValueError, msgpack.exceptions.UnpackException):
                 self.problem = InvalidRequest("the stream is not msgpack")
                 return
-            end = unpacker.tell()
+            end = unpacker.tell() - self._begun_at
             if end - start > self.item_bytes_max:
                 self.problem = self._too_large()
                 return

@@ -101,6 +101,14 @@ class Authenticator:
         held = self._grants.get(_digest_of(authorization) or b"") if self.expires else None
         return None if held is None else held.until
 
+    def name_of(self, authorization: bytes | None) -> str:
+        """The name of the caller's token for people: its role and the first 8 digits of its SHA-256; empty without one.
+        They do not reveal the token, and its owner can compute them.
+        """
+        digest = _digest_of(authorization)
+        held = None if digest is None else self._grants.get(digest)
+        return "" if held is None or digest is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
+
     def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:

@@ -82,7 +82,7 @@ class _Head:
             case b"connection":
                 self.closes |= b"close" in value.lower()
             # What a browser sends with every request is for the framework's routes to judge.
-            case b"transfer-encoding" | b"expect" | b"upgrade" | b"origin" | b"sec-fetch-site":
+            case b"transfer-encoding" | b"content-encoding" | b"expect" | b"upgrade" | b"origin" | b"sec-fetch-site":
                 self.unusual = True
             case b"user-agent":
                 self.unusual |= value.startswith(b"Mozilla/")

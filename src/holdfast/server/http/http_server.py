@@ -49,6 +49,8 @@ DESCRIPTORS_KEPT: Final = 256
 REFUSALS_MAX: Final = 64
 """Connections above the maximum that get an error response; further ones are closed without it."""
 ANSWER_SECONDS_MAX: Final = 1.0
+SOCKET_MODE: Final = 0o660
+"""Of Unix sockets: the owner and the group may connect."""
 
 
 class HttpServer:
@@ -63,8 +65,10 @@ class HttpServer:
         matcher: FastMatcher | None = None,
         socket: MakeSocket | None = None,
         store_connections: int = 0,
+        socket_mode: int = SOCKET_MODE,
     ) -> None:
-        """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors."""
+        """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors.
+        ``socket_mode``: the mode of Unix sockets."""
         self.state = state
         self.framework = Framework(state, make_app(state, routes), error_response=self._error_response, socket=socket)
         fast = {route.line: route.fast for route in routes if route.fast is not None}
@@ -72,6 +76,7 @@ class HttpServer:
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
+        self._socket_mode = socket_mode
         self._listeners: list[Listener] = []
         self._unix_sockets: list[tuple[str, int]] = []
         self._freed = FreedMemory(state.loop)
@@ -151,7 +156,7 @@ class HttpServer:
         if address.startswith(UNIX):
             path = address.removeprefix(UNIX)
             _remove_if_left_behind(path)
-            opened = _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+            opened = _bound_with_mode(path, self._socket_mode)
             self._unix_sockets.append((path, os.stat(path).st_ino))
             return address, opened
         host, _, port = address.rpartition(":")
@@ -224,6 +229,17 @@ def _bound(opened: socket.socket, sockaddr: object) -> socket.socket:
     except OSError:
         opened.close()
         raise
+    return opened
+
+
+def _bound_with_mode(path: str, mode: int) -> socket.socket:
+    """A Unix socket with this mode, whatever the umask is. It is made with no more rights than that."""
+    before = os.umask(0o777 & ~mode)
+    try:
+        opened = _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+    finally:
+        os.umask(before)
+    os.chmod(path, mode)
     return opened
 
 

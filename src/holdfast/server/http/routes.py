@@ -118,9 +118,11 @@ class Call(PendingResponse):
 
     @property
     def who(self) -> str:
-        """Who asks, for the audit lines of the process log: where the request comes from, never a token."""
+        """Who asks, for the audit lines of the process log: the name of the token, and where the request comes from."""
         peer = self.peer
-        return str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
+        place = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
+        name = self.state.authenticator.name_of(self.authorization)
+        return f"{name}@{place}" if name else place
 
     @property
     def scope(self) -> KeyScope:
@@ -231,6 +233,13 @@ class Call(PendingResponse):
     def whole_range(self) -> tuple[bytes, bytes | None]:
         """The same; without them all keys."""
         return self.key_range() or (b"", None)
+
+    def require_plain_body(self) -> None:
+        """Refuse a body that is coded: it would be read as it came. Raises: InvalidRequest naming the header."""
+        for name, plain in ((b"transfer-encoding", b"chunked"), (b"content-encoding", b"identity")):
+            if any(value.strip().lower() != plain for given, value in self.request.headers.raw if given == name):
+                hint = f"send the body without compression; only {plain.decode()} is taken"
+                raise InvalidRequest(f"the service does not take this {name.decode()}", hint=hint)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
@@ -414,6 +423,7 @@ class Endpoint:
         status = 200
         try:
             call.require_headers_once()
+            call.require_plain_body()
             problem = call.problem_with_browser()
             if problem is not None:
                 raise problem

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.private_files import others_can_write
 from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.key_scope import EVERYTHING, PREFIX_BYTES_MAX, KeyScope
 
@@ -27,8 +28,12 @@ _ROLES: Final = {role.name.lower(): role for role in (Role.READ, Role.WRITE, Rol
 
 
 def read_token_file(path: Path) -> dict[str, Grant]:
-    """The tokens of a file. Raises: InvalidRequest (``bad_configuration``), also for a file without a token."""
+    """The tokens of a file. Raises: InvalidRequest (``bad_configuration``), also for a file without a token, and for
+    one that every user of the machine can write.
+    """
     try:
+        if others_can_write(path):
+            raise _bad(path, 0, "every user of this machine can write it: chmod o-w it")
         if path.stat().st_size > BYTES_MAX:
             raise _bad(path, 0, f"the file has more than {BYTES_MAX} bytes")
         text = path.read_text(encoding="utf-8")

@@ -159,6 +159,7 @@ class StoreHost:
         service.on_disk_full(self._tell_disk)
         if service.disk_is_full:
             self._tell_disk()
+        self.warn_about_open_log()
         self._expect_attached(opened)
         self._detach_silent()
         return opened
@@ -292,6 +293,16 @@ class StoreHost:
             )
         else:
             _log.info("stores_disk_has_room", directory=opened.service.directory)
+
+    def warn_about_open_log(self) -> None:
+        """Log that permissions of the stores leave the routes of the log open, where the service has no tokens."""
+        opened = self._opened
+        if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
+            return
+        _log.warning(
+            "permissions_without_tokens",
+            hint="every caller may read and change the log and administer the service: set server.tokens_file",
+        )
 
     def _detach_silent(self) -> None:
         opened = self._opened

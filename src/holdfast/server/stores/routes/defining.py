@@ -42,7 +42,10 @@ async def define(
         return in_force.revision
     author = opened.access.user_of(call.call.authorization) or ""
     revision = in_force.revision + 1
+    before = opened.state.definition.permissions.enabled
     await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
+    if not before:
+        call.host.warn_about_open_log()
     return revision
 
 
