@@ -6,9 +6,10 @@ Run by ``make docs``. Checks every Markdown file of the repository:
 2. every ``make target`` and ``holdfast command --option`` that is quoted exists;
 3. the configuration reference lists exactly the keys, defaults and rules of ``holdfast.settings``;
 4. the exit-code reference lists exactly the codes of ``holdfast.cli.output``, the API reference only known error codes;
-5. every page under docs/ can be reached from README.md.
+5. every page under docs/ can be reached from README.md;
+6. the reference of rights shows exactly the table of ``holdfast.server.http.rights_table``.
 
-``--write`` rewrites the generated table of the configuration reference instead of complaining.
+``--write`` rewrites the generated tables instead of complaining.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 
 from holdfast.cli.output import Exit
 from holdfast.errors import Code
+from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF
+from holdfast.server.http.rights_table import RIGHTS
 from holdfast.settings import KEYS, load_configuration
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +35,7 @@ COMMAND = re.compile(
 )
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 BEGIN, END = "<!-- generated: keys -->", "<!-- end of generated -->"
+BEGIN_RIGHTS = "<!-- generated: rights -->"
 
 
 def pages() -> list[Path]:
@@ -136,19 +140,36 @@ def configuration_table() -> str:
     return "\n".join(rows)
 
 
-def check_configuration(*, write: bool) -> list[str]:
-    """Rule 3."""
-    page = ROOT / "docs" / "reference" / "configuration.md"
+def rights_table() -> str:
+    """The table of rights made from the code."""
+    rows = ["| route | needs | token for some keys | in addition; left out |", "|---|---|---|---|"]
+    for name, need in RIGHTS.items():
+        needs = f"right `{need.right}`" if need.right is not None else f"role `{need.role.name.lower()}`"
+        if need.right is None and need.role is Role.OPEN:
+            needs = "nothing"
+        scope = "" if need.role in (Role.OPEN, Role.ADMIN) and need.right is None else str(need.scope)
+        parts = [
+            f"{part}: role `{each.name.lower()}`" if isinstance(each, Role) else f"{part}: right `{each}`"
+            for part, each in need.parts.items()
+        ]
+        more = [*parts, *([f"left out: {need.hides}"] if need.hides else [])]
+        rows.append(f"| `{name}` | {needs} | {scope} | {'; '.join(more)} |")
+    return "\n".join(rows)
+
+
+def check_table(name: str, begin: str, table: str, *, write: bool) -> list[str]:
+    """Rules 3 and 6: the table of a page between ``begin`` and ``END``."""
+    page = ROOT / "docs" / "reference" / name
     text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(END)
-    wanted = f"{before}{BEGIN}\n\n{configuration_table()}\n\n{END}{after}"
+    wanted = f"{before}{begin}\n\n{table}\n\n{END}{after}"
     if text == wanted:
         return []
     if write:
         page.write_text(wanted, encoding="utf-8")
         return []
-    return ["docs/reference/configuration.md: the table is not that of the code (scripts/check_docs.py --write)"]
+    return [f"docs/reference/{name}: the table is not that of the code (scripts/check_docs.py --write)"]
 
 
 def check_codes() -> list[str]:
@@ -172,8 +193,10 @@ def check_codes() -> list[str]:
 
 def main() -> int:
     """Print every problem; the answer is the exit code."""
+    write = "--write" in sys.argv[1:]
     found = [
-        *check_configuration(write="--write" in sys.argv[1:]),
+        *check_table("configuration.md", BEGIN, configuration_table(), write=write),
+        *check_table("rights.md", BEGIN_RIGHTS, rights_table(), write=write),
         *check_links(),
         *check_commands(),
         *check_codes(),

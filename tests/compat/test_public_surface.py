@@ -210,7 +210,7 @@ class _Scrubbed:
 def lines_of_routes(rows: list[Route]) -> Iterator[str]:
     """The OpenAPI document of these routes, and who may use each."""
     for row in rows:
-        yield f"{row.method} {row.name}: role {row.role.name.lower()}, right {row.right}"
+        yield f"{row.method} {row.name}: role {row.need.role.name.lower()}, right {row.need.right}"
     document = json.loads(openapi.describe(rows, version="test", with_tokens=True))
     for path, methods in document["paths"].items():
         for method, operation in methods.items():

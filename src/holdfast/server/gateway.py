@@ -22,7 +22,7 @@ from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import (
     NOT_LEADING_RETRY_MS,
@@ -31,6 +31,7 @@ from holdfast.server.http.responses import (
     not_leading,
     without_traceback,
 )
+from holdfast.server.http.rights_table import JOBS, need_of
 from holdfast.server.http.state import HttpLimits, HttpState
 from holdfast.values import LogPosition
 from holdfast.wire.formats import WireFormat
@@ -242,7 +243,8 @@ class Gateway(HttpState):
         Returns the error to answer where one of them refuses.
         """
         if entry.txn.jobs:
-            problem = self.authenticator.problem_with(authorization, Role.JOB, checks_scope=True)
+            role = need_of("POST", "/v1/commit").role_of(JOBS)
+            problem = self.authenticator.problem_with(authorization, role, checks_scope=True)
             if problem is not None:
                 return problem
             entry.txn, entry.parts = with_expectations(entry.txn), NO_STORE_PARTS

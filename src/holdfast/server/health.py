@@ -21,7 +21,6 @@ from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.stores.hosting import StoreHost
@@ -79,23 +78,23 @@ def health_routes(
     alive = LivezRequest(gateway)
     return (
         Route(
-            method="GET", path="/livez", role=Role.OPEN, summary="This process is alive",
+            method="GET", path="/livez", summary="This process is alive",
             handler=partial(_livez, alive), fast=alive, answers={JSON: Liveness}, tag="health", browsers="any",
         ),
         Route(
-            method="GET", path="/ok", role=Role.OPEN, summary="A no-op went through all four stages",
+            method="GET", path="/ok", summary="A no-op went through all four stages",
             handler=partial(_pipeline_ok, gateway), answers={JSON: PipelineResponse}, codes=_NOT_READY, tag="health",
             browsers="any",
         ),
         Route(
-            method="GET", path="/readyz", role=Role.OPEN,
+            method="GET", path="/readyz",
             summary="This process leads, accepts commits, and its store takes them; a read-only one follows its log",
             handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health", browsers="any",
             parameters=(_switch("stores", "Whether the message stores must be open, too"),),
             codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
         ),
         Route(
-            method="GET", path="/metrics", role=Role.READ, summary="Prometheus metrics",
+            method="GET", path="/metrics", summary="Prometheus metrics",
             handler=partial(_metrics, stores, scrape), answers={"text/plain": None}, tag="health",
         ),
     )  # fmt: skip
@@ -112,11 +111,11 @@ def description_routes(description: Callable[[], bytes]) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/openapi.json", role=Role.OPEN, summary="This description",
+            method="GET", path="/openapi.json", summary="This description",
             handler=openapi, answers={JSON: None}, tag="description", browsers="links",
         ),
         Route(
-            method="GET", path="/docs", role=Role.OPEN, summary="This description, to be read by people",
+            method="GET", path="/docs", summary="This description, to be read by people",
             handler=docs, answers={"text/html": None}, tag="description", browsers="links",
         ),
     )  # fmt: skip

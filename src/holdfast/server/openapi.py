@@ -162,13 +162,14 @@ def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> J
             "required": True,
             "content": {media_type: _schema(kind, schema_of) for media_type, kind in row.body.items()},
         }
-    if row.right is not None:
+    need = row.need
+    if need.right is not None:
         if with_tokens:
             operation["security"] = [{"token": []}]
-        operation["description"] = f"Needs the right {row.right}, where permissions are on."
-    elif with_tokens and row.role is not Role.OPEN:
+        operation["description"] = f"Needs the right {need.right}, where permissions are on."
+    elif with_tokens and need.role is not Role.OPEN:
         operation["security"] = [{"token": []}]
-        operation["description"] = f"Needs the role {row.role.name.lower()}."
+        operation["description"] = f"Needs the role {need.role.name.lower()}."
     return operation
 
 

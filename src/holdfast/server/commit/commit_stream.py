@@ -25,10 +25,10 @@ from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
+from holdfast.server.http.rights_table import ScopeRule
 from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import MSGPACK, MSGPACK_NAMES, NDJSON, WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
@@ -306,6 +306,7 @@ class _CommitStream:
         leader_id, log_id = gateway.own.leader_id, gateway.log_id
         limits = gateway.limits
         complete, scope = self._complete, self._call.scope
+        checks_keys = self._call.need.scope is ScopeRule.COMMITS
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
@@ -320,7 +321,7 @@ class _CommitStream:
                 operations_max=limits.operations_max,
                 preconditions_max=limits.preconditions_max,
             )
-            if problem is None and scope is not EVERYTHING:
+            if problem is None and scope is not EVERYTHING and checks_keys:
                 problem = scope.problem_with(txn)
             if problem is None and txn.has_parts:
                 problem = gateway.read_parts(entry, self._authorization, self._wire_format)
@@ -459,7 +460,7 @@ class _CommitStream:
 def stream_route(gateway: Gateway) -> Route:
     """The row of the route table."""
     return Route(
-        method="POST", path="/v1/commits", role=Role.WRITE, checks_scope=True,
+        method="POST", path="/v1/commits",
         summary="A stream of commits; one result per item, in order",
         stream=partial(_commits, gateway), body={NDJSON: JsonTransaction, MSGPACK: Transaction},
         answers={NDJSON: (CommitReceipt | NotCommitted, ItemError), MSGPACK: (CommitReceipt | NotCommitted, ItemError)},

@@ -20,7 +20,6 @@ from holdfast.commit.reading.reader import damage_unless_truncated, follow, lead
 from holdfast.commit.reading.survey import walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.server.logs import in_force
@@ -205,7 +204,7 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
 
     return (
         Route(
-            method="GET", path="/v1/log/objects", role=Role.READ, summary="The objects of the log, newest first",
+            method="GET", path="/v1/log/objects", summary="The objects of the log, newest first",
             handler=inspection.objects, answers={JSON: LogObjects}, codes=(*_CODES, Code.NOT_FOUND),
             parameters=(
                 Parameter("slot", "query", {"type": "string", "pattern": "^[0-9]{20}$"}, "Begin with this object"),
@@ -213,7 +212,7 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
             ),
         ),
         Route(
-            method="GET", path="/v1/log/transactions/{version}", role=Role.READ,
+            method="GET", path="/v1/log/transactions/{version}",
             summary="One transaction with the preconditions that it passed, and its object",
             handler=inspection.transaction, answers={JSON: TransactionInLog}, codes=(*_CODES, Code.NOT_FOUND),
             parameters=(
@@ -221,27 +220,27 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
             ),
         ),
         Route(
-            method="GET", path="/v1/log/leaderships", role=Role.READ, summary="The leaders of the log, newest first",
+            method="GET", path="/v1/log/leaderships", summary="The leaders of the log, newest first",
             handler=inspection.leaderships, answers={JSON: Leaderships}, codes=_CODES,
             parameters=(limit(LEADERSHIPS_MAX),),
         ),
         Route(
-            method="GET", path="/v1/log/conflicts", role=Role.READ,
+            method="GET", path="/v1/log/conflicts",
             summary="The keys that broke preconditions in the last minutes, most first",
             handler=inspection.conflicts, answers={JSON: Conflicts}, codes=(Code.NOT_LEADER, Code.LEADER_CHANGED),
             parameters=(limit(CONFLICTS_MAX),),
         ),
         Route(
-            method="GET", path="/v1/configuration", role=Role.ADMIN,
+            method="GET", path="/v1/configuration",
             summary="Every setting in force and where it came from, without secrets",
             handler=partial(_configuration, configuration), answers={JSON: ConfigurationAnswer}, tag="admin",
         ),
         Route(
-            method="GET", path="/v1/admin/log-level", role=Role.ADMIN, summary="The level of the process log",
+            method="GET", path="/v1/admin/log-level", summary="The level of the process log",
             handler=_log_level, answers={JSON: LogLevelInForce}, tag="admin",
         ),
         Route(
-            method="PUT", path="/v1/admin/log-level", role=Role.ADMIN,
+            method="PUT", path="/v1/admin/log-level",
             summary="Change the level of the process log until the process ends",
             handler=_change_log_level, body={JSON: NewLogLevel}, answers={JSON: LogLevelInForce},
             codes=(Code.TOO_LARGE,), tag="admin",

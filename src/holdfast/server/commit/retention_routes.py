@@ -18,7 +18,6 @@ from holdfast.retention.policies import (
 )
 from holdfast.retention.truncator import Truncator
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.wire.each_once import decode_each_once
@@ -147,25 +146,25 @@ def retention_routes(host: RetentionHost) -> tuple[Route, ...]:
     name = Parameter("policy_id", "path", {"type": "string", "maxLength": 128}, "The name of the policy", True)
     return (
         Route(
-            method="GET", path="/v1/retention", role=Role.READ, summary="The retention policies, and what each keeps",
+            method="GET", path="/v1/retention", summary="The retention policies, and what each keeps",
             handler=partial(_list, host), answers={JSON: RetentionAnswer}, codes=(Code.NOT_LEADER,), tag="admin",
         ),
         Route(
-            method="GET", path=one, role=Role.READ, summary="One retention policy", handler=partial(_get, host),
+            method="GET", path=one, summary="One retention policy", handler=partial(_get, host),
             parameters=(name,), answers={JSON: PolicyState}, codes=(Code.NOT_LEADER, Code.NOT_FOUND), tag="admin",
         ),
         Route(
-            method="PUT", path=one, role=Role.ADMIN, summary="Set a retention policy", handler=partial(_put, host),
+            method="PUT", path=one, summary="Set a retention policy", handler=partial(_put, host),
             parameters=(name,), body={JSON: RetentionPolicy}, answers={JSON: RetentionAnswer}, codes=_CODES,
             tag="admin",
         ),
         Route(
-            method="DELETE", path=one, role=Role.ADMIN, summary="Remove a retention policy",
+            method="DELETE", path=one, summary="Remove a retention policy",
             handler=partial(_delete, host), parameters=(name,), answers={JSON: RetentionAnswer},
             codes=(Code.NOT_LEADER, Code.NOT_FOUND, Code.STORE_UNAVAILABLE), tag="admin",
         ),
         Route(
-            method="POST", path="/v1/admin/retention-plan", role=Role.ADMIN,
+            method="POST", path="/v1/admin/retention-plan",
             summary="What a retention policy, or its removal, would remove now; it changes nothing",
             handler=partial(_plan, host), body={JSON: RetentionPlanRequest}, answers={JSON: RetentionPlan},
             codes=(*_CODES, Code.NOT_FOUND), tag="admin",

@@ -17,10 +17,11 @@ from holdfast.commit.format.transaction import Committed
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import HeldRight, Role
+from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.key_scope import EVERYTHING, HINT
 from holdfast.server.http.requests import problem_with
 from holdfast.server.http.responses import error_response, without_traceback
+from holdfast.server.http.rights_table import ScopeRule, need_of
 from holdfast.server.http.routes import GET_OR_POST, POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.values import slot_text
@@ -66,16 +67,17 @@ class CommitDocument(JsonTransaction, frozen=True, forbid_unknown_fields=True):
 
 
 class _LogRequest(FastRequest):
-    __slots__ = ("_gateway", "_role")
+    __slots__ = ("_gateway", "_need")
 
-    def __init__(self, gateway: Gateway, route: str, role: Role) -> None:
+    def __init__(self, gateway: Gateway, method: str, route: str) -> None:
         super().__init__(route, gateway.limits.request_bytes_max)
         self._gateway = gateway
-        self._role = role
+        self._need = need_of(method, route)
 
     def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
         """See ``FastRequest``."""
-        return self._gateway.authenticator.problem_with(authorization, self._role, checks_scope=True)
+        need = self._need
+        return self._gateway.authenticator.problem_with(authorization, need.role, checks_scope=need.checks_scope)
 
 
 class CommitRequest(_LogRequest):
@@ -84,7 +86,7 @@ class CommitRequest(_LogRequest):
     __slots__ = ("_reply",)
 
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway, "/v1/commit", Role.WRITE)
+        super().__init__(gateway, "POST", "/v1/commit")
         self._reply = self._respond  # bound once, not for each request
 
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
@@ -92,7 +94,7 @@ class CommitRequest(_LogRequest):
         gateway = self._gateway
         problem: HoldfastError | None = None
         if gateway.authenticator.required:
-            problem = gateway.authenticator.problem_with(fields.authorization, Role.WRITE, checks_scope=True)
+            problem = self.problem_with(fields.authorization)
         if problem is None:
             problem = gateway.admission()
         if problem is None and gateway.client_rates is not None:
@@ -113,7 +115,7 @@ class CommitRequest(_LogRequest):
                     operations_max=limits.operations_max,
                     preconditions_max=limits.preconditions_max,
                 )
-                if problem is None and gateway.authenticator.required:
+                if problem is None and gateway.authenticator.required and self._need.scope is ScopeRule.COMMITS:
                     scope = gateway.authenticator.scope_of(fields.authorization)
                     problem = None if scope is EVERYTHING else scope.problem_with(txn)
                 if problem is None:
@@ -146,7 +148,7 @@ class VersionRequest(_LogRequest):
     asks_store = True
 
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway, "/v1/version", Role.READ)
+        super().__init__(gateway, "GET", "/v1/version")
 
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
         """See ``FastRequest``."""
@@ -178,7 +180,7 @@ class LivezRequest(_LogRequest):
     any_host = True
 
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway, "/livez", Role.OPEN)
+        super().__init__(gateway, "GET", "/livez")
 
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
         """See ``FastRequest``."""
@@ -217,7 +219,8 @@ async def _status(gateway: Gateway, call: Call) -> Response:
     problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
-    if not call.scope.owns(request_id):  # asking would ban an attempt of another writer, or show its receipt
+    if call.need.scope is ScopeRule.IDS and not call.scope.owns(request_id):
+        # Asking would ban an attempt of another writer, or show its receipt.
         raise PermissionDenied("the token may not ask for attempts of other writers", hint=HINT)
     min_version = gateway.version_of(call.required_position("min_version"))
     answer = await gateway.status(request_id, min_version)
@@ -251,13 +254,13 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
     return (
         Route(
-            method="POST", path="/v1/commit", role=Role.WRITE, checks_scope=True,
+            method="POST", path="/v1/commit",
             summary="Commit one transaction, or learn why not",
             handler=partial(_commit, gateway, commit), fast=commit, codes=COMMIT_CODES,
             body={JSON: CommitDocument}, answers={JSON: CommitReceipt | NotCommitted},
         ),
         Route(
-            method="GET", path="/v1/version", role=Role.READ, checks_scope=True,
+            method="GET", path="/v1/version",
             summary="A version that covers everything known committed when the request arrived",
             handler=partial(_version, gateway, linearizable), fast=linearizable,
             parameters=(
@@ -272,8 +275,7 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
         ),
         *(
             Route(
-                # The role is ``write``, because asking closes the attempt.
-                method=method, path="/v1/status/{request_id:any}", role=Role.WRITE, checks_scope=True, changes=True,
+                method=method, path="/v1/status/{request_id:any}", changes=True,
                 summary="The final outcome of an attempt; asking closes an attempt that has not committed",
                 handler=partial(_status, gateway),
                 parameters=(
@@ -291,7 +293,7 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
             for method in GET_OR_POST
         ),
         Route(
-            method="POST", path="/v1/admin/step-down", role=Role.ADMIN,
+            method="POST", path="/v1/admin/step-down",
             summary="Drain to durable, answer everything, and give the lead back",
             handler=partial(_step_down, gateway), answers={JSON: SteppedDown}, tag="admin",
             parameters=(

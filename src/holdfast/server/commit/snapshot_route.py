@@ -22,7 +22,6 @@ from holdfast.objects.port import ObjectReader
 from holdfast.retention.policies import Hold, release_hold, set_hold
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, ended_by_disconnect, key_parameters
@@ -237,7 +236,7 @@ class _ArrowStream:
 def snapshot_route(sender: SnapshotSender) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET", path="/v1/snapshot", role=Role.READ, stream=sender.stream, tag="stream",
+        method="GET", path="/v1/snapshot", stream=sender.stream, tag="stream",
         summary="The value of every key at one version, by key, from the newest snapshot",
         answers={NDJSON: Found, ARROW_STREAM: None},
         parameters=(

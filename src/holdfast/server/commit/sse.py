@@ -35,7 +35,6 @@ from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied
 from holdfast.server.gateway import Gateway, ShownStores
-from holdfast.server.http.auth import Role
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 from holdfast.server.http.responses import LeaderHint, error_body
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
@@ -459,7 +458,7 @@ class Subscriptions:
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET", path="/v1/subscribe", role=Role.READ, checks_scope=True, keys=Call.whole_range,
+        method="GET", path="/v1/subscribe", keys=Call.whole_range,
         summary="The change stream: history, then live events, without gap or repeat",
         stream=subscriptions.stream, tag="stream", answers={MEDIA_TYPE: None},
         parameters=(

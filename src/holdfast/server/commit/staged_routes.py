@@ -13,7 +13,6 @@ from typing import Final
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest
 from holdfast.objects.creating import create_exactly
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.wire.log import StagedObject, StagedObjects, StagedRemoved
@@ -106,21 +105,21 @@ def staged_routes(gateway: Gateway, row_bytes_max: int) -> tuple[Route, ...]:
     codes = (Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE)
     return (
         Route(
-            method="PUT", path=of_write + "/{name}", role=Role.WRITE, summary="Keep an object of a bulk write",
+            method="PUT", path=of_write + "/{name}", summary="Keep an object of a bulk write",
             handler=staging.put, parameters=(application, write, name), body={OCTETS: bytes},
             answers={JSON: StagedObject}, codes=(*codes, Code.CONFLICT, Code.TOO_LARGE),
         ),
         Route(
-            method="GET", path=of_write + "/{name}", role=Role.WRITE, summary="An object of a bulk write",
+            method="GET", path=of_write + "/{name}", summary="An object of a bulk write",
             handler=staging.get, parameters=(application, write, name), answers={OCTETS: bytes},
             codes=(*codes, Code.NOT_FOUND),
         ),
         Route(
-            method="DELETE", path=of_write, role=Role.WRITE, summary="Remove the objects of a bulk write",
+            method="DELETE", path=of_write, summary="Remove the objects of a bulk write",
             handler=staging.remove, parameters=(application, write), answers={JSON: StagedRemoved}, codes=codes,
         ),
         Route(
-            method="GET", path=of_application, role=Role.WRITE, summary="The objects of an application's bulk writes",
+            method="GET", path=of_application, summary="The objects of an application's bulk writes",
             handler=staging.names, parameters=(application, after), answers={JSON: StagedObjects}, codes=codes,
         ),
     )  # fmt: skip

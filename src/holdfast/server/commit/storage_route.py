@@ -12,7 +12,6 @@ from holdfast.commit.service import CommitService
 from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.retention.ages import Ages, bytes_by_age
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import Call, Response, Route, json_response
 from holdfast.server.http.state import JSON
 from holdfast.snapshots import reading
@@ -131,7 +130,7 @@ async def _known(
 def storage_route(gateway: Gateway) -> Route:
     """The row of the route table."""
     return Route(
-        method="GET", path="/v1/log/storage", role=Role.READ,
+        method="GET", path="/v1/log/storage",
         summary="What the store keeps of the log: snapshots, checkpoints, bytes by age",
         handler=StoredLog(gateway).answer, answers={JSON: LogStorage},
         codes=(Code.NOT_LEADER, Code.LEADER_CHANGED, Code.STORE_UNAVAILABLE),

@@ -22,10 +22,11 @@ from starlette.types import Receive, Scope, Send
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.asgi_connection import ConnectionView
-from holdfast.server.http.auth import HeldRight, Role
+from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
+from holdfast.server.http.rights_table import Need, ScopeRule, need_of
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
@@ -69,11 +70,12 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
 class Call(PendingResponse):
     """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
-    __slots__ = ("_body_ended", "_responded", "_route", "state", "receive", "request", "send", "started")
+    __slots__ = ("_body_ended", "_responded", "_route", "need", "state", "receive", "request", "send", "started")
 
-    def __init__(self, state: HttpState, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, state: HttpState, route: Route, need: Need, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
         self._route = route
+        self.need = need
         self._responded: asyncio.Future[Response] | None = None
         self.request = Request(scope, receive)
         self.receive = receive
@@ -270,9 +272,10 @@ class Call(PendingResponse):
 
     def problem_with_right(self) -> HoldfastError | None:
         """None while the caller may do this, else the error. Raises: InvalidRequest, where the keys are not valid."""
-        route, authenticator = self._route, self.state.authenticator
-        problem = authenticator.problem_with(self.authorization, route.role, checks_scope=route.checks_scope)
-        if problem is None and route.keys is not None and not (scope := self.scope).is_everything:
+        route, authenticator, need = self._route, self.state.authenticator, self.need
+        problem = authenticator.problem_with(self.authorization, need.role, checks_scope=need.checks_scope)
+        if problem is None and need.scope is ScopeRule.KEYS and not (scope := self.scope).is_everything:
+            assert route.keys is not None, "a route by keys says which ones a request names"
             problem = scope.problem_with_range(*route.keys(self))
         if problem is None and route.problem is not None:
             problem = route.problem(self)
@@ -361,9 +364,6 @@ class Route:
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
-    role: Role
-    right: str | None = None
-    """The right on a store that the handler checks itself; its role is ``OPEN`` then."""
     summary: str
     handler: Handler | None = None
     """Not needed for a ``fast`` route without parameters."""
@@ -378,8 +378,6 @@ class Route:
     codes: Sequence[Code] = ()
     """Its error codes in addition to ``ANY_ROUTE_CODES``."""
     tag: str = "log"
-    checks_scope: bool = False
-    """Whether a token for some keys may ask: its ``keys`` are checked, the handler checks them, or it shows none."""
     keys: Callable[[Call], tuple[bytes, bytes | None]] | None = None
     """The range of keys that a request names, all of which a token for some keys must be for."""
     problem: Callable[[Call], HoldfastError | None] | None = None
@@ -395,6 +393,11 @@ class Route:
     def name(self) -> str:
         """How metrics and the description call it: the path without the framework's converters."""
         return self.path.replace(":any}", "}").replace(":name}", "}")
+
+    @property
+    def need(self) -> Need:
+        """What its callers need: its row in the table of rights."""
+        return need_of(self.method, self.name)
 
     @property
     def line(self) -> bytes:
@@ -414,12 +417,13 @@ class Endpoint:
         assert (route.handler is None and route.fast is None) != (route.stream is None), "a route answers or streams"
         self._state = state
         self._route = route
+        self._need = route.need
         self._query_names = route.query_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         state, route = self._state, self._route
-        call = Call(state, route, scope, receive, send)
+        call = Call(state, route, self._need, scope, receive, send)
         status = 200
         try:
             call.require_headers_once()

@@ -16,9 +16,9 @@ from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.transaction import StoreRefusal, Transaction
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.http.rights_table import ACKNOWLEDGE, MAPS, PUBLISHES, need_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.operations import ranges_of
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.values.commands import (
@@ -30,13 +30,14 @@ from holdfast.stores.values.commands import (
     Publish,
     Record,
 )
+from holdfast.stores.values.effects import require_no_origin
 from holdfast.stores.values.messages import fields_hint
 from holdfast.wire.formats import UNDECODABLE, WireFormat
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
 MESSAGES_MAX: Final = 10_000
 BYTES_MAX: Final = 16 << 20
-NAMES: Final = ("acknowledge", "maps", "publish")
+NAMES: Final = (ACKNOWLEDGE, MAPS, PUBLISHES)
 _TYPES: Final = (AcknowledgePart, MapPart, PublishPart)
 _DECODERS: Final[dict[WireFormat, tuple[Any, ...]]] = {
     "json": tuple(msgspec.json.Decoder(list[each]) for each in _TYPES),  # type: ignore[valid-type]
@@ -101,11 +102,11 @@ def _decode(txn: Transaction, wire_format: WireFormat) -> _Sent:
 
 
 def _require_rights(opened: OpenStores, authorization: bytes | None, sent: _Sent) -> None:
-    acknowledge, maps, publish = sent
-    for store in {part.store for part in acknowledge}:
-        opened.access.require(authorization, Right.SUBSCRIBE, store)
-    for store in {part.store for part in maps} | {part.store for part in publish}:
-        opened.access.require(authorization, Right.PUBLISH, store)
+    need, (acknowledge, maps, publish) = need_of("POST", "/v1/commit"), sent
+    stores = {part.store for part in acknowledge}, {part.store for part in maps}, {part.store for part in publish}
+    for name, named in zip(NAMES, stores, strict=True):
+        for store in named:
+            opened.access.require(authorization, need.right_of(name), store)
 
 
 def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
@@ -117,6 +118,7 @@ def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
         changes = [(one.key, one.value, one.if_revision) for one in change.changes]
         yield MapChange(0, change.store, change.map, changes, change.fence)
     for batch in publish:
+        require_no_origin(batch.messages)
         yield Publish(0, batch.store, batch.publisher_id, batch.messages)  # type: ignore[arg-type]  # only ever read
 
 

@@ -27,13 +27,14 @@ from holdfast.errors import (
 )
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
+from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Backlog, Deliveries
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
-from holdfast.stores.definitions.permissions import Permissions, Right
+from holdfast.stores.definitions.permissions import Permissions
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
 from holdfast.stores.service import StoreService
@@ -130,7 +131,7 @@ class StoreHost:
         opened = self._opened
         if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return None
-        return opened.access.problem_with(authorization, Right.BROWSE)
+        return opened.access.problem_with(authorization, need_of("GET", "/metrics").right_of(PERMISSIONS))
 
     @property
     def condition(self) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.server.http.auth import HeldRight
+from holdfast.server.http.rights_table import STORES, need_of
 from holdfast.server.stores.commit_parts import not_in_log
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.storage.frames import decode_frame, removals_of, runs_of
 from holdfast.wire.log import StreamMessage
 
@@ -32,8 +32,9 @@ class PublishedStores:
         if not opened.service.lives_in_log:
             raise not_in_log()
         rights: list[HeldRight] = []
+        needed = need_of("GET", "/v1/subscribe").right_of(STORES)
         for store in stores:
-            right = opened.access.held(authorization, Right.SUBSCRIBE, store)
+            right = opened.access.held(authorization, needed, store)
             if (problem := right.problem()) is not None:
                 raise problem
             rights.append(right)

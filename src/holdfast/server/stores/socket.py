@@ -37,12 +37,12 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.browsing import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
+from holdfast.server.http.rights_table import TAKE_OVER, need_of
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
 from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.wire import stores as wire
@@ -191,12 +191,7 @@ class SubscribeSocket(asyncio.Protocol):
             asked = SubscribeRequest(request.path)
             opened = self._opened = self._host.opened()
             self._require_own_page(request)
-            authorization = _authorization_of(request)
-            self._held = opened.access.held(authorization, Right.SUBSCRIBE, asked.store)
-            if (problem := self._held.problem()) is not None:
-                raise problem
-            if asked.take_over:
-                opened.access.require(authorization, Right.ADMINISTER, asked.store)
+            self._require_rights(opened, request, asked)
             opened.statistics.want(asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
             if not opened.service.require_continued(asked.token, asked.store, asked.durable):
@@ -259,6 +254,15 @@ class SubscribeSocket(asyncio.Protocol):
         problem = problem_with_browser(guard, lambda name: next(iter(given.get(name, ())), None))
         if problem is not None:
             raise problem
+
+    def _require_rights(self, opened: OpenStores, request: Request, asked: SubscribeRequest) -> None:
+        authorization, need = _authorization_of(request), need_of("GET", ROUTE)
+        assert need.right is not None, "a subscriber needs a right on the store"
+        self._held = opened.access.held(authorization, need.right, asked.store)
+        if (problem := self._held.problem()) is not None:
+            raise problem
+        if asked.take_over:
+            opened.access.require(authorization, need.right_of(TAKE_OVER), asked.store)
 
     @staticmethod
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:

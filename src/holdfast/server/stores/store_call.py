@@ -7,18 +7,18 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import DEFAULT_DURABLE, PollRequest, decode
-from holdfast.stores.definitions.permissions import CLUSTER, Right
+from holdfast.stores.definitions.permissions import CLUSTER
 from holdfast.stores.values.identity import TOKEN_MAX
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import MSGPACK, UNDECODABLE, WireFormat, encode, format_of
 
 JSON: Final = "application/json"
+EVERY_STORE: Final = "/v1/stores"
 DOCUMENT: Final = dict[str, Any]
 """A JSON object that the reference page describes."""
 T = TypeVar("T")
@@ -113,10 +113,10 @@ class StoreCall:
         return Response(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
     async def hot(
-        self, route: str, right: Right, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
+        self, route: str, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
     ) -> Response:
         """Serve a hot route by the handler of both kinds of connection."""
-        return await self.call.serve(HotRequest(self.host, route, right, self.store, durable, poll), body)
+        return await self.call.serve(HotRequest(self.host, route, self.call.need, self.store, durable, poll), body)
 
     def require_token(self, of_body: str = "") -> None:
         """Return if the tokens of the query and of the body are of the durable, map or store of the path.
@@ -155,7 +155,6 @@ def store_route(
     host: StoreHost,
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"],
     path: str,
-    right: Right | None,
     summary: str,
     handler: StoreHandler,
     *,
@@ -168,9 +167,8 @@ def store_route(
     changes: bool = False,
     through: Callable[[Call], int | None] = lambda _: None,
 ) -> Route:
-    """One row: JSON and msgpack. The role is open because rights are asked of ``StoreAccess``.
+    """One row: JSON and msgpack. Its right is asked of ``StoreAccess``.
 
-    ``right`` None: any right on any store, or on the cluster, and the handler shows what the caller may see.
     ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
     ``through``: the number of the store that a request remembers; without it none.
     """
@@ -185,18 +183,18 @@ def store_route(
             access = host.opened(cluster=cluster).access
         except HoldfastError as error:
             return without_traceback(error)
-        if right is not None:
-            return access.problem_with(call.authorization, right, _store_of(call))
-        unknown = access.problem_with(call.authorization, Right.BROWSE)
-        # To a stranger an empty list would look like a service without stores.
-        return unknown if unknown is not None and unknown.code == Code.UNAUTHENTICATED else None
+        right = call.need.right
+        assert right is not None, "a route of the stores needs a right on one of them, or on the cluster"
+        found = access.problem_with(call.authorization, right, _store_of(call))
+        if path != EVERY_STORE:
+            return found
+        # Every store that the caller may see. To a stranger an empty list would look like a service without stores.
+        return found if found is not None and found.code == Code.UNAUTHENTICATED else None
 
     media_types = (JSON, MSGPACK)
     return Route(
         method=method,
         path=path,
-        role=Role.OPEN,
-        right="browse" if right is None else str(right),
         problem=problem,
         filters=filters,
         changes=changes,

@@ -12,7 +12,6 @@ from typing import Final
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, NotFound
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import Role
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,
@@ -102,13 +101,13 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/v1/keys/{key:any}", role=Role.READ, checks_scope=True, keys=_only_key,
+            method="GET", path="/v1/keys/{key:any}", keys=_only_key,
             summary="A key's value, from the embedded view",
             handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
         ),
         Route(
-            method="GET", path="/v1/range", role=Role.READ, checks_scope=True, keys=Call.whole_range,
+            method="GET", path="/v1/range", keys=Call.whole_range,
             summary="Consecutive keys and their values, from the embedded view",
             handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(
@@ -149,13 +148,13 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/v1/jobs/{name:any}", role=Role.JOB, checks_scope=True,
+            method="GET", path="/v1/jobs/{name:any}",
             summary="The record that a job keeps in the log, from the embedded view",
             handler=read_job, answers={JSON: JobRecord}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("name", "path", {"type": "string", "minLength": 1}, "The job's name", True), _AT),
         ),
         Route(
-            method="GET", path="/v1/jobs", role=Role.JOB, checks_scope=True,
+            method="GET", path="/v1/jobs",
             summary="The records that jobs keep in the log, by name, from the embedded view",
             handler=read_jobs, answers={JSON: JobRecords}, codes=_CODES, tag="view",
             parameters=(

@@ -170,6 +170,26 @@ def _targets(store: StoreDefinition, places: Iterable[Path]) -> dict[str, str]:
     return targets
 
 
+def dead_letter_stores(definition: ClusterDefinition, store: str) -> set[str]:
+    """The stores that durables and templates of a store name for their dead letters."""
+    defined = definition.stores.get(store)
+    return set() if defined is None else {*_targets(defined, _paths_of(defined)).values()}
+
+
+def new_dead_letters(before: ClusterDefinition, after: ClusterDefinition, parts: Iterable[Part]) -> set[str]:
+    """The stores that durables and templates of these parts name for their dead letters, and did not name before."""
+    found: set[str] = set()
+    for part in parts:
+        was, now = durable_at(before, part.path), durable_at(after, part.path)
+        if (
+            now is not None
+            and now.dead_letter_store
+            and (was is None or was.dead_letter_store != now.dead_letter_store)
+        ):
+            found.add(now.dead_letter_store)
+    return found
+
+
 def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition | None:
     """The durable, or the pattern of the template, at a path; None where there is none."""
     match path:

@@ -5,11 +5,13 @@ An effect waits for the same position of the log as the reply of its command, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
 import msgspec
 
+from holdfast.errors import InvalidRequest
 from holdfast.stores.values.commands import Result
 from holdfast.stores.values.messages import FIELDS_MAX, Delivery, FieldValue, Message
 
@@ -119,6 +121,17 @@ def origin_of(letter: Delivery) -> Origin | None:
         return None
     fields = {name: value for name, value in letter.fields.items() if name not in DEAD_FIELDS}
     return Origin(store, durable, Message(body=letter.body, fields=fields, key=letter.key))
+
+
+def require_no_origin(messages: Iterable[Message]) -> None:
+    """Return if no message claims to be a dead letter: only the service says where one came from. Raises:
+    InvalidRequest."""
+    for message in messages:
+        if message.fields and not DEAD_FIELDS.isdisjoint(message.fields):
+            raise InvalidRequest(
+                "only the service writes the fields of a dead letter",
+                hint=f"leave out {', '.join(sorted(DEAD_FIELDS))}, or give them other names",
+            )
 
 
 def dead_letter_of(message: Message, dying: DeadLettering) -> Message:

@@ -11,7 +11,6 @@ from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse
 
@@ -119,33 +118,32 @@ async def _backup(call: StoreCall) -> Response:
 
 def cluster_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
-    browse, administer = Right.BROWSE, Right.ADMINISTER
 
     def row(method: str, path: str, *arguments: object, **more: object) -> Route:
         return store_route(host, method, f"/v1/cluster{path}", *arguments, cluster=True, **more)  # type: ignore[arg-type]
 
     return (
-        row("GET", "", browse, "The cluster: what is in force, what it holds, its disk", _cluster, answer=DOCUMENT),
-        row("GET", "/quorum", browse, "Who of the cluster's services is there", _get_quorum, answer=QuorumResponse),
+        row("GET", "", "The cluster: what is in force, what it holds, its disk", _cluster, answer=DOCUMENT),
+        row("GET", "/quorum", "Who of the cluster's services is there", _get_quorum, answer=QuorumResponse),
         row(
-            "POST", "/force-quorum", administer, "Form a quorum of the services that are there", force_quorum,
+            "POST", "/force-quorum", "Form a quorum of the services that are there", force_quorum,
             answer=QuorumResponse, codes=(Code.NO_QUORUM,),
         ),
         row(
-            "POST", "/suspend", administer, "Serve nothing more until it is resumed or restarted", _suspend,
+            "POST", "/suspend", "Serve nothing more until it is resumed or restarted", _suspend,
             answer=QuorumResponse, codes=(Code.STORE_UNAVAILABLE,),
         ),
-        row("POST", "/resume", administer, "Serve again what was suspended", _resume, answer=QuorumResponse),
+        row("POST", "/resume", "Serve again what was suspended", _resume, answer=QuorumResponse),
         row(
-            "POST", "/save", administer, "Write everything that is kept into the index", save,
+            "POST", "/save", "Write everything that is kept into the index", save,
             answer=NothingMore, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/compact", administer, "Give back the space of what is no longer kept", _compact,
+            "POST", "/compact", "Give back the space of what is no longer kept", _compact,
             answer=DOCUMENT, codes=(Code.STORE_UNAVAILABLE,),
         ),
         row(
-            "POST", "/backup", administer, "Copy everything, while clients work", _backup,
+            "POST", "/backup", "Copy everything, while clients work", _backup,
             body=BackupRequest, answer=DOCUMENT, codes=(Code.ALREADY_OPEN, Code.STORE_UNAVAILABLE),
         ),
     )  # fmt: skip

@@ -12,7 +12,6 @@ from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
 from holdfast.stores.definitions.changes import patched
 from holdfast.stores.definitions.cluster import ClusterDefinition, definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import parts_between
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.store import Revision
 from holdfast.wire.stores import Rollback
@@ -77,22 +76,21 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     definition, history = "/v1/cluster/definition", "/v1/cluster/history"
     change = partial(change_route, host)
-    browse, administer = Right.BROWSE, Right.ADMINISTER
     return (
         store_route(
-            host, "GET", definition, browse, "The whole definition in force, and its revision", _get_definition,
+            host, "GET", definition, "The whole definition in force, and its revision", _get_definition,
             answer=DOCUMENT,
         ),
-        change("PUT", definition, administer, "Replace the whole definition", _put_definition),
-        change("PATCH", definition, administer, "Change what a part of a definition names", _patch_definition),
+        change("PUT", definition, "Replace the whole definition", _put_definition),
+        change("PATCH", definition, "Change what a part of a definition names", _patch_definition),
         store_route(
-            host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
+            host, "POST", f"{definition}/check", "Check a whole definition without applying it",
             check_definition, body=DOCUMENT, answer=DOCUMENT, codes=(Code.BAD_CONFIGURATION,),
         ),
-        store_route(host, "GET", history, browse, "The definitions that were in force", _list_history, answer=DOCUMENT),
-        store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", _get_history, answer=DOCUMENT),
+        store_route(host, "GET", history, "The definitions that were in force", _list_history, answer=DOCUMENT),
+        store_route(host, "GET", f"{history}/{{revision}}", "One of them", _get_history, answer=DOCUMENT),
         store_route(
-            host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", _rollback,
+            host, "POST", "/v1/cluster/rollback", "Put an earlier definition in force again", _rollback,
             body=Rollback, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
     )  # fmt: skip

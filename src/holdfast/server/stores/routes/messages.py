@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
+from holdfast.server.http.rights_table import ORIGIN
 from holdfast.server.http.routes import GET_OR_POST, Call, Parameter, Response, Route
 from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, PollRequest
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher
@@ -35,7 +35,7 @@ PUBLISH_CODES: Final = (*FULL_CODES, Code.SEQUENCE_GAP, Code.UNKNOWN_PUBLISHER)
 
 
 async def _publish(call: StoreCall) -> Response:
-    return await call.hot(PUBLISH_ROUTE, Right.PUBLISH, await call.raw_body())
+    return await call.hot(PUBLISH_ROUTE, await call.raw_body())
 
 
 async def _poll(call: StoreCall) -> Response:
@@ -51,11 +51,11 @@ async def _poll(call: StoreCall) -> Response:
         address=address_of(query.connection.peer),
         token=query.text("token") or "",
     )
-    return await call.hot(POLL_ROUTE, Right.SUBSCRIBE, durable=call.durable, poll=asked)
+    return await call.hot(POLL_ROUTE, durable=call.durable, poll=asked)
 
 
 async def _acknowledge(call: StoreCall) -> Response:
-    return await call.hot(ACKS_ROUTE, Right.SUBSCRIBE, await call.raw_body(), durable=call.durable)
+    return await call.hot(ACKS_ROUTE, await call.raw_body(), durable=call.durable)
 
 
 async def _browse(call: StoreCall) -> Response:
@@ -143,12 +143,12 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
     store, durable = "/v1/stores/{store}", "/v1/stores/{store}/durables/{durable}"
     return (
         store_route(
-            host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", _publish,
+            host, "POST", f"{store}/messages", "Publish a batch: all of it or nothing", _publish,
             body=wire.PublishRequest, answer=BatchReceipt, codes=PUBLISH_CODES,
         ),
         *(
             store_route(
-                host, method, f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)",
+                host, method, f"{durable}/messages", "The next messages for a subscriber (long poll)",
                 _poll, answer=wire.DeliveredResponse, changes=True,
                 codes=(
                     Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
@@ -159,11 +159,11 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
             for method in GET_OR_POST
         ),
         store_route(
-            host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", _acknowledge,
+            host, "POST", f"{durable}/acks", "Acknowledge, give back, reject or extend", _acknowledge,
             body=wire.AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", _browse,
+            host, "GET", f"{durable}/browse", "Look at messages without consuming them", _browse,
             answer=wire.Page, codes=(Code.TYPE_MISMATCH,), through=lambda call: call.number("after") or 0,
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
@@ -174,24 +174,24 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
             ),
         ),
         store_route(
-            host, "GET", f"{store}/messages/{{seq}}/explain", Right.BROWSE, "What became of a message in every durable",
+            host, "GET", f"{store}/messages/{{seq}}/explain", "What became of a message in every durable",
             _explain_message, answer=DOCUMENT, through=_number_in,
         ),
         store_route(
-            host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", _purge,
+            host, "POST", f"{durable}/purge", "Forget every message that the durable keeps", _purge,
             answer=wire.Purged,
         ),
         store_route(
-            host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
+            host, "POST", f"{durable}/redeliver",
             "Put parked messages back, and dead letters to where they came from", _redeliver,
             body=wire.RedeliverRequest, answer=wire.RedeliveredResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", _rewind,
+            host, "POST", f"{durable}/rewind", "Deliver again what is retained", _rewind,
             body=wire.RewindRequest, answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", _drop,
+            host, "DELETE", f"{durable}/messages/{{seq}}", "Delete one message of a durable", _drop,
             answer=wire.NothingMore, codes=(Code.TYPE_MISMATCH,), through=_number_in,
         ),
     )  # fmt: skip
@@ -268,7 +268,7 @@ class _Letters:
         if origin is None:
             return
         opened, call = self._opened, self._call
-        problem = opened.access.problem_with(call.call.authorization, Right.ADMINISTER, origin.store)
+        problem = opened.access.problem_with(call.call.authorization, call.call.need.right_of(ORIGIN), origin.store)
         if problem is not None:
             self._left[str(problem.code)] += 1
             return
@@ -399,15 +399,15 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
     change_codes = (Code.TYPE_MISMATCH, Code.REVISION_MISMATCH, Code.NOT_HOLDER, Code.LOCK_HELD, *FULL_CODES)
     return (
         store_route(
-            host, "POST", f"{whole}/lock", Right.PUBLISH, "Take, extend or steal a lock", _lock,
+            host, "POST", f"{whole}/lock", "Take, extend or steal a lock", _lock,
             body=wire.LockRequest, answer=wire.LockedResponse, codes=(Code.LOCK_HELD, Code.TYPE_MISMATCH),
         ),
         store_route(
-            host, "POST", f"{whole}/unlock", Right.PUBLISH, "Give a lock back", _unlock,
+            host, "POST", f"{whole}/unlock", "Give a lock back", _unlock,
             body=wire.UnlockRequest, answer=wire.NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
         ),
         store_route(
-            host, "GET", whole, Right.SUBSCRIBE, "Keys and values, in the order of keys", _list_entries,
+            host, "GET", whole, "Keys and values, in the order of keys", _list_entries,
             answer=wire.EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
@@ -415,20 +415,20 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
             ),
         ),
         store_route(
-            host, "POST", whole, Right.PUBLISH, "Change several keys: all or nothing", _change_entries,
+            host, "POST", whole, "Change several keys: all or nothing", _change_entries,
             body=wire.ChangesRequest, answer=ChangedResponse, codes=change_codes,
         ),
         store_route(
-            host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", _get_entry,
+            host, "GET", one, "A key's value and revision", _get_entry,
             answer=wire.Entry, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
         ),
         store_route(
-            host, "PUT", one, Right.PUBLISH, "Set a key", _put_entry,
+            host, "PUT", one, "Set a key", _put_entry,
             body=wire.SetRequest, answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS,
             through=_remembered_revision,
         ),
         store_route(
-            host, "DELETE", one, Right.PUBLISH, "Remove a key", _delete_entry,
+            host, "DELETE", one, "Remove a key", _delete_entry,
             answer=ChangedResponse, codes=change_codes, parameters=_CONDITIONS, through=_remembered_revision,
         ),
     )  # fmt: skip
@@ -446,7 +446,7 @@ def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
     return (
         store_route(
-            host, "GET", "/v1/stores/{store}/durables/{durable}/subscribe", Right.SUBSCRIBE,
+            host, "GET", "/v1/stores/{store}/durables/{durable}/subscribe",
             "One WebSocket for a subscriber: credit, messages, acknowledgements, advisories; of a map its changes",
             subscribe,
             answer=wire.NothingMore,

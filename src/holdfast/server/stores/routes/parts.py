@@ -8,13 +8,14 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound
+from holdfast.server.http.rights_table import STATIC
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes.collections import PAGING, collection
 from holdfast.server.stores.routes.defining import DEFINE_CODES, DELETE, change_route, define, defining
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
+from holdfast.server.stores.store_call import DOCUMENT, EVERY_STORE, StoreCall, store_route
 from holdfast.stores.definitions.changes import (
     patched_part,
     patched_store,
@@ -25,7 +26,6 @@ from holdfast.stores.definitions.changes import (
     without_store,
 )
 from holdfast.stores.definitions.cluster import DurableType, TemplateDefinition
-from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.store import Durable
@@ -109,10 +109,9 @@ def template_document(template: TemplateDefinition) -> Json:
 
 
 async def _list_stores(call: StoreCall) -> Response:
-    opened, authorization = call.opened, call.call.authorization
-    visible = [
-        name for name in opened.definitions.cluster.stores if opened.access.allows(authorization, Right.BROWSE, name)
-    ]
+    opened, authorization, right = call.opened, call.call.authorization, call.call.need.right
+    assert right is not None, "stores are listed for a right on them"
+    visible = [name for name in opened.definitions.cluster.stores if opened.access.allows(authorization, right, name)]
     return collection(call, "stores", visible, partial(store_document, opened))
 
 
@@ -206,7 +205,7 @@ async def delete_durable(call: StoreCall) -> Response:
         await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
     else:
         # Only administrators change the definition; subscribers may delete dynamic durables.
-        call.opened.access.require(call.call.authorization, Right.ADMINISTER, call.store)
+        call.opened.access.require(call.call.authorization, call.call.need.right_of(STATIC), call.store)
         change = without_part
         await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
     return call.answer(NothingMore())
@@ -247,48 +246,47 @@ async def _delete_template(call: StoreCall) -> Response:
 
 def part_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
-    stores, store = "/v1/stores", "/v1/stores/{store}"
+    stores, store = EVERY_STORE, "/v1/stores/{store}"
     durables, durable = f"{store}/durables", f"{store}/durables/{{durable}}"
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
-    browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
     change = partial(change_route, host)
     return (
         store_route(
-            host, "GET", stores, None, "Every store", _list_stores, answer=DOCUMENT, filters=True, parameters=PAGING,
+            host, "GET", stores, "Every store", _list_stores, answer=DOCUMENT, filters=True, parameters=PAGING,
         ),
-        store_route(host, "GET", store, browse, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
-        change("PUT", store, administer, "Define a store", _put_store),
-        change("PATCH", store, administer, "Change the parameters of a store that are named", _patch_store),
+        store_route(host, "GET", store, "A store: parameters in force and counts", _get_store, answer=DOCUMENT),
+        change("PUT", store, "Define a store", _put_store),
+        change("PATCH", store, "Change the parameters of a store that are named", _patch_store),
         store_route(
-            host, "DELETE", store, administer, "Delete a store and its messages", _delete_store,
+            host, "DELETE", store, "Delete a store and its messages", _delete_store,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
         store_route(
-            host, "GET", durables, browse, "Every durable", _list_durables, answer=DOCUMENT, filters=True,
+            host, "GET", durables, "Every durable", _list_durables, answer=DOCUMENT, filters=True,
             parameters=PAGING,
         ),
         store_route(
-            host, "GET", durable, browse, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
+            host, "GET", durable, "A durable: parameters, counts, subscribers", _get_durable, answer=DOCUMENT
         ),
         store_route(
-            host, "PUT", durable, administer, "Define a durable; with a template a dynamic one is made", put_durable,
+            host, "PUT", durable, "Define a durable; with a template a dynamic one is made", put_durable,
             body=DOCUMENT, answer=DOCUMENT, codes=(*DEFINE_CODES, Code.TOO_MANY_DURABLES, Code.DURABLE_COLLISION),
             parameters=DELETE,
         ),
-        change("PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable),
+        change("PATCH", durable, "Change the parameters of a durable that are named", patch_durable),
         store_route(
-            host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
+            host, "DELETE", durable, "Delete a durable and what it keeps", delete_durable,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
         store_route(
-            host, "GET", templates, browse, "Every template", _list_templates, answer=DOCUMENT, filters=True,
+            host, "GET", templates, "Every template", _list_templates, answer=DOCUMENT, filters=True,
             parameters=PAGING,
         ),
-        store_route(host, "GET", template, browse, "A template", _get_template, answer=DOCUMENT),
-        change("PUT", template, administer, "Define a template", _put_template),
-        change("PATCH", template, administer, "Change the parameters of a template that are named", _patch_template),
+        store_route(host, "GET", template, "A template", _get_template, answer=DOCUMENT),
+        change("PUT", template, "Define a template", _put_template),
+        change("PATCH", template, "Change the parameters of a template that are named", _patch_template),
         store_route(
-            host, "DELETE", template, administer, "Delete a template", _delete_template,
+            host, "DELETE", template, "Delete a template", _delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
     )  # fmt: skip
