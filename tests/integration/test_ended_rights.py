@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from socket import SO_RCVBUF, SOL_SOCKET
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from tests.integration.http_harness import serving, until
 
 from holdfast.errors import HoldfastError
 from holdfast.server.commit import commit_stream, sse
+from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 
@@ -97,15 +98,19 @@ def test_a_stream_of_commits_takes_nothing_after_its_token_has_ended(ended: str)
 
 
 @pytest.mark.parametrize("ended", ["removed", "expired", "narrowed"])
-def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_does(ended: str) -> None:
+def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_does(
+    monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
     """``other`` has a right that stays."""
+    clock = [0.0]
+    monkeypatch.setattr(auth, "time", SimpleNamespace(time=lambda: clock[0]))
 
     def lines(token: str) -> bytes:
         return f"GET /v1/subscribe HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
 
     async def scenario() -> str:
         own, other = "a-long-random-token", "another-long-random-token"
-        until = time.time() + 0.7 if ended == "expired" else None
+        until = 1.0 if ended == "expired" else None
         async with serving(tokens={own: Grant(Role.READ, until), other: Role.ADMIN}) as here:
             streams = [await here.connect() for _ in range(2)]
             for stream, token in zip(streams, (own, other), strict=True):
@@ -115,6 +120,7 @@ def test_an_idle_change_stream_ends_with_its_token_and_says_why_and_no_other_doe
             for each in parts:
                 assert b"event: log" in await anext(each)
             narrow = Grant(Role.READ, None, KeyScope((b"seat/",)))
+            clock[0] = 1.0
             if ended != "expired":
                 here.front.authenticator.replace({other: Role.READ} | ({own: narrow} if ended == "narrowed" else {}))
             said = b"".join([part async for part in parts[0] if not part.startswith(b":")])
@@ -208,13 +214,14 @@ def test_what_was_read_for_a_token_that_ended_meanwhile_is_not_shown(
             async def waits(*_: object, **__: object) -> Any:
                 under_way.set()
                 await goes_on.wait()
-                return ([(b"seat/1", b"secret", 1)], 1) if "range" in target else (b"secret", 1)
+                page = SimpleNamespace(rows=[(b"seat/1", b"secret", 1)], version=1, more=False)
+                return page if "range" in target else (b"secret", 1)
 
             async def number(*_: object) -> int:
                 await waits()
                 return 1
 
-            monkeypatch.setattr(here.view, "read_range", waits)
+            monkeypatch.setattr(here.view, "read_page", waits)
             monkeypatch.setattr(here.view, "get", waits)
             monkeypatch.setattr(here.service, "version", number)
             monkeypatch.setattr(here.retention.truncator, "refresh", waits)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.integration.http_harness import Client, run, until
 from tests.integration.stores_harness import StoresServing, Subscriber, stores_serving
 
 from holdfast.errors import HoldfastError
-from holdfast.server.http import rights_watch
+from holdfast.server.http import auth, rights_watch
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.stores.access import StoreAccess
@@ -42,9 +42,15 @@ PERMISSIONS: dict[str, Any] = {
 ENDS = ["removed", "expired", "narrowed", "scoped", "user removed", "right withdrawn"]
 
 
+CLOCK = [0.0]
+"""The time of day by which tokens expire."""
+
+
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights_watch, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(auth, "time", SimpleNamespace(time=lambda: CLOCK[0]))
+    CLOCK[0] = 0.0
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -56,7 +62,7 @@ async def serving(folder: Path, ended: str) -> AsyncGenerator[StoresServing]:
     by_definition = ended in ("user removed", "right withdrawn")
     tokens: dict[str, Role | Grant] = {}
     if not by_definition:
-        tokens = TOKENS | ({OWN: Grant(Role.WRITE, time.time() + 1.0)} if ended == "expired" else {})
+        tokens = TOKENS | ({OWN: Grant(Role.WRITE, 1.0)} if ended == "expired" else {})
     async with stores_serving(folder, tokens=tokens) as stores:
         definition = {"stores": STORES, **({"permissions": PERMISSIONS} if by_definition else {})}
         assert (await stores.ask("PUT", "/v1/cluster/definition", definition, **bearer(ROOT))).status == 200
@@ -74,6 +80,7 @@ async def end(stores: StoresServing, ended: str) -> tuple[int, str]:
         case "scoped":
             tokens[OWN] = Grant(Role.WRITE, None, KeyScope((b"seat/",)))
         case "expired":
+            CLOCK[0] = 1.0
             return 401, "unauthenticated"
         case "user removed":
             del permissions["users"]["own"]
