@@ -213,10 +213,10 @@ def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     line = standby.line()
     assert line.startswith(f"standby leader_id={first.leader_id} leader_address={first.address} clients=")
     addresses = line.rstrip().partition("clients=")[2].split(",")
-    assert addresses == [f"http://{first.address}", f"http://{standby.address}"]
     first.process.kill()
     first.process.wait(SECONDS_MAX)
     standby.ready()
+    assert addresses == [f"http://{first.address}", f"http://{standby.address}"], "what clients are given"
     assert standby.key("a2V5")["version"] == version
 
 
