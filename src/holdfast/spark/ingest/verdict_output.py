@@ -6,7 +6,7 @@ the verdicts have the publisher's numbers, and the store keeps each number once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeGuard
 
@@ -25,6 +25,7 @@ from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
 from holdfast.spark.ingest.message_requests import REQUEST_ID, MessageRequest
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.service_client import with_trusted_hosts
 from holdfast.spark.runtime.table_files import write_table
 from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
@@ -162,7 +163,7 @@ class VerdictStore:
             ) as publisher,
         ):
             try:
-                for batch in _batches(messages):
+                for batch in grouped(messages, lambda one: len(one.body), BATCH_BYTES, BATCH_MESSAGES):
                     unmatched += publisher.publish_batch(batch).unmatched
             except Closed as error:
                 if error.code is not Code.STORE_REPLACED:
@@ -210,20 +211,6 @@ class VerdictStore:
                 hint="define one, for example of type last_value: it keeps the newest verdict of each request",
                 store=self._store,
             )
-
-
-def _batches(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The messages in batches that one request takes."""
-    batch: list[Message] = []
-    size = 0
-    for message in messages:
-        if batch and (len(batch) == BATCH_MESSAGES or size + len(message.body) > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += len(message.body)
-    if batch:
-        yield batch
 
 
 def _is_key(request_id: str | None) -> TypeGuard[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar, cast
 
 import pyarrow as pa
@@ -26,27 +26,13 @@ P = TypeVar("P", bound=InputPartition)
 UNBOUNDED: Final = 2**31 - 1
 BATCH_MESSAGES: Final = 32 * 1024
 BATCH_BYTES: Final = 8 * 2**20
-"""A yielded record batch closes at either bound."""
+"""A yielded record batch has at most this, or one message."""
 
 
 def most_rows(bounds: MessageBounds, mean_bytes: Callable[[], int]) -> int:
     """How many messages a micro-batch may have. ``mean_bytes`` is asked only where there is a bound in bytes."""
     rows = UNBOUNDED if bounds.rows_max is None else bounds.rows_max
     return rows if bounds.bytes_max is None else min(rows, max(1, bounds.bytes_max // max(1, mean_bytes())))
-
-
-def in_batches(messages: Iterable[tuple[M, int]]) -> Iterator[list[M]]:
-    """The messages, each with its bytes, in groups of the size of a record batch."""
-    waiting: list[M] = []
-    size = 0
-    for message, bytes_ in messages:
-        waiting.append(message)
-        size += bytes_
-        if len(waiting) >= BATCH_MESSAGES or size >= BATCH_BYTES:
-            yield waiting
-            waiting, size = [], 0
-    if waiting:
-        yield waiting
 
 
 def as_rows(

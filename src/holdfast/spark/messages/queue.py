@@ -22,9 +22,10 @@ from holdfast.queue import Message, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
-from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows, in_batches
+from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import MessageOptions
 from holdfast.spark.positions import LATEST, Given, Offset, QueuePosition, offset_of, position_in
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.worker_errors import states_errors
 
 
@@ -195,7 +196,7 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
         _require_id(queue, options, piece.queue_id)
         seen = piece.first_seq - 1
         wanted = takewhile(lambda one: one.seq <= piece.last_seq, queue.read(seq=piece.first_seq))
-        for batch in in_batches((one, len(one.payload)) for one in wanted):
+        for batch in grouped(wanted, lambda one: len(one.payload), BATCH_BYTES, BATCH_MESSAGES):
             seen = batch[-1].seq
             yield as_rows(batch, options.columns, QUEUE_COLUMNS, _VALUES)
     if seen < piece.last_seq and options.fail_on_data_loss:

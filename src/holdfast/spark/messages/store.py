@@ -20,9 +20,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.errors import Closed, Code, NotFound
 from holdfast.spark.columns import STORE_COLUMNS
-from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows, in_batches
+from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import StoreOptions
 from holdfast.spark.positions import LATEST, Given, Offset, StorePosition, foreign, offset_of, position_in
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
@@ -188,16 +189,17 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
 
     Raises: NotFound, Closed (``store_replaced``), CorruptData, Unavailable."""
     with _open(options) as reader:
-        for batch in in_batches(_stored(options, reader, piece)):
+        found = grouped(_stored(options, reader, piece), lambda one: len(one.message.body), BATCH_BYTES, BATCH_MESSAGES)
+        for batch in found:
             yield as_rows(batch, options.columns, STORE_COLUMNS, _VALUES)
 
 
-def _stored(options: StoreOptions, reader: AnyReader, piece: StorePartition) -> Iterator[tuple[StoredMessage, int]]:
+def _stored(options: StoreOptions, reader: AnyReader, piece: StorePartition) -> Iterator[StoredMessage]:
     for extent, is_exact in piece.extents:
         messages, is_all = _messages(reader, extent, piece.until_ms, piece.store_id)
         if is_exact and not is_all:
             raise _lost(options, extent.first_seq, extent.last_seq)
-        yield from ((one, len(one.message.body)) for one in messages)
+        yield from messages
 
 
 @states_errors

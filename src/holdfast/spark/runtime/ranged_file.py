@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.table_reads import Range
 
 FOOTER_BYTES: Final = 64 * 1024
@@ -122,17 +123,11 @@ class RangedParquet:
 
     def runs(self, groups: Iterable[int], columns: Sequence[str]) -> Iterator[list[int]]:
         """These row groups, in runs to fetch together."""
-        run: list[int] = []
-        size = 0
-        for group in groups:
-            cost = sum(each.past - each.start for each in self._ranges(group, columns))
-            if run and size + cost > FETCH_BYTES:
-                yield run
-                run, size = [], 0
-            run.append(group)
-            size += cost
-        if run:
-            yield run
+
+        def size_of(group: int) -> int:
+            return sum(each.past - each.start for each in self._ranges(group, columns))
+
+        return grouped(groups, size_of, FETCH_BYTES)
 
     def fetch(self, groups: Iterable[int], columns: Sequence[str]) -> None:
         """Read the chunks of these columns in these row groups, and forget those that were fetched before."""

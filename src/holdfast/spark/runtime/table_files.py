@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from typing import Final
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.errors import CorruptData, Unavailable
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.table_reads import ATTEMPTS_MAX, BACKOFF_SECONDS, TableReads
 from holdfast.spark.runtime.tasks import in_tasks
 
@@ -231,18 +233,9 @@ def read_files(spark: SparkSession, url: str, paths: Sequence[str], schema: str)
     return in_tasks(spark, paths, read, schema, TASKS_OF_A_READ_MAX)
 
 
-def tables_of(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """The rows of these batches in their order, as tables of at least ``bytes_min``; only the last may be smaller."""
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
-        if size >= bytes_min:
-            yield pa.Table.from_batches(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+def tables_of(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Table]:
+    """The rows of these batches in their order, as tables of at most ``bytes_max``, or one batch."""
+    return map(pa.Table.from_batches, grouped(batches, attrgetter("nbytes"), bytes_max))
 
 
 def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.source.table_filters import Test
 
 if TYPE_CHECKING:
@@ -52,20 +54,14 @@ def packed(files: Iterable[Mapping[str, Any]], tests: tuple[Test, ...], target_b
 
     Shape: a file is a row with its statistics and partition values by dotted names.
     """
-    pieces: list[TablePartition] = []
-    waiting: list[PlannedFile] = []
-    size = 0
-    for row in files:
-        if not all(_may_hold(row, test) for test in tests):
-            continue
-        if waiting and size + row["size_bytes"] > target_bytes:
-            pieces.append(TablePartition(tuple(waiting), tests))
-            waiting, size = [], 0
-        prefix = "partition."
-        partition = {name.removeprefix(prefix): _text(row[name]) for name in row if name.startswith(prefix)}
-        waiting.append(PlannedFile(row["path"], row["size_bytes"], partition))
-        size += row["size_bytes"]
-    return [*pieces, TablePartition(tuple(waiting), tests)] if waiting else pieces
+    wanted = (_planned(row) for row in files if all(_may_hold(row, test) for test in tests))
+    return [TablePartition(tuple(group), tests) for group in grouped(wanted, attrgetter("size"), target_bytes)]
+
+
+def _planned(row: Mapping[str, Any]) -> PlannedFile:
+    prefix = "partition."
+    partition = {name.removeprefix(prefix): _text(row[name]) for name in row if name.startswith(prefix)}
+    return PlannedFile(row["path"], row["size_bytes"], partition)
 
 
 def _may_hold(row: Mapping[str, Any], test: Test) -> bool:
