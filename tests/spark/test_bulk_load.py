@@ -508,7 +508,7 @@ def test_a_task_gets_nothing_that_grows_with_the_other_requests() -> None:
             return header
 
     def plan_of(chunk: ChunkSummary, through: int) -> BatchPlan:
-        staged = Staged(cast("DataFrame", None), (chunk,), many + own, own, 0, False, True, True, "")
+        staged = Staged(cast("DataFrame", None), (chunk,), many + own, own, 0, False, True, "")
         progress = LoadProgress("", None, many + own, through, base, ())
         plan = LeadershipPlan("", base, base, 0)
         planner = Planner(staged, resolution, resolution.assigned(), Windows(), plan, progress)

@@ -30,7 +30,7 @@ from holdfast.server.http.requests import problem_with
 from holdfast.spark.bulk import requests as requests_module
 from holdfast.spark.bulk import resolve as resolve_module
 from holdfast.spark.bulk.problem import COMMITTED, REJECTED, Problem
-from holdfast.spark.bulk.requests import Refusal, RequestFormat, pack, read_stream, stage
+from holdfast.spark.bulk.requests import RequestFormat, pack, read_stream, stage
 from holdfast.spark.bulk.resolve import Resolution, memory_needed, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
 from holdfast.spark.bulk.sweep import empty, judge, levels, newest, record
@@ -295,16 +295,12 @@ def test_requests_that_come_twice_are_sequenced_in_time_that_grows_with_their_nu
             "read_index": pa.nulls(count, pa.int64()),
             "read_version": versions,
             "request_id": [f"request-number-{place // 2:06d}" for place in range(count)],
-            "fingerprint": pa.array([b"same"] * count, pa.binary()),
+            "checksum": pa.array([1] * count, pa.uint64()),
         }
     )
     found = sequence_requests(asks, BASE, Windows())
     assert found.assigned[-1] == count // 2
     assert found.originals == {place: place - 1 for place in range(1, count, 2)}
-
-
-def test_every_refusal_has_its_fate() -> None:
-    assert [Fate[refusal.name] - refusal for refusal in Refusal] == [6] * len(Refusal)
 
 
 def test_an_id_that_is_too_long_for_so_many_operations_is_refused_as_the_service_does() -> None:
@@ -328,14 +324,14 @@ def test_an_id_that_is_too_long_for_so_many_operations_is_refused_as_the_service
     found: list[int] = []
     for chunk in pack(iter([pa.RecordBatch.from_pylist(rows, schema=schema)])):
         found += read_stream(chunk.asks)["refusal"].to_pylist()
-    assert found == [0, Refusal.TOO_LARGE, 0]
+    assert found == [0, Fate.TOO_LARGE, 0]
     wrong = problem_with(
         Transaction([Write(b"k", b"")] * (most + 1), [], request_id, None, 1),
         leader_id="",
         log_id="",
         request_id_length_min=20,
     )
-    assert wrong is not None and wrong.code == Refusal.TOO_LARGE.name.lower()
+    assert wrong is not None and wrong.code == Fate.TOO_LARGE.name.lower()
     assert wrong.code in INVALID_CODES
 
 

@@ -4,8 +4,8 @@
 that a stage reads only what it needs:
 
     asks     one row per request: order, request_id, read_index and read_version (its read version: ``#k`` or a number),
-             index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
-             fingerprint (16 bytes where there is a request id)
+             index_max and version_max (of all that it names, -1 for none), items, refusal (a ``Fate``, or 0),
+             checksum (of all of the request)
     items    one row per precondition or operation, in this order per request: kind (``ItemKind``), key, end, at_index,
              at_version
     values   one row per item: value
@@ -20,9 +20,9 @@ import pickle
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from hashlib import blake2b
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pandas.util import hash_array
 from pyspark import StorageLevel, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -60,6 +61,8 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
+from holdfast.spark.bulk.sequencing import Fate
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.session import task_errors
 from holdfast.values import VERSION_MAX
 
@@ -210,24 +213,8 @@ CHUNK_BYTES: Final = 4 * 2**20
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ItemKind}
 _NONE: Final = -1
-_BASE: Final = 0xD6E8FEB86659FD93
-_INVERSE: Final = pow(_BASE, -1, 2**64)
-_SLAB: Final = 2**14
-_POWERS: Final = np.power(np.uint64(_BASE), np.arange(_SLAB, dtype=np.uint64))
-_PRIMES: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
-_ID_PRIME: Final = 0x27D4EB2F165667C5
 
 Numbers = npt.NDArray[np.int64]
-
-
-class Refusal(IntEnum):
-    """Why a request is never sequenced; the names are the codes of the service."""
-
-    NO_OPERATIONS = 1
-    BAD_REQUEST_ID = 2
-    READ_VERSION_REQUIRED = 3
-    BAD_RANGE = 4
-    TOO_LARGE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +415,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
             "version_max": versions,
             "items": items.counts.astype(np.int32),
             "refusal": refusals,
-            "fingerprint": _fingerprints(items, ids, read_index, read_version),
+            "checksum": sums,
         }
     )
     positions = np.arange(1, rows + 1, dtype=np.uint64)
@@ -481,24 +468,24 @@ def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: 
     if table["end"].null_count < table.num_rows:
         kinds = table["kind"].to_numpy()
         empty = pc.fill_null(pc.greater_equal(table["key"], table["end"]), False).to_numpy(zero_copy_only=False)
-        broken[empty & ((kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ))] = Refusal.BAD_RANGE
+        broken[empty & ((kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ))] = Fate.BAD_RANGE
     if items.reads.any():
         reads = pc.greater_equal(table["kind"], int(ItemKind.POINT_READ))
         bare = pc.and_(reads, pc.and_(pc.is_null(table["at_index"]), pc.is_null(table["at_version"])))
-        broken[bare.to_numpy(zero_copy_only=False) & ~has_version[owners]] = Refusal.READ_VERSION_REQUIRED
+        broken[bare.to_numpy(zero_copy_only=False) & ~has_version[owners]] = Fate.READ_VERSION_REQUIRED
     refusals: npt.NDArray[np.uint8] = np.zeros(len(items.counts), np.uint8)
     # From the last to the first: the first broken item of a request is the one that counts.
     wrong = np.flatnonzero(broken)[::-1]
     refusals[owners[wrong]] = broken[wrong]
     named = pc.is_valid(ids).to_numpy(zero_copy_only=False)
     if named.any():
-        refusals[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
+        refusals[named & ~has_version] = Fate.READ_VERSION_REQUIRED
         repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
-        refusals[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
+        refusals[repeated > REPEATED_BYTES_MAX] = Fate.TOO_LARGE
         for position in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
             if not _fits(ids[position].as_py()):
-                refusals[position] = Refusal.BAD_REQUEST_ID
-    refusals[items.counts == items.reads] = Refusal.NO_OPERATIONS
+                refusals[position] = Fate.BAD_REQUEST_ID
+    refusals[items.counts == items.reads] = Fate.NO_OPERATIONS
     return refusals
 
 
@@ -516,105 +503,31 @@ def _fits(request_id: str) -> bool:
     return REQUEST_ID_LENGTH_MIN <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable()
 
 
-def _bytes_of(column: pa.Array) -> tuple[Numbers, memoryview]:
-    """Offsets and data of a binary column, its nulls as empty."""
-    whole = pc.fill_null(column, b"").cast(pa.large_binary())
-    _, offsets, data = whole.buffers()
-    begins = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    return begins, memoryview(data) if data is not None else memoryview(b"")
-
-
-def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> pa.Array:
-    """16 bytes that distinguish two attempts under one id, for requests that have one."""
-    if ids.null_count == len(ids):
-        return pa.nulls(len(ids), pa.binary())
-    starts = _starts(items).tolist()
-    texts = [_bytes_of(items.columns[name]) for name in ("key", "end", "value")]
-    numbers = [
-        np.ascontiguousarray(pc.fill_null(items.columns[name], _NONE).to_numpy(zero_copy_only=False))
-        for name in ("at_index", "at_version")
-    ]
-    numbers.append(items.columns["kind"].to_numpy())
-    numbers.append(pc.is_null(items.columns["end"]).to_numpy(zero_copy_only=False))
-    own = list(zip(read_index.to_pylist(), read_version.to_pylist(), strict=True))
-    fingerprints: list[bytes | None] = []
-    for position, request_id in enumerate(ids.to_pylist()):
-        if request_id is None:
-            fingerprints.append(None)
-            continue
-        begin, end = starts[position], starts[position + 1]
-        digest = blake2b(repr(own[position]).encode(), digest_size=16)
-        for values in numbers:
-            digest.update(values[begin:end].tobytes())
-        for offsets, data in texts:
-            digest.update((offsets[begin : end + 1] - offsets[begin]).tobytes())
-            digest.update(data[offsets[begin] : offsets[end]])
-        fingerprints.append(digest.digest())
-    return pa.array(fingerprints, pa.binary())
-
-
 def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
-    columns = items.columns
-    starts = _starts(items)
-    # How long every part of an item is, and its numbers; then the bytes, which are contiguous for a whole request.
-    positions = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
-    mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
-    for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
-        mixed = mixed * np.uint64(prime) + _unsigned(columns[name])
+    columns, starts = items.columns, _starts(items)
+    positions = pa.array(np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts))
+    of_items, sums = _hashes(positions, *columns.columns), _hashes(ids, read_index, read_version)
     held = np.flatnonzero(items.counts > 0)
-    sums: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
-    for prime, name in zip(_PRIMES, ("key", "end", "value"), strict=False):
-        column = columns[name]
-        mixed = mixed * np.uint64(prime) + _unsigned(pc.binary_length(column))
-        if column.null_count == len(column):
-            # The sum of empty parts: the chunk that a request is in must not matter.
-            sums += np.uint64(prime)
-        else:
-            offsets, data = _bytes_of(column)
-            sums += (_polynomials(np.frombuffer(data, np.uint8), offsets[starts]) + np.uint64(1)) * np.uint64(prime)
     if len(held):
-        sums[held] += np.add.reduceat(
-            (mixed ^ (mixed >> np.uint64(29))) * (2 * positions + np.uint64(1)), starts[:-1][held]
-        )
-    for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
-        sums += _unsigned(numbers) * np.uint64(prime)
-    if ids.null_count < len(ids):
-        offsets, data = _bytes_of(ids.cast(pa.binary()))
-        named = pc.is_valid(ids).to_numpy(zero_copy_only=False).astype(np.uint64)
-        sums += (_polynomials(np.frombuffer(data, np.uint8), offsets) + np.uint64(1)) * np.uint64(_ID_PRIME) * named
+        sums[held] += np.add.reduceat(of_items, starts[:-1][held])
     return sums
 
 
-def _polynomials(data: npt.NDArray[np.uint8], bounds: Numbers) -> npt.NDArray[np.uint64]:
-    """For each stretch between two bounds the sum of (its byte i, plus one) times (a prime to the power of i).
-
-    All stretches are computed at once, in slabs that fit the cache.
-    """
-    polynomials: npt.NDArray[np.uint64] = np.zeros(len(bounds) - 1, np.uint64)
-    held = np.flatnonzero(np.diff(bounds) > 0)
-    begins, ends = bounds[:-1][held], bounds[1:][held]
-    sums: npt.NDArray[np.uint64] = np.zeros(len(held), np.uint64)
-    start = int(bounds[0])
-    for base in range(start, int(bounds[-1]), _SLAB):
-        past = min(base + _SLAB, int(bounds[-1]))
-        first, last = np.searchsorted(ends, base, side="right"), np.searchsorted(begins, past)
-        products = (data[base:past].astype(np.uint64) + np.uint64(1)) * _POWERS[: past - base]
-        parts = np.add.reduceat(products, np.maximum(begins[first:last] - base, 0))
-        sums[first:last] += parts * np.power(np.uint64(_BASE), np.uint64(base - start))
-    polynomials[held] = sums * np.power(np.uint64(_INVERSE), (begins - start).astype(np.uint64))
-    return polynomials
-
-
-def _unsigned(numbers: pa.Array) -> npt.NDArray[np.uint64]:
-    """A small number for each value, one of its own for null."""
-    plain: Numbers = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
-    return (plain + 2).view(np.uint64)
+def _hashes(*columns: pa.Array) -> npt.NDArray[np.uint64]:
+    """A number for each row that depends on all of these columns."""
+    hashes: npt.NDArray[np.uint64] = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        nothing = 0 if pa.types.is_integer(column.type) else b""
+        values = pc.fill_null(column, nothing).to_numpy(zero_copy_only=False)
+        is_null = pc.is_null(column).to_numpy(zero_copy_only=False)
+        # Each is hashed with those before it, so that their order counts.
+        hashes = hash_array(hashes + hash_array(values, categorize=False) + is_null)
+    return hashes
 
 
 _SUMMARY: dict[str, pa.DataType] = {
-    "partition": pa.int32(),
-    "number": pa.int32(),
+    "key": pa.int64(),
     "requests": pa.int32(),
     "items": pa.int64(),
     "judged_size": pa.int64(),
@@ -626,11 +539,6 @@ _SUMMARY: dict[str, pa.DataType] = {
     "weighted": pa.decimal128(20),
 }
 _SCHEMA = pa.schema([*_SUMMARY.items(), *((name, pa.binary()) for name in ("asks", "item_rows", "values"))])
-
-
-def chunk_key(partition: int, number: int) -> int:
-    """One number for a chunk."""
-    return partition << 32 | number
 
 
 def other_requests(first: int) -> InvalidRequest:
@@ -651,6 +559,7 @@ PARTS_BYTES: Final = 64 * 2**20
 class ChunkSummary:
     """The position of a chunk: its requests begin at index ``first``, from 0. ``weighted`` is its checksum.
 
+    ``key`` is the number of the partition times 2^32, plus the chunk's number in it.
     ``index_min`` is the smallest ``#k`` that it names, without ``#0``; -1 for none.
     """
 
@@ -693,22 +602,10 @@ class Staged:
 
         No task gets the part of another chunk. Memory on the driver: ``PARTS_BYTES`` and one part, pickled.
         """
-        rows: list[tuple[int, int, bytes]] = []
-        size = 0
-        for chunk, part in parts:
-            data = pickle.dumps((chunk, part))
-            if rows and size + len(data) > PARTS_BYTES:
-                yield self._joined(columns, rows)
-                rows, size = [], 0
-            rows.append((chunk.key >> 32, chunk.key & 0xFFFFFFFF, data))
-            size += len(data)
-        if rows:
-            yield self._joined(columns, rows)
-
-    def _joined(self, columns: Sequence[str], rows: list[tuple[int, int, bytes]]) -> DataFrame:
-        parts = self.frame.sparkSession.createDataFrame(rows, "partition int, number int, part binary")
-        wanted = self.frame.select("partition", "number", "weighted", *columns)
-        return wanted.join(F.broadcast(parts), ["partition", "number"])
+        rows = ((chunk.key, pickle.dumps((chunk, part))) for chunk, part in parts)
+        for group in grouped(rows, lambda row: len(row[1]), PARTS_BYTES):
+            own = self.frame.sparkSession.createDataFrame(group, "key long, part binary")
+            yield self.frame.select("key", "weighted", *columns).join(F.broadcast(own), "key")
 
 
 def chunk_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[ChunkSummary, Any, Mapping[str, Any]]]:
@@ -729,20 +626,19 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         for number, chunk in enumerate(pack(batches)):
-            row = {"partition": partition, "number": number, **asdict(chunk)}
+            row = {"key": partition << 32 | number, **asdict(chunk)}
             yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
     ordered = in_order(frame, request_format, partitions)
     staged = ordered.mapInArrow(packed, from_arrow_schema(_SCHEMA)).persist(StorageLevel.DISK_ONLY)
     with frame_errors(request_format), task_errors():
         rows = staged.select(*_SUMMARY).toArrow().to_pylist()
-    rows.sort(key=lambda row: (row["partition"], row["number"]))
+    rows.sort(key=itemgetter("key"))
     chunks: list[ChunkSummary] = []
     first = total = 0
     for row in rows:
-        key = chunk_key(row["partition"], row["number"])
         weighted = int(row["weighted"])
-        chunks.append(ChunkSummary(key, first, row["requests"], row["index_min"], weighted))
+        chunks.append(ChunkSummary(row["key"], first, row["requests"], row["index_min"], weighted))
         total += weighted + first * int(row["checksum"])
         first += row["requests"]
     if first > REQUESTS_MAX:
@@ -787,7 +683,7 @@ def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
                 "a stream has no k-th request: a read version is a version of the log", order=ask["order"]
             )
         if ask["refusal"]:
-            yield ParsedRequest(ask["order"], ask["request_id"], None, Refusal(ask["refusal"]).name.lower())
+            yield ParsedRequest(ask["order"], ask["request_id"], None, Fate(ask["refusal"]).name.lower())
         else:
             reads = [_parsed_read(item) for item in items[begin:end] if item["kind"] >= ItemKind.POINT_READ]
             rows = zip(items[begin:end], values[begin:end], strict=True)

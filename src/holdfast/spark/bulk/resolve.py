@@ -30,7 +30,6 @@ from holdfast.spark.bulk.problem import REJECTED, make_problem, select_items
 from holdfast.spark.bulk.requests import (
     ChunkSummary,
     Staged,
-    chunk_key,
     chunk_parts,
     operations_at,
     other_requests,
@@ -116,7 +115,7 @@ def resolve_requests(
         if judging_bytes_max is None:
             require_memory(needed, free_memory(), requests)
         rows = sorted(
-            (chunk_key(row["partition"], row["number"]), row["asks"], row["item_rows"], int(row["weighted"]))
+            (row["key"], row["asks"], row["item_rows"], int(row["weighted"]))
             for batch in batches
             for row in batch.to_pylist()
         )
@@ -129,7 +128,7 @@ def resolve_requests(
             piece = pa.array([data[begin : begin + PIECE_BYTES]], pa.binary())
             yield pa.RecordBatch.from_arrays([piece], ["piece"])
 
-    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows")
+    wanted = staged.frame.select("key", "weighted", "asks", "item_rows")
     with task_errors():
         # Coalesced, not shuffled: the chunks are sorted by key in the task, and a shuffle would copy them twice.
         pieces = wanted.coalesce(1).mapInArrow(work, "piece binary").toArrow()["piece"].to_pylist()

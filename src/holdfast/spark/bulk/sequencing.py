@@ -27,7 +27,10 @@ BELOW: Final = -1
 
 
 class Fate(IntEnum):
-    """What becomes of a request. PENDING has a version and waits for its verdict; LOOK_UP waits for the log's word."""
+    """What becomes of a request. PENDING has a version and waits for its verdict; LOOK_UP waits for the log's word.
+
+    From NO_OPERATIONS to TOO_LARGE: it breaks a rule, and the name is the code of the service.
+    """
 
     PENDING = 0
     COMMITTED = 1
@@ -42,10 +45,6 @@ class Fate(IntEnum):
     BAD_RANGE = 10
     TOO_LARGE = 11
     LOOK_UP = 12
-
-
-_REFUSED: Final = 6
-"""``Fate`` of a ``Refusal``: its number and this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,6 @@ def sequence_requests(
     """Sequence these requests, which are in order. ``refused``: positions whose verdict is a refusal."""
     count = asks.num_rows
     fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
-    fates[fates > 0] += _REFUSED
     positions = np.arange(count, dtype=np.int64)
     index_max, version_max = asks["index_max"].to_numpy(), asks["version_max"].to_numpy()
     read_index, read_version = plain_numbers(asks["read_index"]), plain_numbers(asks["read_version"])
@@ -141,7 +139,7 @@ def sequence_requests(
     floors = windows.indexes_at(positions + 1)
     named = groups >= 0
     special |= shared | (named & (read_index < floors) & (fates == 0))
-    special &= fates <= _REFUSED
+    special &= fates <= Fate.FUTURE_VERSION
     chosen = np.flatnonzero(special)
     taken = (fates == 0) & ~special
     assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(taken))).astype(np.int32)
@@ -188,7 +186,7 @@ class _OneByOne:
         self._assigned_without = assigned
         self._groups = groups
         self._version_max = asks["version_max"].to_numpy()
-        self._fingerprints = asks["fingerprint"]
+        self._checksums = asks["checksum"].to_numpy()
         self._known: dict[int, int] = {}
         self._taken: list[int] = []
 
@@ -201,7 +199,7 @@ class _OneByOne:
         group = int(self._groups[position])
         original = self._known.get(group) if group >= 0 else None
         if original is not None:
-            same = self._fingerprints[position].as_py() == self._fingerprints[original].as_py()
+            same = self._checksums[position] == self._checksums[original]
             self._fates[position] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
             if same:
                 self.originals[position] = original
