@@ -124,20 +124,16 @@ def test_a_source_that_was_put_back_is_refused_under_every_name(
         again.close()
 
 
-def test_a_table_with_empty_micro_batches_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Without a source, as that version: a micro-batch without requests counts in the table alone."""
+def test_a_name_that_a_checkpoint_has_counted_takes_no_source(tmp_path: Path) -> None:
     root, table = tmp_path / "log", (tmp_path / "verdicts").as_uri()
-    old = an_ingest(root, table, None)
-    for number, frame in enumerate((offered(1, 2), offered(), offered())):
-        old.micro_batch(frame, number)
-    old.close()
-    new = an_ingest(root, table, Source(3))
-    new.micro_batch(offered(3), 3)
-    new.micro_batch(offered(4), 4)
-    assert new._stages is not None
-    assert new._output.begin(new._stages.log_id, "orders") == 5, "the table counts on"
-    new.close()
-    assert new.counts.committed == 2
+    counted = an_ingest(root, table, None)
+    counted.micro_batch(offered(1, 2), 0)
+    counted.close()
+    with_source = an_ingest(root, table, Source(3))
+    with pytest.raises(InvalidRequest, match="belongs to another source"):
+        with_source.micro_batch(offered(1, 2, 3), 1)
+    with_source.close()
+    assert with_source.counts.committed == 0
 
 
 def test_a_source_needs_messages(tmp_path: Path) -> None:

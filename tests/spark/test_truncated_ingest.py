@@ -107,5 +107,4 @@ def test_lost_groups_name_what_the_source_keeps_first() -> None:
     oldest = GroupRecord(4, 3, outcome, "d", source="queue:1", seqs=((20, 20),), after=10)
     assert lost_groups(oldest, [14, 17]).seqs == ((11, 11), (14, 14), (17, 17))
     assert lost_groups(oldest, [12, 14, 16, 17]).seqs == ((14, 14), (16, 17))
-    earlier = GroupRecord(4, 3, outcome, "d", source="queue:1", seqs=((20, 20),))
-    assert lost_groups(earlier, []).seqs == ((17, 19),)
+    assert lost_groups(oldest, []).seqs == ((11, 13),)

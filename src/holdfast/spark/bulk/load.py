@@ -45,7 +45,7 @@ from holdfast.file_urls import path_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.fixed_rows import FixedRows
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
-from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, job_of_load, newest_nearby, newest_of_log
+from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, job_of_load
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ChunkSummary,
@@ -59,8 +59,8 @@ from holdfast.spark.bulk.requests import (
 )
 from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Numbers, Windows, plain_numbers
-from holdfast.spark.bulk.snapshot_values import records_in_snapshot
 from holdfast.spark.bulk.verdicts import write_verdicts
+from holdfast.spark.log.job_records import newest_record
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
@@ -107,36 +107,41 @@ class BatchPlan:
 
 def write_wave(
     staged: Staged, url: str, leadership: LeadershipPlan, plans: Sequence[tuple[ChunkSummary, BatchPlan]]
-) -> tuple[int, int]:
-    """Write every batch of the plan. Returns the bytes of all objects, and how many existed before.
+) -> int:
+    """Write every batch of the plan. Returns the bytes of all objects.
 
     Raises: Fenced, Unavailable, InvalidRequest when a chunk is not the one that was judged.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         done: list[dict[str, object]] = []
-        waiting: deque[tuple[int, int, Future[bool]]] = deque()
+        waiting: deque[tuple[int, int, Future[None]]] = deque()
         with StoreThread(url) as thread:
             for chunk, plan, row in chunk_parts(batches):
                 header, data = batch_object(chunk, plan, leadership, row)
                 waiting.append((chunk.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
-                while len(waiting) >= PUTS_IN_FLIGHT:
-                    key, size, future = waiting.popleft()
-                    done.append({"key": key, "size": size, "created": future.result()})
-            done.extend({"key": key, "size": size, "created": future.result()} for key, size, future in waiting)
-        schema = pa.schema([("key", pa.int64()), ("size", pa.int64()), ("created", pa.bool_())])
-        yield pa.RecordBatch.from_pylist(done, schema=schema)
+                done += _ended(waiting, PUTS_IN_FLIGHT - 1)
+            done += _ended(waiting, 0)
+        yield pa.RecordBatch.from_pylist(done, schema=pa.schema([("key", pa.int64()), ("size", pa.int64())]))
 
     with task_errors():
         results = [
             row
             for frame in staged.with_parts(["asks", "item_rows", "values"], plans)
-            for row in frame.mapInArrow(write, "key long, size long, created boolean").toArrow().to_pylist()
+            for row in frame.mapInArrow(write, "key long, size long").toArrow().to_pylist()
         ]
     assert {row["key"] for row in results} == {chunk.key for chunk, _ in plans}, (
         "a wave is over when each of its batches is created"
     )
-    return sum(row["size"] for row in results), sum(not row["created"] for row in results)
+    return sum(row["size"] for row in results)
+
+
+def _ended(waiting: deque[tuple[int, int, Future[None]]], left: int) -> Iterator[dict[str, object]]:
+    """The oldest PUTs, when they have ended, until only these are ``left``."""
+    while len(waiting) > left:
+        key, size, future = waiting.popleft()
+        future.result()
+        yield {"key": key, "size": size}
 
 
 def batch_object(
@@ -268,7 +273,6 @@ class LoadReport:
     continued_at: int = 0
     batches: int = 0
     object_bytes: int = 0
-    found_batches: int = 0
     waves: int = 0
     first_version: int = 0
     last_version: int = 0
@@ -405,11 +409,7 @@ class _Load:
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
         job = job_of_load(self._report.name)
-        record, complete, others = thread.start(lambda store: newest_nearby(store, claim, job)).result()
-        if record is None and not complete:
-            record = newest_of_log(self._spark, self._url, job)
-        if record is None:
-            record = thread.start(lambda store: records_in_snapshot(store, claim, job)).result().get(job)
+        record, others = newest_record(self._spark, thread, self._url, claim, job)
         if record is None:
             return None
         progress = decode_progress(record, job)
@@ -453,13 +453,12 @@ class _Load:
                 if not wave:
                     break
                 self._has_begun = True
-                object_bytes, existing = write_wave(staged, self._url, plan, wave)
+                object_bytes = write_wave(staged, self._url, plan, wave)
                 self._step("wave", {"objects": len(wave)})
                 leadership.confirm(wave[-1][1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += object_bytes
-            self._report.found_batches += existing
             self._report.first_version = self._report.first_version or wave[0][1].header.first_version
             self._report.last_version = wave[-1][1].header.last_version
             progress = planner.progress

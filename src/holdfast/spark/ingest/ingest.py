@@ -95,8 +95,7 @@ class Ingest:
         self._thread: StoreThread | None = None
         self._stages: Stages | None = None
         self._batches = MicroBatches(name, source, self._output, group_requests=group_requests)
-        self._checkpointed = Checkpointed(self._batches)
-        self._numbered = None if source is None else Numbered(name, source, self._batches)
+        self._protocol = Checkpointed(self._batches) if source is None else Numbered(name, source, self._batches)
 
     @property
     def counts(self) -> IngestCounts:
@@ -116,10 +115,8 @@ class Ingest:
         """
         stages = self._stages or self._begin(frame.sparkSession)
         written = self._output.begin(stages.log_id, self._name)
-        numbered = self._numbered
-        protocol = numbered if numbered is not None and numbered.takes(number) else self._checkpointed
         try:
-            protocol.decide(self._requests(frame), number, written)
+            self._protocol.decide(self._requests(frame), number, written)
         except BaseException:
             if self._source is not None:  # what it has acknowledged, and which durable has the name, is unknown now
                 self._source.close()

@@ -23,14 +23,6 @@ class Numbered:
         self._source = source
         self._batches = batches
 
-    def takes(self, number: int) -> bool:
-        """Whether micro-batch ``number`` of Spark's checkpoint is one for this protocol.
-
-        An earlier version recorded no numbers: the checkpoint decides up to the micro-batch that it wrote last.
-        """
-        earlier = self._batches.earlier
-        return not earlier or bool(earlier[0].seqs) or number > earlier[0].batch
-
     def decide(self, offered: Sequence[ParsedRequest], number: int, written: int) -> None:
         """Commit what is not decided, report its verdicts, and acknowledge all that were offered.
 
@@ -46,15 +38,14 @@ class Numbered:
         earlier = batches.earlier
         numbers = {each for record in earlier for each in record.numbers()}
         again = bool(earlier) and (number == earlier[0].batch or any(int(each.order) in numbers for each in offered))
-        if fresh and batches.newest + 1 < written and (not earlier or earlier[0].seqs):
+        if fresh and batches.newest + 1 < written:
             raise table_ahead(batches.newest + 1, written)
         if again and earlier[0].batch >= written:
             self._report_again(earlier)
         if again or fresh:
             batches.earlier = ()
         if fresh:
-            # An earlier version counted micro-batches without requests in the table alone.
-            batches.commit(fresh, max(batches.newest + 1, written))
+            batches.commit(fresh, batches.newest + 1)
         else:
             batches.count(())
         if offered or again:

@@ -2,14 +2,13 @@
 
 The record of the job ``ingest/{name}``, after each group of requests. JSON: ``format`` 1; ``batch``, the micro-batch's
 number; ``first``, the index in it of the group's first request; ``told``, for each request its code (null: committed),
-its version, and its failed preconditions; ``digest``, which names the requests of the group (null: written by an
-earlier version); ``before``, how many requests the stream had before this micro-batch; ``publisher``, the micro-batch
-that began the life of the publisher of its verdicts, and ``published``, the requests before that one. The last three
-are 0 where an earlier version wrote the record. Where the requests are numbered messages: ``source`` names where they
-come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], ``time_ms`` is when the newest of
-them was published, and ``after`` is through which number the source was decided before the micro-batch (null: written
-by an earlier version). A record is its own transaction, the last one of its batch object, so it is durable exactly when
-its group is.
+its version, and its failed preconditions; ``digest``, which names the requests of the group; ``before``, how many
+requests the stream had before this micro-batch; ``publisher``, the micro-batch that began the life of the publisher of
+its verdicts, and ``published``, the requests before that one. Where the requests are numbered messages: ``source``
+names where they come from, ``seqs`` are the numbers of the group's messages as ranges [first, last], ``time_ms`` is
+when the newest of them was published, and ``after`` is through which number the source was decided before the
+micro-batch. A record is its own transaction, the last one of its batch object, so it is durable exactly when its group
+is.
 
 Retention may remove records. The newest one is then in the newest snapshot. The outcomes of the other groups of its
 micro-batch are not known any more (``lost_groups``).
@@ -40,7 +39,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The outcomes of the requests of one group."""
+    """The outcomes of the requests of one group. ``digest`` None: in the place of records that are gone."""
 
     batch: int
     first: int
@@ -53,7 +52,7 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str | None = None
     seqs: tuple[tuple[int, int], ...] = ()
     time_ms: int = 0
-    after: int | None = None
+    after: int = 0
 
     def encode(self) -> bytes:
         """The bytes of the record."""
@@ -119,10 +118,10 @@ def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
     """
     numbers: list[int] = []
     if oldest.seqs:
-        begin, past = missing_before(oldest)
         numbers = sorted(kept)[-oldest.first :]
         taken = set(numbers)
-        numbers += islice((each for each in range(begin, past) if each not in taken), oldest.first - len(numbers))
+        free = (each for each in range(oldest.after + 1, oldest.seqs[0][0]) if each not in taken)
+        numbers += islice(free, oldest.first - len(numbers))
     return msgspec.structs.replace(
         oldest,
         first=0,
@@ -130,13 +129,6 @@ def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
         digest=None,
         seqs=ranges_of(sorted(numbers)),
     )
-
-
-def missing_before(oldest: GroupRecord) -> tuple[int, int]:
-    """From where to before where the messages of the micro-batch before this group have their numbers."""
-    past = oldest.seqs[0][0]
-    # A record of an earlier version does not say where its micro-batch began.
-    return (past - oldest.first if oldest.after is None else oldest.after + 1), past
 
 
 def decode_records(values: Mapping[str, bytes]) -> dict[str, GroupRecord]:

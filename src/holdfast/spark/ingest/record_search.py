@@ -8,11 +8,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, object_name
-from holdfast.commit.reading.reader import LoggedBatch, read_header
-from holdfast.objects.port import ObjectStore
-from holdfast.spark.bulk.load_record import EMPTY_LOOK_BACK_OBJECTS, rows_of_jobs
-from holdfast.spark.bulk.snapshot_values import records_in_snapshot
+from holdfast.commit.format.batch import Header
 from holdfast.spark.ingest.numbered_source import NumberedSource, Relation
 from holdfast.spark.ingest.record import (
     JOBS_PREFIX,
@@ -21,9 +17,9 @@ from holdfast.spark.ingest.record import (
     decode_records,
     job_of_ingest,
     lost_groups,
-    missing_before,
 )
 from holdfast.spark.ingest.refusals import another_name, another_source, other_messages
+from holdfast.spark.log.job_records import records_in_snapshot, records_nearby, rows_of_jobs
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
 
@@ -39,20 +35,22 @@ def find_records(
     scan of the log for a name without records among the newest objects, and one more for a new name.
     """
     job = job_of_ingest(name)
-    records, complete = thread.start(lambda store: records_nearby(store, claim, job)).result()
-    if not complete:
+    nearby = thread.start(
+        lambda store: records_nearby(store, claim, job, INGEST_LOOK_BACK_OBJECTS, _are_of_one_micro_batch)
+    ).result()
+    records = [decode_group(value, job) for value in nearby.values]
+    records = [each for each in records if each.batch == records[0].batch]
+    if not nearby.is_complete:
         records = records_of_log(spark, url, job)
     if not records:
         removed = thread.start(lambda store: records_in_snapshot(store, claim, job)).result().get(job)
         records = [] if removed is None else [decode_group(removed, job)]
     records.sort(key=lambda record: record.first)
     if source is not None:
-        known = records and records[-1].source is not None
-        others = {} if known else thread.start(lambda store: records_in_snapshot(store, claim, JOBS_PREFIX)).result()
+        others = {} if records else thread.start(lambda store: records_in_snapshot(store, claim, JOBS_PREFIX)).result()
         _require_own_source(spark, url, name, source, records, others)
     if records and records[0].first > 0:
-        begin, past = missing_before(records[0]) if records[0].seqs else (0, 0)
-        kept = source.kept(begin, past - 1) if source is not None and begin < past else {}
+        kept = {} if source is None else source.kept(records[0].after + 1, records[0].seqs[0][0] - 1)
         records.insert(0, lost_groups(records[0], kept))
     return records
 
@@ -69,8 +67,10 @@ def _require_own_source(
 
     ``removed``: the records of all names in the newest snapshot of a truncated log.
     """
-    newest = records[-1] if records else None
-    if newest is not None and newest.source is not None:
+    if records:
+        newest = records[-1]
+        if newest.source is None:
+            raise another_source(name, "none: a checkpoint says what is decided", source.identity)
         through = newest.seqs[-1][1]
         relation = source.relation(newest.source, through, newest.time_ms)
         if relation is Relation.OTHER and source.is_moved:
@@ -90,32 +90,10 @@ def _require_own_source(
             raise other_messages(source, other, record.seqs[-1][1], record.time_ms, relation)
 
 
-async def records_nearby(store: ObjectStore, claim: Header, job: str) -> tuple[list[GroupRecord], bool]:
-    """The records of the newest micro-batch in the objects before ``claim``, and whether these are all of them."""
-    records: list[GroupRecord] = []
-    header = claim
-    looked = empty = 0
-    while looked < INGEST_LOOK_BACK_OBJECTS and empty < EMPTY_LOOK_BACK_OBJECTS:
-        if header.slot == FIRST_SLOT:
-            return records, True
-        before = await read_header(store, header.prev)
-        if before is None:
-            return records, True
-        header = before
-        if header.kind is not Kind.DATA or not header.transactions:
-            empty += 1
-            continue
-        looked += 1
-        batch = LoggedBatch(header, await store.read(object_name(header.slot)))
-        value = next((each.value for each in batch.transactions()[-1].jobs if each.name == job), None)
-        if isinstance(value, bytes):
-            record = decode_group(value, job)
-            if records and record.batch != records[0].batch:
-                return records, True
-            records.append(record)
-            if record.first == 0:
-                return records, True
-    return records, False
+def _are_of_one_micro_batch(values: Sequence[bytes]) -> bool:
+    """Whether these records, newest first, are all of the newest micro-batch, and perhaps one of the one before."""
+    newest, oldest = (decode_group(values[index], "") for index in (0, -1))
+    return oldest.first == 0 or oldest.batch != newest.batch
 
 
 def records_of_log(spark: SparkSession, url: str, job: str) -> list[GroupRecord]:

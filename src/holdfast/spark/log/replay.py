@@ -14,16 +14,15 @@ transaction, or an object of the source, that is larger counts as a whole.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 from pyspark.sql import Row, SparkSession
 
-from holdfast.commit.format.batch import Header, Kind, object_name
 from holdfast.commit.format.transaction import (
     Committed,
     Delete,
@@ -33,23 +32,23 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
-from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
-from holdfast.errors import Closed, Code, HoldfastError, NotFound
+from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
-from holdfast.objects.port import ObjectReader
+from holdfast.objects.port import ObjectStore
 from holdfast.objects.retrying import RetryingStore
 from holdfast.spark.log.increments import Increment, next_increment
+from holdfast.spark.log.job_records import newest_record
 from holdfast.spark.log.runner import StepResult
+from holdfast.spark.runtime.grouped import grouped
+from holdfast.spark.runtime.store_thread import LoopThread
 from holdfast.spark.source.chain import log_head
-
-T = TypeVar("T")
 
 CHUNK_TRANSACTIONS: Final = 1_000
 CHUNK_BYTES: Final = 4 * 2**20
-"""A chunk ends with the transaction that reaches this."""
+"""A chunk has at most this, or one transaction."""
 CHUNKS_IN_FLIGHT: Final = 8
 IN_FLIGHT_BYTES: Final = 32 * 2**20
 PARTITION_BYTES: Final = 16 * 2**20
@@ -79,8 +78,8 @@ class Replay:
         self._log_url = log_url
         self._output_url = output_url
         self._offset = after
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-replay", daemon=True)
+        self._thread = LoopThread(lambda: _opened(output_url))
+        self._is_open = False
         self._service: CommitService | None = None
         self._job = ""
 
@@ -94,9 +93,13 @@ class Replay:
         """As ``Job``. The first call takes the lead of the target, and begins a log there when there is none."""
         if self._service is None:
             self._job = f"replay/{log_id}"
-            self._thread.start()
-            self._service = self._wait(self._lead())
-            self._offset = max(self._offset, self._wait(self._reached(self._service)))
+            if not self._is_open:
+                self._thread.__enter__()
+                self._is_open = True
+            lead = self._thread.start(lambda store: CommitService.lead(store, ServiceOptions(allow_new=True)))
+            self._service = lead.result()
+            record, _ = newest_record(self._spark, self._thread, self._output_url, self._service.claim, self._job)
+            self._offset = max(self._offset, int(record or 0))
         return self._offset
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
@@ -112,8 +115,10 @@ class Replay:
         in_flight: deque[_Sent] = deque()
         committed = 0
         try:
-            for chunk, size in chunks_of(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
-                in_flight.append(_Sent(self._start(self._commit(chunk)), _source_version(chunk[-1]), size))
+            transactions = self._transactions(rows.toLocalIterator(prefetchPartitions=True))
+            for chunk in grouped(transactions, _size, CHUNK_BYTES, CHUNK_TRANSACTIONS):
+                done = self._thread.start(partial(self._commit, chunk))
+                in_flight.append(_Sent(done, _source_version(chunk[-1]), sum(map(_size, chunk))))
                 while len(in_flight) >= CHUNKS_IN_FLIGHT or sum(each.size for each in in_flight) >= IN_FLIGHT_BYTES:
                     committed += self._finish_oldest(in_flight)
         finally:
@@ -136,58 +141,21 @@ class Replay:
 
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing was led."""
-        if not self._thread.is_alive():
-            self._loop.close()
-            return
+        service, self._service = self._service, None
+        is_open, self._is_open = self._is_open, False
         try:
-            if self._service is not None:
-                self._wait(self._resign(self._service))
+            if service is not None:
+                self._thread.start(lambda _: _resign(service)).result()
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _start(self, work: Coroutine[object, object, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _wait(self, work: Coroutine[object, object, T]) -> T:
-        return self._start(work).result()
-
-    async def _lead(self) -> CommitService:
-        opened = open_store(self._output_url, create_missing=True, connections_max=CONNECTIONS_MAX, retry=None)
-        store = RetryingStore(BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=CREATES_MAX))
-        try:
-            return await CommitService.lead(store, ServiceOptions(allow_new=True))
-        except BaseException:
-            await store.close()
-            raise
-
-    async def _reached(self, service: CommitService) -> int:
-        """The offset in the newest transaction that has one. Cost: the objects of others since then."""
-        header = service.claim
-        while header.slot != header.prev:
-            before = await read_header(service.store, header.prev)
-            if before is None:
-                raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
-            header = before
-            if header.kind is Kind.DATA and header.transactions:
-                value = await _newest_record(service.store, header, self._job)
-                if value is not None:
-                    return int(value)
-        return 0
-
-    async def _resign(self, service: CommitService) -> None:
-        if not service.ended.done():
-            await service.step_down()
-        await service.close()
-        await service.store.close()
+            if is_open:
+                self._thread.__exit__(None, None, None)
 
     def _transactions(self, rows: Iterable[Row]) -> Iterator[Transaction]:
         for row in rows:
             operations = [operation for each in row["operations"] if (operation := _operation(each)) is not None]
             yield Transaction(operations, jobs=(JobChange(self._job, b"%d" % row["version"]),))
 
-    async def _commit(self, chunk: list[Transaction]) -> int:
+    async def _commit(self, chunk: list[Transaction], _: ObjectStore) -> int:
         assert self._service is not None, "a replay leads its target"
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         failure: HoldfastError | None = None
@@ -208,41 +176,33 @@ class Replay:
         return len(chunk)
 
 
-def chunks_of(transactions: Iterable[Transaction]) -> Iterator[tuple[list[Transaction], int]]:
-    """The transactions in lists of at most ``CHUNK_TRANSACTIONS``, and about how many bytes each takes."""
-    chunk: list[Transaction] = []
+def _opened(url: str) -> ObjectStore:
+    opened = open_store(url, create_missing=True, connections_max=CONNECTIONS_MAX, retry=None)
+    return RetryingStore(BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=CREATES_MAX))
+
+
+async def _resign(service: CommitService) -> None:
+    if not service.ended.done():
+        await service.step_down()
+    await service.close()
+
+
+def _size(txn: Transaction) -> int:
+    """About how many bytes a transaction takes."""
     size = 0
-    for txn in transactions:
-        chunk.append(txn)
-        size += sum(_size(operation) for operation in txn.operations)
-        if len(chunk) >= CHUNK_TRANSACTIONS or size >= CHUNK_BYTES:
-            yield chunk, size
-            chunk, size = [], 0
-    if chunk:
-        yield chunk, size
-
-
-def _size(operation: Operation) -> int:
-    match operation:
-        case Write(key, value):
-            return len(key) + len(value) + OPERATION_BYTES
-        case Delete(key):
-            return len(key) + OPERATION_BYTES
-        case RangeDelete(begin, end):
-            return len(begin) + len(end or b"") + OPERATION_BYTES
+    for each in txn.operations:
+        match each:
+            case Write(key, more):
+                size += len(key) + len(more)
+            case Delete(key):
+                size += len(key)
+            case RangeDelete(key, end):
+                size += len(key) + len(end or b"")
+    return size + OPERATION_BYTES * len(txn.operations)
 
 
 def _deposed() -> Closed:
     return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it continues")
-
-
-async def _newest_record(store: ObjectReader, header: Header, job: str) -> bytes | None:
-    batch = LoggedBatch(header, await store.read(object_name(header.slot)))
-    for txn in reversed(batch.transactions()):
-        for change in txn.jobs:
-            if change.name == job and isinstance(change.value, bytes):
-                return change.value
-    return None
 
 
 def _source_version(txn: Transaction) -> int:

@@ -132,8 +132,8 @@ def is_directory(url: str) -> bool:
     return url.partition(":")[0].lower() == "file"
 
 
-class _LoopThread(Generic[S]):
-    """A loop in a daemon thread with something open on it."""
+class LoopThread(Generic[S]):
+    """A loop in a daemon thread with the store that ``opener`` opens on it."""
 
     def __init__(self, opener: Callable[[], S]) -> None:
         self._opener = opener
@@ -180,7 +180,7 @@ class _LoopThread(Generic[S]):
         return asyncio.run_coroutine_threadsafe(work(self._store), self._loop)
 
 
-class StoreThread(_LoopThread[ObjectStore]):
+class StoreThread(LoopThread[ObjectStore]):
     """The whole store at ``url``: listing, reading, creating. Requests are within a budget and repeated as it says."""
 
     def __init__(self, url: str) -> None:
@@ -188,7 +188,7 @@ class StoreThread(_LoopThread[ObjectStore]):
         self.url = url
 
 
-class PlannedObjectsThread(_LoopThread[ObjectReader]):
+class PlannedObjectsThread(LoopThread[ObjectReader]):
     """Reads only planned, so durable, objects: a directory is read by name, without syncs."""
 
     def __init__(self, url: str) -> None:
