@@ -308,15 +308,51 @@ class Persist:
         floor: int,
         kind: Kind = Kind.DATA,
     ) -> Put:
-        before, moment = self.head, self.clock.take(now)
-        slot = self.next_slot
+        before = self.head
         body = encode_body(logged)
         first = logged[0].version if logged else max(assigned, before.last_version)
-        has_stores = before.stores_mode is StoresMode.LOG
         transactions = [each for each in logged if type(each) is LoggedTransaction]
+        has_stores = before.stores_mode is StoresMode.LOG
         assert has_stores or len(transactions) == len(logged), "only a log with stores has entries"
-        newest = transactions[-1].version if transactions else before.last_transaction_version
-        header = Header(
+        header = self.next_header(
+            now,
+            first,
+            logged[-1].version if logged else first,
+            floor,
+            len(transactions),
+            newest=transactions[-1].version if transactions else None,
+            entries=len(logged) - len(transactions),
+            body=body,
+            kind=kind,
+        )
+        batch = Batch(header, encode_object(header, body), entries, logged, now.boot_ms)
+        self.in_flight.append(batch)
+        self._last_put_ms = now.boot_ms
+        self.counters.batches += 1
+        self.counters.transactions += len(transactions)
+        self.counters.bytes += len(batch.payload)
+        return self._send(batch, now.boot_ms)
+
+    def next_header(
+        self,
+        now: Instant,
+        first_version: int,
+        last_version: int,
+        floor: int,
+        transactions: int,
+        *,
+        newest: int | None = None,
+        entries: int = 0,
+        body: bytes = b"",
+        kind: Kind = Kind.DATA,
+    ) -> Header:
+        """The header of the object in ``next_slot``. It becomes the head.
+
+        ``newest``: the version of its newest transaction, by default the last one.
+        """
+        before, moment, slot = self.head, self.clock.take(now), self.next_slot
+        newest = (newest or last_version) if transactions else before.last_transaction_version
+        self.head = Header(
             kind=kind,
             log_id=before.log_id,
             slot=slot,
@@ -325,8 +361,8 @@ class Persist:
             epoch=self._claim.epoch,
             leader_id=self._claim.leader_id,
             nonce=self.nonce_of(slot),
-            first_version=Version(first),
-            last_version=Version(logged[-1].version if logged else first),
+            first_version=Version(first_version),
+            last_version=Version(last_version),
             prev_version=before.last_transaction_version,
             window_floor=Version(max(floor, before.window_floor)),
             durable=self.durable_slot,
@@ -339,21 +375,14 @@ class Persist:
             flags=moment.flags,
             address=self._claim.address,
             scope=self._claim.scope,
-            transactions=len(transactions),
+            transactions=transactions,
             body_length=len(body),
             body_crc=fastest_crc32()(body, 0),
             stores_mode=before.stores_mode,
-            entries=len(logged) - len(transactions),
+            entries=entries,
             newest_transaction=Version(newest if before.stores_mode else 0),
         )
-        self.head = header
-        batch = Batch(header, encode_object(header, body), entries, logged, now.boot_ms)
-        self.in_flight.append(batch)
-        self._last_put_ms = now.boot_ms
-        self.counters.batches += 1
-        self.counters.transactions += len(transactions)
-        self.counters.bytes += len(batch.payload)
-        return self._send(batch, now.boot_ms)
+        return self.head
 
     # -- sending and answers ------------------------------------------------------------------------------------------
 

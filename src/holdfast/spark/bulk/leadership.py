@@ -1,10 +1,9 @@
 """A bulk job as the leader of a log: claim, write batches, resign.
 
-``put_batch`` repeats one conditional PUT with the same bytes until its outcome is certain. A slot that holds the same
-log, leader, nonce and body CRC is this leader's own earlier PUT; any other object there raises Fenced. A service that
-leads the log is left alone and raises Closed, unless the job may ask it to step down (``step_down``) or may claim
-without asking (``take_over``). A leading job answers at an address as a service does (``job_address``). After a crash:
-a claim, and batches up to the first hole.
+The slots and headers are those of a service (``Persist``). A slot that holds the very bytes of a batch is this leader's
+own earlier PUT; any other object there raises Fenced. A service that leads the log is left alone and raises Closed,
+unless the job may ask it to step down (``step_down``) or may claim without asking (``take_over``). A leading job
+answers at an address as a service does (``job_address``). After a crash: a claim, and batches up to the first hole.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from math import inf
 from typing import Final
 
@@ -38,10 +35,8 @@ from holdfast.commit.format.batch import (
     Kind,
     decode_header,
     encode_object,
-    jump,
     object_name,
 )
-from holdfast.commit.format.log_clock import LogClock
 from holdfast.commit.leadership.claims import Identity, has_successor
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply, Shown
 from holdfast.commit.leadership.leader_question import ask_leader
@@ -54,68 +49,23 @@ from holdfast.commit.leadership.takeover import (
     now,
     take_the_lead,
 )
+from holdfast.commit.stages.persist import Persist, PersistRules
 from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.job_address import JobAddress, own_address
 from holdfast.spark.runtime.service_client import TRUSTED_VARIABLE, trusted_hosts
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory, with_store
-from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
-
-RETRY_BUDGET_S: Final = 60.0
-BACKOFF_S: Final = 0.1
-BACKOFF_S_MAX: Final = 5.0
-REQUEST_S_MAX: Final = 30.0
+from holdfast.values import LeaderId, LogId, Slot, slot_text
 
 
-async def put_batch(store: ObjectStore, header: Header, data: bytes, *, retry_budget_s: float = RETRY_BUDGET_S) -> bool:
-    """Bring the object to its slot. True when this call created it, False when it existed.
+async def put_batch(store: ObjectStore, header: Header, data: bytes) -> None:
+    """Bring the object to its slot. Raises: Fenced where the slot has another one, Unavailable.
 
-    Raises: Fenced, Unavailable. After a crash: the object may or may not exist; a repeat decides it.
+    After a crash: the object may or may not exist; a repeat decides it.
     """
-    give_up_at = time.monotonic() + retry_budget_s
-    tries = 0
-    while True:
-        trouble = ""
-        try:
-            async with asyncio.timeout(REQUEST_S_MAX):
-                result = await store.create(object_name(header.slot), data)
-        except TimeoutError:
-            result = Unknown("no response in time")
-        match result:
-            case Created():
-                return True
-            case Refused(certain=certain):
-                if await _is_own(store, header, certain=certain):
-                    return False
-                trouble = "refused, but nothing there"
-            case Unknown(detail=detail, final=True):
-                raise Unavailable("the store takes nothing any more", slot=slot_text(header.slot), last=detail)
-            case Unknown(detail=detail):
-                trouble = detail
-        tries += 1
-        if time.monotonic() >= give_up_at:
-            raise Unavailable("the store did not take a batch in time", slot=slot_text(header.slot), last=trouble)
-        await asyncio.sleep(random.uniform(0, min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(tries, 10))))
-
-
-async def _is_own(store: ObjectStore, own: Header, *, certain: bool) -> bool:
-    """Whether the object in the slot is this leader's. False: not known yet. Raises: Fenced."""
-    try:
-        header = decode_header(await store.read(object_name(own.slot), length=HEADER_BYTES), slot=own.slot)
-    except Unavailable:
-        return False
-    except NotFound:
-        if not certain:
-            return False
-        # What refused the PUT has been removed since, and only a later leader does that.
-        raise _deposed(own) from None
-    except CorruptData as error:
-        raise _deposed(own) from error
-    if (header.log_id, header.leader_id, header.nonce, header.body_crc) != (
-        own.log_id, own.leader_id, own.nonce, own.body_crc,
-    ):  # fmt: skip
-        raise _deposed(own)
-    return True
+    if not await create_exactly(store, object_name(header.slot), data):
+        raise _deposed(header)
 
 
 def _deposed(own: Header) -> Fenced:
@@ -290,11 +240,7 @@ class Leadership:
         self._shown_s = -inf
         self._address: JobAddress | None = None
         self._failure: BaseException | None = None
-        self._nonce_seed = os.urandom(32)
-        self._claim: Header | None = None
-        self._clock: LogClock
-        self._durable: Slot | None = None
-        self.head: Header
+        self._slots: Persist | None = None
 
     def claim(self) -> Header:
         """Take the lead. Raises: Closed while a service leads the log, unless it steps down or is taken over."""
@@ -310,7 +256,8 @@ class Leadership:
     def _claim_as(self, leader_id: LeaderId, address: str) -> Header:
         leading = self._leading
         here = local_place([address])
-        identity = Identity(leader_id, self._nonce_seed, address, local_scope(address), here)
+        nonce_seed = os.urandom(32)
+        identity = Identity(leader_id, nonce_seed, address, local_scope(address), here)
         ask = partial(ask_to_step_down, token=leading.token) if leading.step_down else leader_at
 
         options = TakeoverOptions(
@@ -328,9 +275,7 @@ class Leadership:
                 raise
             fields = {name: str(error.fields.get(name, "")) for name in ("leader_id", "leader_address")}
             raise leader_alive(leading, fields["leader_id"], fields["leader_address"]) from error
-        self._claim = self.head = claim
-        self._clock = LogClock.of(claim)
-        self._durable = claim.slot
+        self._slots = Persist(claim, nonce_seed, PersistRules())
         self._written_s = self._looked_s = time.monotonic()
         threading.Thread(target=self._show_signs, name="holdfast-signs", daemon=True).start()
         return claim
@@ -370,7 +315,8 @@ class Leadership:
 
     def _shown(self) -> Shown:
         """What this leader has shown of itself in the log and next to it."""
-        return Shown(self._durable, 0 if self._signs is None else self._signs.newest.number)
+        durable = None if self._slots is None else self._slots.durable_slot
+        return Shown(durable, 0 if self._signs is None else self._signs.newest.number)
 
     def _show_signs(self) -> None:
         signs = self._signs
@@ -399,7 +345,7 @@ class Leadership:
         """Note a later leader as the failure. A store that does not answer is asked again later."""
         try:
             newest = self._thread.start(newest_slot).result()
-            if has_successor(newest, oldest_free=_next_slot(self.head)):
+            if has_successor(newest, oldest_free=self._own.next_slot):
                 self._fail(_deposed(self.head))
         except Unavailable:
             pass
@@ -407,50 +353,20 @@ class Leadership:
             self._fail(error)
         self._looked_s = time.monotonic()
 
-    def _put_empty(self, kind: Kind) -> Header:
-        version = self.head.last_version
-        made = self.next_header(version, version, 0, 0)
-        header = replace(made, kind=kind, body_length=0, body_crc=0)
-        self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
-        return header
+    @property
+    def _own(self) -> Persist:
+        """The slots of this leader."""
+        assert self._slots is not None, "a leader has claimed"
+        return self._slots
+
+    @property
+    def head(self) -> Header:
+        """The header that the next one follows."""
+        return self._own.head
 
     def next_header(self, first_version: int, last_version: int, floor: int, transactions: int) -> Header:
         """The header of the next batch, without the lengths and CRCs of its body. It becomes the head."""
-        before, moment = self.head, self._clock.take(now())
-        slot = _next_slot(before)
-        assert self._claim is not None, "a leader has claimed"
-        assert self._durable is not None, "a claim is durable"
-        self.head = replace(
-            before,
-            kind=Kind.DATA,
-            slot=slot,
-            claim=self._claim.slot,
-            prev=before.slot,
-            nonce=self._nonce_of(slot),
-            first_version=Version(first_version),
-            last_version=Version(last_version),
-            prev_version=before.last_transaction_version,
-            window_floor=Version(max(floor, before.window_floor)),
-            durable=self._durable,
-            time_ms=moment.time_ms,
-            lived_ms=moment.lived_ms,
-            boot_ms=moment.boot_ms,
-            ahead_s=moment.ahead_s,
-            clock_steps=moment.clock_steps,
-            flags=moment.flags,
-            transactions=transactions,
-            entries=0,
-            newest_transaction=Version(
-                last_version if before.stores_mode and transactions else before.newest_transaction
-            ),
-        )
-        return self.head
-
-    def _nonce_of(self, slot: Slot) -> bytes:
-        """The nonce of this leader's object in ``slot``. Only readers of the log know it."""
-        if self._claim is not None and slot == self._claim.slot:
-            return self._claim.nonce
-        return blake2b(slot.to_bytes(8, "little"), key=self._nonce_seed, digest_size=16).digest()
+        return self._own.next_header(now(), first_version, last_version, floor, transactions)
 
     def confirm(self, last: Header, objects: int) -> None:
         """The last ``objects`` slots, down to ``last``, exist: durable, unless another leader has claimed.
@@ -468,7 +384,7 @@ class Leadership:
                 code=Code.BAD_CONFIGURATION,
                 hint="a log in a directory: every worker must see that same directory under the same path",
             )
-        self._durable = last.slot
+        self._own.durable_header = last
         self._written_s = time.monotonic()
 
     def resign(self) -> None:
@@ -476,10 +392,8 @@ class Leadership:
         try:
             with self.writing():
                 self._stopped.set()
-                self._put_empty(Kind.RESIGN)
+                version = self.head.last_version
+                header = self._own.next_header(now(), version, version, 0, 0, kind=Kind.RESIGN)
+                self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
         finally:
             self.stop()
-
-
-def _next_slot(head: Header) -> Slot:
-    return jump(head.slot) if head.kind is Kind.CLAIM else Slot(head.slot - 1)
