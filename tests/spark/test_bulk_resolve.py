@@ -247,12 +247,12 @@ def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None
         operation = {"kind": "range_delete", "key": b"a", "end": b"c", "value": None} | changes.get("operation", {})  # type: ignore[operator]
         read = {"kind": "range_read", "key": b"a", "end": b"b", "version": None} | changes.get("read", {})  # type: ignore[operator]
         plain = {"kind": "write", "key": b"k", "end": None, "value": b"v"}
-        row = {"order": "1", "operations": [operation, plain], "reads": [read], "read_version": "#0"}
+        row = {"order": "1", "operations": [operation, plain], "preconditions": [read], "read_version": "#0"}
         row |= {"request_id": None, **changes}
         kinds = {
             "order": pa.string(),
             "operations": pa.list_(struct_of(end=pa.binary(), value=pa.binary())),
-            "reads": pa.list_(struct_of(end=pa.binary(), version=pa.string())),
+            "preconditions": pa.list_(struct_of(end=pa.binary(), version=pa.string())),
             "read_version": pa.string(),
             "request_id": pa.string(),
         }

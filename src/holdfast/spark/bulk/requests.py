@@ -17,8 +17,8 @@ chunks again; a stage that uses a chunk compares its checksum with the judged on
 from __future__ import annotations
 
 import pickle
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -32,18 +32,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.util import hash_array
 from pyspark import StorageLevel, TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    ByteType,
     DataType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     StructType,
 )
@@ -68,10 +63,11 @@ from holdfast.values import VERSION_MAX
 
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
 _ROW: Final = ("kind", "key", "end", "value")
-_OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
-_READ_JSON: Final = "array<struct<kind string, type string, key string, begin string, end string, version string>>"
-
-_VERSIONS: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
+_ARRAYS: Final = {
+    "operations": "array<struct<kind string, type string, key string, begin string, value string, end string>>",
+    "preconditions": "array<struct<kind string, type string, key string, begin string, end string, version string>>",
+}
+"""The columns that are arrays, and what they are as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +103,8 @@ SHOWN_MAX: Final = 80
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
     """``frame`` in the one form, range-partitioned and sorted by its order. Raises: InvalidRequest.
 
-    Shape: ``order`` string; ``operations`` and ``reads`` arrays of structs, or the columns kind, key, end, value, each
-    under the name that it has; ``read_version`` and ``request_id`` strings. Absent columns stay absent.
+    Shape: ``order`` string; ``operations`` and ``preconditions`` arrays of structs, or the columns kind, key, end,
+    value, each under the name that it has; ``read_version`` and ``request_id`` strings. Absent columns stay absent.
     """
     types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
     order = request_format.order_by
@@ -117,32 +113,20 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
     extra = [name for name in types if name not in _COLUMNS and name != order]
     if extra:
         raise _misfit(f"columns {', '.join(extra)} would be lost")
-    columns = _operations(types, request_format)
-    if "preconditions" in types:
-        columns.append(_each(types["preconditions"], "preconditions", _READ_JSON, request_format).alias("reads"))
+    if "operations" in types and "key" in types:
+        raise _misfit("a row of operations has no key of its own")
+    if "operations" not in types and not ("key" in types and ("value" in types or "kind" in types)):
+        raise _misfit("operations are needed, or key and value (or key and kind)")
+    columns = [_array(name, kind, types[name]) for name, kind in _ARRAYS.items() if name in types]
+    for name in _ROW if "operations" not in types else ():
+        if name in types:
+            _require_bytes(name, types[name])
+            columns.append(F.col(name))
     texts = [name for name in ("read_version", "request_id") if name in types]
     columns += [F.col(name).cast("string").alias(name) for name in texts]
     # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
     ordered = frame.repartitionByRange(partitions, _quoted(order)).sortWithinPartitions(_quoted(order))
     return ordered.select(F.col(_quoted(order)).cast("string").alias("order"), *columns)
-
-
-@contextmanager
-def frame_errors(request_format: RequestFormat) -> Generator[None]:
-    """Raise InvalidRequest where Spark reports a key or value that is not base64; every other error as it comes."""
-    try:
-        yield
-    except PySparkException as error:
-        parameters = error.getMessageParameters() or {}
-        ours = request_format.text == "base64" and parameters.get("fmt", "").strip("'").upper() == "BASE64"
-        if not ours or error.getCondition() != "CONVERSION_INVALID_INPUT":
-            raise
-        raise InvalidRequest(
-            "a key or value is not base64",
-            code=Code.BAD_BASE64,
-            hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
-            found=parameters.get("str", "").strip("'")[:SHOWN_MAX],
-        ) from error
 
 
 def _quoted(name: str) -> str:
@@ -157,53 +141,20 @@ def _misfit(reason: str) -> InvalidRequest:
     )
 
 
-def _bytes(column: Column, kind: DataType, request_format: RequestFormat) -> Column:
-    if not isinstance(kind, StringType | BinaryType):
+def _require_bytes(name: str, kind: DataType) -> None:
+    if name in ("key", "begin", "end", "value") and not isinstance(kind, StringType | BinaryType):
         raise _misfit(f"a key or value is binary or string, not {kind.simpleString()}")
-    if isinstance(kind, BinaryType) or request_format.text == "utf8":
-        return column
-    # Not unbase64, which skips invalid characters and so changes the key.
-    return F.to_binary(column, F.lit("base64"))
 
 
-def _in_form(name: str, column: Column, kind: DataType, request_format: RequestFormat) -> Column:
-    """The field as text or bytes; ``column`` itself where the packing reads its type."""
-    if name in ("key", "begin", "end", "value"):
-        return _bytes(column, kind, request_format)
-    is_text = isinstance(kind, _VERSIONS if name == "version" else StringType)
-    return column if is_text or name not in ("kind", "type", "version") else column.cast("string")
-
-
-def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
-    if "operations" in types:
-        if "key" in types:
-            raise _misfit("a row of operations has no key of its own")
-        return [_each(types["operations"], "operations", _OPERATION_JSON, request_format).alias("operations")]
-    if "key" not in types or not ("value" in types or "kind" in types):
-        raise _misfit("operations are needed, or key and value (or key and kind)")
-    names = [name for name in _ROW if name in types]
-    return [_in_form(name, F.col(name), types[name], request_format).alias(name) for name in names]
-
-
-def _each(kind: DataType, name: str, json: str, request_format: RequestFormat) -> Column:
-    column = F.col(name)
+def _array(name: str, json: str, kind: DataType) -> Column:
+    """A column of structs."""
     if isinstance(kind, StringType):
-        column = F.from_json(column, json, {"mode": "FAILFAST"})
-        struct: DataType = DataType.fromDDL(json).elementType  # type: ignore[attr-defined]
-    elif isinstance(kind, ArrayType):
-        struct = kind.elementType
-    else:
+        return F.from_json(name, json, {"mode": "FAILFAST"}).alias(name)
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         raise _misfit(f"{name} is an array of structs, or its JSON")
-    if not isinstance(struct, StructType):
-        raise _misfit(f"{name} is an array of structs")
-    if all(_in_form(field.name, column, field.dataType, request_format) is column for field in struct):
-        return column  # a lambda for each element is half of what staging costs
-
-    def converted(each: Column) -> Column:
-        fields = ((field.name, field.dataType) for field in struct)
-        return F.struct(*(_in_form(name, each[name], kind, request_format).alias(name) for name, kind in fields))
-
-    return F.transform(column, converted)
+    for field in kind.elementType:
+        _require_bytes(field.name, field.dataType)
+    return F.col(name)
 
 
 REQUESTS_MAX: Final = 2**31 - 2
@@ -253,7 +204,7 @@ def read_stream(data: bytes) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
 
-def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+def pack(batches: Iterator[pa.RecordBatch], request_format: RequestFormat = AS_NAMED) -> Iterator[Chunk]:
     """The chunks of one partition, whose rows are in order. Raises: InvalidRequest."""
     before: str | None = None
     for batch in batches:
@@ -267,11 +218,11 @@ def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
             position = orders[pc.index(same, True).as_py()].as_py() if pc.any(same).as_py() else before
             raise InvalidRequest("two requests have the same position in the order", order=position)
         before = orders[-1].as_py()
-        yield from _chunks(batch)
+        yield from _chunks(batch, request_format.text)
 
 
-def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
-    items = _items(batch)
+def _chunks(batch: pa.RecordBatch, text: str) -> Iterator[Chunk]:
+    items = _items(batch, text)
     starts = _starts(items)
     sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
     first = 0
@@ -300,24 +251,27 @@ class _Items:
         return _Items(self.counts[first:past], self.reads[first:past], self.columns.slice(begin, end - begin))
 
 
-def _items(batch: pa.RecordBatch) -> _Items:
+def _items(batch: pa.RecordBatch, text: str) -> _Items:
+    def bytes_of(flat: pa.RecordBatch, *names: str) -> pa.Array:
+        return _field(flat, pa.binary(), *names, text=text)
+
     if "operations" in batch.schema.names:
         counts, flat = _flat(batch.column("operations"))
     else:
         names = [name for name in _ROW if name in batch.schema.names]
         counts, flat = np.ones(batch.num_rows, np.int64), batch.select(names)
-    value = _field(flat, pa.binary(), "value")
+    value = bytes_of(flat, "value")
     kind = _kinds(flat, value, ItemKind.DELETE, ItemKind.WRITE)
     none = pa.nulls(flat.num_rows, pa.int64())
-    key, end = _field(flat, pa.binary(), "key", "begin"), _field(flat, pa.binary(), "end")
+    key, end = bytes_of(flat, "key", "begin"), bytes_of(flat, "end")
     columns = [kind, key, end, value.cast(pa.large_binary()), none, none]
     read_counts: Numbers = np.zeros(batch.num_rows, np.int64)
-    if "reads" in batch.schema.names:
-        read_counts, reads = _flat(batch.column("reads"))
+    if "preconditions" in batch.schema.names:
+        read_counts, reads = _flat(batch.column("preconditions"))
         if reads.num_rows:
-            end = _field(reads, pa.binary(), "end")
+            end = bytes_of(reads, "end")
             kind = _kinds(reads, end, ItemKind.POINT_READ, ItemKind.RANGE_READ)
-            key, versions = _field(reads, pa.binary(), "key", "begin"), _field(reads, pa.string(), "version")
+            key, versions = bytes_of(reads, "key", "begin"), _field(reads, pa.string(), "version")
             no_values = pa.nulls(reads.num_rows, pa.large_binary())
             of_reads = [kind, key, end, no_values, *_versions(versions)]
             take = pa.array(_interleaved(read_counts, counts))
@@ -333,12 +287,30 @@ def _items(batch: pa.RecordBatch) -> _Items:
     return _Items(counts + read_counts, read_counts, table)
 
 
-def _field(flat: pa.RecordBatch, kind: pa.DataType, *names: str) -> pa.Array:
-    """The first of these fields that has a value, in each row."""
-    fields = [flat[name].cast(kind) for name in names if name in flat.schema.names]
+def _field(flat: pa.RecordBatch, kind: pa.DataType, *names: str, text: str = "utf8") -> pa.Array:
+    """The first of these fields that has a value, in each row. ``text``: how a column of texts has bytes."""
+    columns = [flat[name] for name in names if name in flat.schema.names]
+    fields = [
+        _from_base64(each) if text == "base64" and each.type == pa.string() else each.cast(kind) for each in columns
+    ]
     if not fields:
         return pa.nulls(flat.num_rows, kind)
     return fields[0] if len(fields) == 1 else pc.coalesce(*fields)
+
+
+def _from_base64(texts: pa.Array) -> pa.Array:
+    values: list[bytes | None] = []
+    for each in texts.to_pylist():
+        try:
+            values.append(None if each is None else b64decode(each, validate=True))
+        except ValueError as error:
+            raise InvalidRequest(
+                "a key or value is not base64",
+                code=Code.BAD_BASE64,
+                hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
+                found=each[:SHOWN_MAX],
+            ) from error
+    return pa.array(values, pa.binary())
 
 
 def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
@@ -625,13 +597,13 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        for number, chunk in enumerate(pack(batches)):
+        for number, chunk in enumerate(pack(batches, request_format)):
             row = {"key": partition << 32 | number, **asdict(chunk)}
             yield pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
     ordered = in_order(frame, request_format, partitions)
     staged = ordered.mapInArrow(packed, from_arrow_schema(_SCHEMA)).persist(StorageLevel.DISK_ONLY)
-    with frame_errors(request_format), task_errors():
+    with task_errors():
         rows = staged.select(*_SUMMARY).toArrow().to_pylist()
     rows.sort(key=itemgetter("key"))
     chunks: list[ChunkSummary] = []

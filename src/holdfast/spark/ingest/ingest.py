@@ -26,7 +26,6 @@ from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ParsedRequest,
     RequestFormat,
-    frame_errors,
     in_order,
     pack,
     parsed_requests,
@@ -186,15 +185,16 @@ class Ingest:
 
     def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
         """The requests of the micro-batch in their order. Raises: InvalidRequest."""
-        if self._format is None:
+        request_format = self._format
+        if request_format is None:
             return message_requests(frame)
 
         def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for chunk in pack(batches):
+            for chunk in pack(batches, request_format):
                 encoded = [msgspec.msgpack.encode(request) for request in parsed_requests(chunk)]
                 yield pa.RecordBatch.from_arrays([pa.array(encoded, pa.binary())], ["request"])
 
-        with frame_errors(self._format), task_errors():
-            rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
+        with task_errors():
+            rows = in_order(frame, request_format, 1).mapInArrow(parse, "request binary").toArrow()
         decoder = msgspec.msgpack.Decoder(ParsedRequest)
         return [decoder.decode(data) for data in rows["request"].to_pylist()]
