@@ -20,7 +20,6 @@ from holdfast.objects.directory.store import DurableDirectory
 from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
-from holdfast.spark.runtime import table_reads
 from holdfast.spark.runtime.ranged_file import GAP_BYTES, RangedParquet
 from holdfast.spark.runtime.table_reads import Range, TableReads
 from holdfast.spark.source.table import HoldfastTableReader, arrow_columns, plan, spark_columns
@@ -233,13 +232,12 @@ def test_a_file_that_is_shorter_than_the_table_says_is_damaged(tmp_path: Path) -
 def test_a_range_is_asked_for_again_while_the_store_does_not_answer(
     table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_reads, "BACKOFF_SECONDS", 0)
     original = DurableDirectory.read
     failures = [0]
 
     async def read(self: DurableDirectory, name: str, *, start: int = 0, length: int | None = None) -> bytes:
         failures[0] += 1
-        if failures[0] % table_reads.ATTEMPTS_MAX:
+        if failures[0] < 3:
             raise Unavailable("try again")
         return await original(self, name, start=start, length=length)
 
@@ -247,7 +245,7 @@ def test_a_range_is_asked_for_again_while_the_store_does_not_answer(
     file = next(Path(table.removeprefix("file://")).glob("*.parquet"))
     with TableReads(table) as reads:
         assert reads.ranges(file.name, [Range(0, 4)]) == [b"PAR1"]
-        assert failures == [table_reads.ATTEMPTS_MAX]
+        assert failures == [3]
 
 
 def test_ranges_that_are_nearly_adjacent_are_read_together() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import CorruptData, Unavailable
-from holdfast.objects.port import Created, Listed, ObjectStore, Refused
+from holdfast.errors import CorruptData, InternalError
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import Listed, ObjectStore
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
 from holdfast.spark.runtime.grouped import grouped
-from holdfast.spark.runtime.table_reads import ATTEMPTS_MAX, BACKOFF_SECONDS, TableReads
+from holdfast.spark.runtime.table_reads import TableReads
 from holdfast.spark.runtime.tasks import in_tasks
 
 _TEXT: Final = pa.string()
@@ -132,15 +132,9 @@ def _stats(table: pa.Table, columns: Sequence[str]) -> str:
 
 
 async def _create(url: str, path: str, data: bytes) -> None:
-    """The name is unique, so a refusal means that an earlier attempt has arrived."""
     async with _opened(url) as store:
-        for attempt in range(ATTEMPTS_MAX):
-            match await store.create(path, data):
-                case Created() | Refused(certain=True):
-                    return
-                case _:
-                    await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
-    raise Unavailable("the table's store does not take files", url=url.partition("?")[0], attempts=ATTEMPTS_MAX)
+        if not await create_exactly(store, path, data):
+            raise InternalError("a name drawn at random is taken", path=path)
 
 
 def read_table(url: str, path: str) -> pa.Table:

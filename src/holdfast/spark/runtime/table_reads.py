@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from holdfast.errors import Unavailable
 from holdfast.objects.port import ObjectReader
+from holdfast.objects.retrying import ANSWERING, RetryingReader
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_reader
 
 T = TypeVar("T")
-
-ATTEMPTS_MAX: Final = 6
-BACKOFF_SECONDS: Final = 0.2
 
 
 class Range(NamedTuple):
@@ -28,7 +24,7 @@ class Range(NamedTuple):
 class TableReads:
     """The open store of one table. At most ``CONNECTIONS_MAX`` requests are in flight.
 
-    Raises: NotFound; Unavailable after ``ATTEMPTS_MAX`` attempts of a request. Not for use in a running event loop.
+    Raises: NotFound; Unavailable after the attempts of ``ANSWERING``. Not for use in a running event loop.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,10 +63,5 @@ class TableReads:
 
     async def _read(self, path: str, start: int, length: int | None) -> bytes:
         if self._store is None:
-            self._store = open_table_reader(self._url)
-        for attempt in range(ATTEMPTS_MAX - 1):
-            try:
-                return await self._store.read(path, start=start, length=length)
-            except Unavailable:
-                await asyncio.sleep(BACKOFF_SECONDS * 2**attempt * random.random())
+            self._store = RetryingReader(open_table_reader(self._url), ANSWERING)
         return await self._store.read(path, start=start, length=length)
