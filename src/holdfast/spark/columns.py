@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from holdfast.commit.format.batch import ItemKind
 
@@ -96,20 +97,6 @@ _ON_REQUEST: Final = {
 }
 """Columns that a read has only if its option ``columns`` names them. ``position`` is the operation's index in its
 transaction."""
-_SPARK_TYPES: Final[Mapping[pa.DataType, spark.DataType]] = {
-    pa.int64(): spark.LongType(),
-    pa.int32(): spark.IntegerType(),
-    pa.string(): spark.StringType(),
-    pa.binary(): spark.BinaryType(),
-    TIMESTAMP: spark.TimestampType(),
-    pa.bool_(): spark.BooleanType(),
-    pa.int8(): spark.ByteType(),
-    pa.int16(): spark.ShortType(),
-    pa.float32(): spark.FloatType(),
-    pa.float64(): spark.DoubleType(),
-    pa.date32(): spark.DateType(),
-    pa.timestamp("us"): spark.TimestampNTZType(),
-}
 
 
 def default_columns(types: Mapping[str, pa.DataType]) -> tuple[str, ...]:
@@ -124,18 +111,6 @@ def arrow_schema(shape: Shape, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, types[name]) for name in columns])
 
 
-def spark_schema(types: Mapping[str, pa.DataType], columns: Iterable[str]) -> spark.StructType:
+def spark_schema(types: Mapping[str, pa.DataType], columns: Iterable[str]) -> StructType:
     """These columns in Spark's types; ``types`` is one of the tables above."""
-    return spark.StructType([spark.StructField(name, _spark_type(types[name]), nullable=True) for name in columns])
-
-
-def _spark_type(kind: pa.DataType) -> spark.DataType:
-    if pa.types.is_decimal(kind):
-        return spark.DecimalType(kind.precision, kind.scale)
-    if pa.types.is_map(kind):
-        return spark.MapType(_spark_type(kind.key_type), _spark_type(kind.item_type), valueContainsNull=True)
-    if pa.types.is_list(kind):
-        return spark.ArrayType(_spark_type(kind.value_type), containsNull=True)
-    if pa.types.is_struct(kind):
-        return spark.StructType([spark.StructField(each.name, _spark_type(each.type), nullable=True) for each in kind])
-    return _SPARK_TYPES[kind]
+    return from_arrow_schema(pa.schema([pa.field(name, types[name]) for name in columns]))
