@@ -116,24 +116,18 @@ def pieces_of(
     """
     after, through = between
     exact_after = max(after, backlog) if options.fail_on_data_loss else EVERYTHING
-    pieces: list[StorePartition] = []
-    waiting: list[tuple[AnyExtent, bool]] = []
-    size = expected = 0
+    wanted: list[tuple[AnyExtent, bool]] = []
+    expected = 0
     for extent in _cut(extents, after, exact_after, through):
         is_exact = extent.first_seq > exact_after
         if is_exact and extent.first_seq > (begin := max(expected, exact_after + 1)):
             raise _lost(options, begin, extent.first_seq - 1)
         expected = extent.last_seq + 1
-        waiting.append((extent, is_exact))
-        size += extent.bytes
-        if size >= options.target_partition_bytes:
-            pieces.append(StorePartition(tuple(waiting), placed.until_ms, placed.store_id))
-            waiting, size = [], 0
-    if waiting:
-        pieces.append(StorePartition(tuple(waiting), placed.until_ms, placed.store_id))
+        wanted.append((extent, is_exact))
     if (begin := max(expected, exact_after + 1)) <= through:
         raise _lost(options, begin, through)
-    return pieces
+    pieces = grouped(wanted, lambda each: each[0].bytes, options.target_partition_bytes)
+    return [StorePartition(tuple(piece), placed.until_ms, placed.store_id) for piece in pieces]
 
 
 def _cut(extents: Sequence[AnyExtent], after: int, border: int, through: int) -> Iterator[AnyExtent]:
