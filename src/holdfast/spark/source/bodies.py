@@ -1,9 +1,9 @@
 """Decode the bodies of many objects into one table: the costly step of a read.
 
-Three ways, fastest first. Small bodies in the layout that ``commit.format.body_stream`` writes are joined as bytes:
-every rule is one comparison of columns, and each buffer is one slice per body (8 us per body of fifty rows; an Arrow
-decoder needs 35). Bodies with the same schema message are joined into one Arrow stream. Others are decoded one by one.
-No length, offset or count is used before it has been checked. Damage raises CorruptData with the slot.
+Small bodies in the layout that ``commit.format.body_stream`` writes are joined as bytes: every rule is one comparison
+of columns, and each buffer is one slice per body (8 us per body of fifty rows; an Arrow decoder needs 35). Others are
+decoded one by one. No length, offset or count is used before it has been checked. Damage raises CorruptData with the
+slot.
 """
 
 from __future__ import annotations
@@ -189,29 +189,14 @@ def decode_bodies(objects: Sequence[tuple[Header, bytes]], *, verify: bool = Tru
 
 
 def _joined(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies | None:
-    """All bodies by one decoder; None where they cannot be joined, or are not one batch each."""
+    """All bodies at once; None where they cannot be joined."""
     if len(objects) < 2 or any(header.entries for header, _ in objects):
         return None
     bodies = [_body(data, header, verify=verify) for header, data in objects]
     if any(len(body) > JOINED_BYTES_MAX for body in bodies):
         return None
-    of_own_layout = join_bodies(bodies)
-    if of_own_layout is not None:
-        return Bodies([header for header, _ in objects], *of_own_layout)
-    parts: list[memoryview | bytes] = [_SCHEMA_BYTES]
-    for body in bodies:
-        if bytes(body[: len(_SCHEMA_BYTES)]) != _SCHEMA_BYTES or bytes(body[-len(END_OF_STREAM) :]) != END_OF_STREAM:
-            return None
-        parts.append(body[len(_SCHEMA_BYTES) : -len(END_OF_STREAM)])
-    parts.append(END_OF_STREAM)
-    try:
-        table = pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_all()
-    except (pa.ArrowException, OSError):
-        return None  # one by one, to find which
-    counts = [len(chunk) for chunk in table["version"].chunks]
-    if len(counts) != len(objects) or table.schema != BODY_SCHEMA or 0 in counts:
-        return None
-    return Bodies([header for header, _ in objects], counts, table.combine_chunks())
+    joined = join_bodies(bodies)
+    return None if joined is None else Bodies([header for header, _ in objects], *joined)
 
 
 def _one_by_one(objects: Sequence[tuple[Header, bytes]], *, verify: bool) -> Bodies:
