@@ -48,7 +48,7 @@ from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.digest import Sent, hash_of
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, request_id
-from holdfast.spark.typed.encode import encode_one
+from holdfast.spark.typed.encode import encode
 from holdfast.values import LogPosition
 
 _OPERATION_COLUMNS: Final = ("key", "value", "kind", "end")
@@ -174,7 +174,7 @@ def _bytes_of_values(operations: pa.StructType) -> Callable[[object], bytes | No
     if at < 0 or not pa.types.is_struct(operations.field(at).type):
         return _bytes
     kind = operations.field(at).type
-    return lambda value: None if value is None else encode_one(value, kind)
+    return lambda value: None if value is None else encode(value, kind)
 
 
 def _operation(key: object, value: object, kind: object, end: object) -> Operation:
