@@ -158,29 +158,32 @@ class _Reader:
     def decode(self, values: pa.Array) -> Decoded:
         """As ``decode``."""
         rows: list[bytes | None] = values.to_pylist()
-        whole = self._all_at_once([each for each in rows if each is not None])
-        if whole is None:
-            suspects = self._exact.suspects(values)
+        given = [each for each in rows if each is not None]
+        whole, problems = self._all_at_once(given), dict[int, Problem]()
+        if whole is not None:
+            decoded = iter(whole)
+            found = [None if each is None else next(decoded) for each in rows] if values.null_count else whole
         else:
-            given = iter(whole)
-            decoded = [None if each is None else next(given) for each in rows] if values.null_count else whole
-            column = _array(decoded, self._type)
-            suspects = self._exact.suspects_of(values, column, b"\n".join(each for each in rows if each is not None))
-            if not (suspects.rounded or suspects.twice):
-                return Decoded(column, [])
-        found: list[Any] = []
-        misfits: list[Misfit] = []
-        for row, data in enumerate(rows):
-            value: Any = None
-            if data is not None:
-                value, problem = _read(self._decoder, self._check, data)
-                lost = self._exact.problems(data, row, suspects)
-                if problem is not None or lost:
-                    first = problem or next(iter(lost.values()))
-                    value, first = (None, first) if self._parts is None else self._parts.read(data, first, lost)
-                    misfits.append(Misfit(row, *first))
-            found.append(value)
-        return Decoded(_array(found, self._type), misfits)
+            found = [None if data is None else self._one(data, row, {}, problems) for row, data in enumerate(rows)]
+        column = _array(found, self._type)
+        suspects = self._exact.suspects(rows, column, b"\n".join(given))
+        is_changed = False
+        for row in sorted(suspects.rounded | suspects.twice):
+            data = rows[row]
+            if data is not None and (lost := self._exact.problems(data, row, suspects)):
+                found[row], is_changed = self._one(data, row, lost, problems), True
+        return Decoded(
+            _array(found, self._type) if is_changed else column,
+            [Misfit(row, *problems[row]) for row in sorted(problems)],
+        )
+
+    def _one(self, data: bytes, row: int, lost: Mapping[str, Problem], problems: dict[int, Problem]) -> Any:
+        """The value of one row, and its first problem in ``problems``. ``lost``: as ``Exact``."""
+        value, problem = _read(self._decoder, self._check, data)
+        if problem is not None or lost:
+            first = problem or next(iter(lost.values()))
+            value, problems[row] = (None, first) if self._parts is None else self._parts.read(data, first, lost)
+        return value
 
     def _all_at_once(self, rows: Sequence[bytes]) -> list[Any] | None:
         """The values of these rows; None where one does not fit, or is not on one line."""

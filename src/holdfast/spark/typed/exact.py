@@ -2,9 +2,8 @@
 that an object has twice.
 
 The decoders of ``decode`` round such values and take the last of two equal keys. Most columns show by themselves that
-no value has one. Else a search in native code finds the values that may, and only these are parsed again, digit by
-digit. Cost: the bytes are looked through once for each name; a search takes about 0.3 us for each field, and some
-microseconds for each value that it finds.
+no value has one. Else only the values that may have one are parsed again, digit by digit. Cost: the bytes are looked
+through once for each name; some microseconds for each value that is parsed again.
 """
 
 from __future__ import annotations
@@ -20,34 +19,17 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+Numbers: TypeAlias = npt.NDArray[np.int64]
 Problem: TypeAlias = tuple[str, str]
 """A path in a value, and the reason why it does not fit."""
 
 _FRACTION: Final = re.compile(r"\.([0-9]{7,})")
-_TIMES: Final = r'[^"]*\.[0-9]{7}|0001-01-01|9999-12-31'
-_EXPONENT: Final = r"[0-9.]*[0-9][eE]\+?[0-9]"
-_JSON_SUSPECTS: Final[dict[pa.DataType, str]] = {
-    pa.float32(): rf"-?(?:[0-9]{{8}}|{_EXPONENT})",
-    pa.float64(): rf"-?(?:[0-9]{{16}}|{_EXPONENT})",
-    **{pa.timestamp("us", tz=tz): f'"(?:{_TIMES})' for tz in ("UTC", None)},
-}
-"""By type: how a value begins that the type may round."""
-_MSGPACK_SUSPECTS: Final[dict[pa.DataType, str]] = {
-    pa.float32(): r"[\xcb\xce\xcf\xd2\xd3]",
-    pa.float64(): r"[\xcf\xd3]",
-    **{pa.timestamp("us", tz=tz): rf"\xd7\xff|\xc7\x0c\xff|{_TIMES}" for tz in ("UTC", None)},
-}
-"""By type: what a value contains that the type may round."""
-_ESCAPED_KEY: Final = r'\\(?:[^"\\]|\\.)*"\s*:'
-
-
 _NOTHING: Final[Mapping[str, Problem]] = {}
-
-SEARCHED_NAMES_MAX: Final = 8
-"""With more names than this, one more parse of a value costs less than a search for each name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +40,6 @@ class Suspects:
     twice: frozenset[int]
 
 
-_NO_SUSPECTS: Final = Suspects(frozenset(), frozenset())
 _ROUNDED_FROM: Final[Mapping[pa.DataType, float]] = {pa.float32(): 2.0**24, pa.float64(): 2.0**53}
 """By type: below it every whole number has a float of its own."""
 _YEARS_US: Final = 1900 * 365 * 86_400 * 1_000_000
@@ -73,64 +54,42 @@ class Exact:
     def __init__(self, kind: pa.DataType, *, is_json: bool) -> None:
         self._kind = kind
         self._is_json = is_json
-        parts = list(_parts_of(kind, None))
-        patterns = [found for name, each in parts if (found := _suspects(name, each, is_json=is_json)) is not None]
-        self._rounding = "|".join(dict.fromkeys(patterns))
-        names = {name for name, _ in parts if name is not None}
-        self._names = [json.dumps(name, ensure_ascii=False) if is_json else name for name in sorted(names)]
-        self._looks_at_all = len(names) > SEARCHED_NAMES_MAX or any(pa.types.is_map(each) for _, each in parts)
         self._json = json.JSONDecoder(object_pairs_hook=_once, parse_int=float, parse_float=float)
         self._digits = json.JSONDecoder(object_pairs_hook=_marked, parse_int=_Number, parse_float=_Number)
 
-    def suspects_of(self, values: pa.Array, column: pa.Array, joined: bytes) -> Suspects:
-        """As ``suspects``, for values that were decoded as ``column``. ``joined`` are their bytes.
+    def suspects(self, rows: Sequence[bytes | None], column: pa.Array, joined: bytes) -> Suspects:
+        """The rows that may have lost something in ``column``. ``joined`` are the bytes of all.
 
         Most columns show that nothing was lost: no number is as large as those that round, and each name is in the
         bytes as often as the column has a value for it.
         """
-        places = list(_places(column, self._kind, None))
-        may_round = any(self._may_round(kind, array, joined) for _, kind, array in places)
-        given: Counter[str] = Counter()
-        for name, _, array in places:
+        digits = _MANY_DIGITS if self._is_json else _MANY_DIGITS_OR_OWN
+        rounded, given, has_map = set[int](), Counter[bytes](), False
+        for name, kind, array, owners in _places(column, self._kind, None, np.arange(len(column))):
+            has_map = has_map or pa.types.is_map(kind)
             if name is not None:
-                given[json.dumps(name, ensure_ascii=False) if self._is_json else name] += len(array) - array.null_count
-        may_be_twice = any(pa.types.is_map(kind) for _, kind, _ in places) or (
-            bool(given)
-            and (
-                (self._is_json and b"\\" in joined)
-                or any(joined.count(name.encode()) > times for name, times in given.items())
-            )
+                key = json.dumps(name, ensure_ascii=False) if self._is_json else name
+                given[key.encode()] += len(array) - array.null_count
+            is_time = pa.types.is_timestamp(kind)
+            if is_time and digits.search(joined) is not None:
+                rounded.update(row for row, data in enumerate(rows) if data and digits.search(data))
+            if is_time or kind in _ROUNDED_FROM:
+                size = pc.call_function("abs", [array.cast(pa.int64()) if is_time else array])
+                bound = _YEARS_US if is_time else _ROUNDED_FROM[kind]
+                is_large = pc.call_function("greater_equal", [size, pa.scalar(bound, size.type)]).fill_null(False)
+                rounded.update(owners[is_large.to_numpy(zero_copy_only=False)].tolist())
+        if has_map:
+            return Suspects(frozenset(rounded), frozenset(range(len(rows))))
+        is_escaped = self._is_json and bool(given) and b"\\" in joined
+        twice = [name for name, times in given.items() if joined.count(name) > times]
+        return Suspects(
+            frozenset(rounded),
+            frozenset(
+                row
+                for row, data in enumerate(rows if twice or is_escaped else ())
+                if data and ((is_escaped and b"\\" in data) or any(data.count(name) > 1 for name in twice))
+            ),
         )
-        if not may_round and not may_be_twice:
-            return _NO_SUSPECTS
-        found = self.suspects(values)
-        return Suspects(found.rounded if may_round else frozenset(), found.twice if may_be_twice else frozenset())
-
-    def _may_round(self, kind: pa.DataType, array: pa.Array, joined: bytes) -> bool:
-        """Whether a number or a time in this part of a column may have been rounded."""
-        if kind not in _ROUNDED_FROM and not pa.types.is_timestamp(kind):
-            return False
-        bounds = pc.call_function("min_max", [array.cast(pa.int64()) if pa.types.is_timestamp(kind) else array]).as_py()
-        low, high = bounds["min"], bounds["max"]
-        if low is None:
-            return False
-        if kind in _ROUNDED_FROM:
-            return not (-_ROUNDED_FROM[kind] < low and high < _ROUNDED_FROM[kind])
-        has_more_digits = _MANY_DIGITS if self._is_json else _MANY_DIGITS_OR_OWN
-        return not (low > -_YEARS_US and high < _YEARS_US) or has_more_digits.search(joined) is not None
-
-    def suspects(self, values: pa.Array) -> Suspects:
-        """The rows of values that may lose something. Shape: ``values`` are binary."""
-        rounded = _rows(_matches(values, self._rounding)) if self._rounding else frozenset[int]()
-        if self._looks_at_all:
-            return Suspects(rounded, frozenset(range(len(values))))
-        twice: Any = (
-            _matches(values, _ESCAPED_KEY) if self._names and self._is_json else pa.nulls(len(values), pa.bool_())
-        )
-        for name in self._names:
-            count = pc.call_function("count_substring", [values], pc.MatchSubstringOptions(name))
-            twice = pc.call_function("or_kleene", [twice, pc.call_function("greater", [count, pa.scalar(1)])])
-        return Suspects(rounded, _rows(twice))
 
     def problems(self, data: bytes, row: int, suspects: Suspects) -> Mapping[str, Problem]:
         """What the type does not keep of this value, by field of the first level; "" for the whole value.
@@ -175,14 +134,6 @@ def _unpack(data: bytes, pairs: Callable[[Any], Any]) -> Any:
     return msgpack.unpackb(data, object_pairs_hook=pairs, strict_map_key=False)
 
 
-def _matches(values: pa.Array, pattern: str) -> Any:
-    return pc.call_function("match_substring_regex", [values], pc.MatchSubstringOptions(pattern))
-
-
-def _rows(mask: Any) -> frozenset[int]:
-    return frozenset(pc.call_function("indices_nonzero", [mask.fill_null(False)]).to_pylist())
-
-
 class _TwiceError(Exception):
     """An object has a key twice."""
 
@@ -215,40 +166,18 @@ def _marked(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     return twice
 
 
-def _parts_of(kind: pa.DataType, name: str | None) -> Iterator[tuple[str | None, pa.DataType]]:
-    """The type and the types in it, each once for each place, with its name if it is a field."""
-    yield name, kind
-    if pa.types.is_struct(kind):
-        for each in kind:
-            yield from _parts_of(each.type, each.name)
-    elif pa.types.is_map(kind):
-        yield from _parts_of(kind.item_type, None)
-    elif pa.types.is_list(kind):
-        yield from _parts_of(kind.value_type, None)
-
-
 def _places(
-    column: pa.Array, kind: pa.DataType, name: str | None
-) -> Iterator[tuple[str | None, pa.DataType, pa.Array]]:
-    """The parts of a column, as ``_parts_of`` those of its type."""
-    yield name, kind, column
+    column: pa.Array, kind: pa.DataType, name: str | None, owners: Numbers
+) -> Iterator[tuple[str | None, pa.DataType, pa.Array, Numbers]]:
+    """The parts of a column: each with its name if it is a field, its type, and the row of each of its values."""
+    yield name, kind, column, owners
     if pa.types.is_struct(kind):
         for index, each in enumerate(kind):
-            yield from _places(column.field(index), each.type, each.name)
-    elif pa.types.is_map(kind):
-        yield from _places(column.items, kind.item_type, None)
-    elif pa.types.is_list(kind):
-        yield from _places(column.flatten(), kind.value_type, None)
-
-
-def _suspects(name: str | None, kind: pa.DataType, *, is_json: bool) -> str | None:
-    """A pattern of every value in which this part may be rounded; None for a type that rounds nothing."""
-    if not is_json:
-        return _MSGPACK_SUSPECTS.get(kind)
-    if kind not in _JSON_SUSPECTS:
-        return None
-    before = r"(?:^|[\[:,\s])" if name is None else rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*"
-    return f"{before}(?:{_JSON_SUSPECTS[kind]})"
+            yield from _places(column.field(index), each.type, each.name, owners)
+    elif pa.types.is_map(kind) or pa.types.is_list(kind):
+        is_map = pa.types.is_map(kind)
+        inner, values = (kind.item_type, column.items) if is_map else (kind.value_type, column.values)
+        yield from _places(values, inner, None, np.repeat(owners, np.diff(column.offsets.to_numpy())))
 
 
 def joined(name: str, path: str) -> str:
