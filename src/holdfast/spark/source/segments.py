@@ -32,6 +32,7 @@ from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
 from holdfast.spark.source.table_filters import Test
 from holdfast.spark.source.tail import LogTail, objects_between, pieces_of_stream
+from holdfast.spark.typed.rows import in_range
 from holdfast.values import VERSION_MAX
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
@@ -48,7 +49,8 @@ def segment_rows(
     at = file.schema_arrow.get_field_index("version")
     schema = arrow_schema(Shape.OPERATIONS, columns)
     tests = list(_tests(wanted, since_ms))
-    of_range = ("kind", "key", "end") if wanted.key_begin else ()
+    has_keys = bool(wanted.key_begin) or wanted.key_end is not None
+    of_range = ("kind", "key", "end") if has_keys else ()
     needed = list(dict.fromkeys([*columns, *(test.column for test in tests), *of_range]))
     lowest, highest = wanted.version_min or 0, VERSION_MAX if wanted.version_max is None else wanted.version_max
     for group in range(file.num_row_groups):
@@ -60,33 +62,25 @@ def segment_rows(
             passed = test.passes(rows[test.column])
             if pc.call_function("sum", [passed]).as_py() != rows.num_rows:
                 rows = rows.filter(passed)
-        if wanted.key_begin:
-            rows = rows.filter(_reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
+        if has_keys:
+            is_range = pc.call_function("equal", [rows["kind"], "range_delete"])
+            rows = rows.filter(in_range(rows["key"], rows["end"], is_range, wanted.key_begin, wanted.key_end))
         yield from rows.select(list(columns)).cast(schema).to_batches()
 
 
 def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[Test]:
-    """What a wanted row passes, except for the lowest key."""
+    """What a wanted row passes, except for its key."""
     since = None if since_ms is None else since_ms * 1000
     for name, lowest, highest in (
         ("version", wanted.version_min, wanted.version_max),
         ("seq", wanted.seq_min, wanted.seq_max),
         ("timestamp", since, None),
-        ("key", None, wanted.key_end),
     ):
         if not lowest is highest is None:
-            yield Test(name, SEGMENT_SCHEMA.field(name).type, lowest, highest, is_open=name == "key")
+            yield Test(name, SEGMENT_SCHEMA.field(name).type, lowest, highest)
     yield Test("kind", pa.string(), values=tuple(kind.name.lower() for kind in wanted.kinds))
     if wanted.request_ids is not None:
         yield Test("request_id", pa.string(), values=wanted.request_ids)
-
-
-def _reaches(rows: pa.Table, begin: pa.Scalar) -> pa.ChunkedArray:
-    """Points at or above ``begin``, and range deletes that end above it."""
-    point = pc.call_function("greater_equal", [rows["key"], begin])
-    ends_above = pc.call_function("greater", [rows["end"], begin]).fill_null(True)
-    is_range = pc.call_function("equal", [rows["kind"], "range_delete"])
-    return pc.call_function("if_else", [is_range, ends_above, point])
 
 
 log = structlog.get_logger("holdfast.spark")

@@ -23,6 +23,7 @@ from holdfast.errors import Code, CorruptData
 from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, PRECONDITION, Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.source.bodies import Bodies
+from holdfast.spark.typed.rows import in_range
 from holdfast.values import slot_text
 
 
@@ -296,19 +297,7 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     versions = _numbers(table["version"])
     _narrow(mask, wanted, versions, bodies.headers, bodies.counts, lambda: _one(table["request_id"]))
     if wanted.key_begin or wanted.key_end is not None:
-        mask &= _in_key_range(table, kinds, wanted)
+        is_range = pa.array(kinds == ItemKind.RANGE_DELETE)
+        found = in_range(_one(table["key"]), _one(table["end"]), is_range, wanted.key_begin, wanted.key_end)
+        mask &= found.to_numpy(zero_copy_only=False)
     return None if mask.all() else pa.array(mask)
-
-
-def _in_key_range(table: pa.Table, kinds: npt.NDArray[np.uint64], wanted: RowFilter) -> npt.NDArray[np.bool_]:
-    key = _one(table["key"])
-    end = _one(table["end"])
-    mask: npt.NDArray[np.bool_] = np.ones(len(kinds), dtype=np.bool_)
-    if wanted.key_begin:
-        begin = pa.scalar(wanted.key_begin, pa.binary())
-        point = pc.call_function("greater_equal", [key, begin]).to_numpy(zero_copy_only=False)
-        reaches = pc.call_function("greater", [end, begin]).fill_null(True).to_numpy(zero_copy_only=False)
-        mask &= np.where(kinds == ItemKind.RANGE_DELETE, reaches, point)
-    if wanted.key_end is not None:
-        mask &= pc.call_function("less", [key, pa.scalar(wanted.key_end, pa.binary())]).to_numpy(zero_copy_only=False)
-    return mask

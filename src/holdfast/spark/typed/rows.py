@@ -26,6 +26,17 @@ def key_after(prefix: bytes) -> bytes | None:
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
+def in_range(key: Any, end: Any, is_range: Any, begin: bytes, past: bytes | None) -> Any:
+    """Which operations are on keys in ``[begin, past)``: points in it, and range deletes that reach it."""
+
+    def compared(name: str, column: Any, bound: bytes) -> Any:
+        return pc.call_function(name, [column, pa.scalar(bound, pa.binary())])
+
+    reaches = compared("greater", end, begin).fill_null(True)
+    found = pc.call_function("if_else", [is_range, reaches, compared("greater_equal", key, begin)])
+    return found if past is None else pc.call_function("and", [found, compared("less", key, past)])
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which operations are wanted: those on keys with one of the ``prefixes`` (none: every key).
@@ -40,41 +51,16 @@ class Choice:
         """Whether no operation is left out."""
         return not self.prefixes
 
-    def mask(self, rows: Rows) -> Any:
-        """Which rows are wanted, None for all. Shape: ``rows`` have kind, key and end."""
+    def of(self, rows: R) -> R:
+        """The wanted rows. Shape: ``rows`` have kind, key and end."""
         if self.is_everything:
-            return None
-        key, end = rows["key"], rows["end"]
-        is_range = _call("equal", rows["kind"], pa.scalar("range_delete"))
+            return rows
+        is_range = pc.call_function("equal", [rows["kind"], pa.scalar("range_delete")])
         wanted = None
         for prefix in self.prefixes:
-            reaches = _call("if_else", is_range, _above(end, prefix).fill_null(True), _from(key, prefix))
-            has = _call("and", reaches, _below(key, prefix))
-            wanted = has if wanted is None else _call("or", wanted, has)
-        return wanted
-
-    def of(self, rows: R) -> R:
-        """The wanted rows. Shape: as ``mask``."""
-        mask = self.mask(rows)
-        return rows if mask is None else rows.filter(mask)
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    return pc.call_function(name, list(arguments))
-
-
-def _from(key: Any, prefix: bytes) -> Any:
-    return _call("greater_equal", key, pa.scalar(prefix, pa.binary()))
-
-
-def _above(key: Any, bound: bytes) -> Any:
-    return _call("greater", key, pa.scalar(bound, pa.binary()))
-
-
-def _below(key: Any, prefix: bytes) -> Any:
-    """Whether keys are below the end of the keys with this prefix."""
-    past = key_after(prefix)
-    return _call("is_valid", key) if past is None else _call("less", key, pa.scalar(past, pa.binary()))
+            has = in_range(rows["key"], rows["end"], is_range, prefix, key_after(prefix))
+            wanted = has if wanted is None else pc.call_function("or", [wanted, has])
+        return rows.filter(wanted)
 
 
 @dataclass(frozen=True, slots=True)
