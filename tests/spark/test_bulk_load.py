@@ -68,7 +68,7 @@ from holdfast.values import Version
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
 REQUESTS = 400
-OPTIONS = LoadOptions(wave=3, partitions=2, sign_interval_ms=50.0)
+OPTIONS = LoadOptions(wave=3, partitions=2, leading=LeadershipOptions(sign_interval_ms=50.0))
 SLICES = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -192,7 +192,7 @@ def test_without_a_crash_versions_are_those_of_a_leader_and_a_bounded_window_is_
 ) -> None:
     requests = draw_requests(12, REQUESTS, keys=60, lag=80)
     log = (tmp_path / "log").as_uri()
-    options = LoadOptions(wave=100, partitions=2, window=64, sign_interval_ms=50.0)
+    options = LoadOptions(wave=100, partitions=2, window=64, leading=LeadershipOptions(sign_interval_ms=50.0))
     load_requests(spark, frame_of(spark, requests), log, (tmp_path / "verdicts").as_uri(), options)
     windows = Windows.trailing(len(requests), 64)
     check_verdicts(tmp_path, requests, windows)
@@ -257,7 +257,7 @@ def wait_for_sign(leadership: Leadership, number: int) -> None:
 
 def test_both_ways_to_lead_at_once_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="exclude each other"):
-        LoadOptions(take_over=True, step_down=True)
+        LeadershipOptions(take_over=True, step_down=True)
 
 
 def test_a_service_that_may_not_be_asked_keeps_the_lead(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_service_stands_by_for_a_load_and_leads_again_after_it_with_the_same
     requests = draw_requests(13, 100, keys=60, ids=False, odd=False)
     (tmp_path / "log").mkdir()
     (tmp_path / "plain").mkdir()
-    asked = replace(OPTIONS, step_down=True)
+    asked = replace(OPTIONS, leading=LeadershipOptions(sign_interval_ms=50.0, step_down=True))
     with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
         client.commit([Write(b"before", b"1")])
         report = load_requests(
@@ -352,7 +352,15 @@ def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
 
     def overtaken(name: str, facts: Mapping[str, object]) -> None:
         if name == "confirm" and not finished:
-            finished.append(load_requests(spark, frame, log, verdicts, replace(OPTIONS, take_over=True)))
+            finished.append(
+                load_requests(
+                    spark,
+                    frame,
+                    log,
+                    verdicts,
+                    replace(OPTIONS, leading=LeadershipOptions(sign_interval_ms=50.0, take_over=True)),
+                )
+            )
 
     with pytest.raises(Fenced):
         load_requests(spark, frame, log, None, OPTIONS, step=overtaken)
@@ -363,7 +371,7 @@ def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
 
 def test_a_name_belongs_to_one_input(spark: SparkSession, tmp_path: Path) -> None:
     log = (tmp_path / "log").as_uri()
-    options = LoadOptions(name="orders", partitions=1, sign_interval_ms=50.0)
+    options = LoadOptions(name="orders", partitions=1, leading=LeadershipOptions(sign_interval_ms=50.0))
     columns = "order int, key string, value string"
     first = spark.createDataFrame([(1, "a", "1")], columns)
     assert load_requests(spark, first, log, None, options).committed == 1
@@ -442,7 +450,7 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
             pa.array([[operation_row(Write(b"a", b"2"))], asked, asked[:2]], pa.list_(kind)),
             pa.array([[], [{"kind": "point_read", "key": b"a", "end": None, "version": "7"}], []], pa.list_(read)),
         ],
-        ["order", "operations", "reads"],
+        ["order", "operations", "preconditions"],
     )
     (chunk,) = pack(iter([batch]))
     place = ChunkSummary(3 << 32, 100, 3, chunk.index_min, chunk.weighted)

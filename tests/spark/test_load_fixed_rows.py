@@ -22,13 +22,14 @@ from tests.spark.test_bulk_load import SLICES, Killed, told, transactions
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.spark.bulk.fixed_rows import FixedRows
+from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = 200
 COLUMNS = "order long, key binary, value binary, read_version string"
-OPTIONS = LoadOptions(name="orders", wave=2, partitions=2, sign_interval_ms=50.0)
+OPTIONS = LoadOptions(name="orders", wave=2, partitions=2, leading=LeadershipOptions(sign_interval_ms=50.0))
 
 
 def changing(spark: SparkSession, marks: str | None = None) -> DataFrame:
@@ -169,7 +170,7 @@ def test_fixed_rows_are_the_same_requests(spark: SparkSession, tmp_path: Path, o
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from holdfast.spark import LoadOptions, load_requests, session
+from holdfast.spark import LeadershipOptions, LoadOptions, load_requests, session
 from tests.spark.test_load_fixed_rows import changing, lose_what_executors_kept
 root = Path(sys.argv[1])
 spark = session(master="local[2,3]", conf=json.loads(sys.argv[2]))
@@ -178,7 +179,7 @@ def lose(name, facts):
         lose_what_executors_kept(spark)
 report = load_requests(
     spark, changing(spark, str(root)), (root / "log").as_uri(), (root / "verdicts").as_uri(),
-    LoadOptions(wave=2, partitions=2, sign_interval_ms=50.0), step=lose,
+    LoadOptions(wave=2, partitions=2, leading=LeadershipOptions(sign_interval_ms=50.0)), step=lose,
 )
 print(report.committed)
 spark.stop()

@@ -27,6 +27,7 @@ from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
+from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.bulk.load import LoadOptions, load_requests
 from holdfast.spark.bulk.requests import ParsedRequest, RequestFormat, stage
 from holdfast.spark.bulk.resolve import look_up, resolve_requests
@@ -239,7 +240,7 @@ def by_load(spark: SparkSession, root: Path) -> list[Found]:
     """Two loads. ``root / "first"`` is the log as it is between them."""
 
     def tell(name: str, rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
-        options = LoadOptions(name=name, partitions=2, sign_interval_ms=50.0)
+        options = LoadOptions(name=name, partitions=2, leading=LeadershipOptions(sign_interval_ms=50.0))
         if name == "after":
             shutil.copytree(root / "loaded", root / "first")
         load_requests(

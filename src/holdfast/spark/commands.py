@@ -426,9 +426,7 @@ class BulkCommand:
             partitions=self.partitions,
             judging_bytes_max=self.judging_bytes_max,
             direct=self.source.format != "table",  # files have the same rows each time, a table may be a view
-            take_over=self.take_over,
-            step_down=self.step_down,
-            token=self.token,
+            leading=self._leading,
         )
         require_free_log(self._log(), options.leading)
         with self.spark.session("load") as spark:
@@ -457,7 +455,7 @@ class BulkCommand:
                 code=Code.BAD_CONFIGURATION,
                 hint="give --master instead of --remote",
             )
-        leading = LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down, listen=self.listen)
+        leading = self._leading
         requests = LiveRequests(self.source.path, **live)
         verdicts = requests.verdicts()
         if not may_init:
@@ -482,6 +480,10 @@ class BulkCommand:
             finally:
                 stream.stop()
         return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(stream.counts)})
+
+    @property
+    def _leading(self) -> LeadershipOptions:
+        return LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down, listen=self.listen)
 
     def _log(self) -> str:
         if self.log is None:

@@ -44,7 +44,13 @@ from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.file_urls import path_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.fixed_rows import FixedRows
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch, require_no_leader
+from holdfast.spark.bulk.leadership import (
+    DEFAULT_LEADERSHIP,
+    Leadership,
+    LeadershipOptions,
+    put_batch,
+    require_no_leader,
+)
 from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, job_of_load
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
@@ -230,8 +236,8 @@ class LoadOptions:
     ``direct``: the input has the same rows each time that Spark computes it, so they are not kept (``fixed_rows``);
     with others the load is refused.
 
-    ``step_down``, ``take_over`` and ``token`` are those of ``LeadershipOptions``: a load is refused while a service
-    leads the log, unless it may ask that service to stand by, or depose it.
+    ``leading``: a load is refused while a service leads the log, unless it may ask that service to stand by, or depose
+    it.
     """
 
     request_format: RequestFormat = AS_NAMED
@@ -241,18 +247,9 @@ class LoadOptions:
     partitions: int = 8
     judging_bytes_max: int | None = None
     direct: bool = False
-    take_over: bool = False
-    sign_interval_ms: float = 0.0
-    token: str | None = None
-    step_down: bool = False
-
-    @property
-    def leading(self) -> LeadershipOptions:
-        """How the load comes to lead. Raises: InvalidRequest."""
-        return LeadershipOptions(self.take_over, self.sign_interval_ms, self.token, self.step_down)
+    leading: LeadershipOptions = DEFAULT_LEADERSHIP
 
     def __post_init__(self) -> None:
-        _ = self.leading
         if not 1 <= self.wave <= SPAN_MAX:
             raise InvalidRequest(f"a wave has 1 to {SPAN_MAX} objects", code=Code.BAD_CONFIGURATION, wave=self.wave)
         if self.window is not None and self.window < 1:
@@ -297,7 +294,7 @@ def load_requests(
     ``step`` is called after each step. The version of a committed request is base + ordinal; after a crash the later
     part is above a new base. Only when others wrote in between, older read versions are ``too_old``.
 
-    Raises: Closed ``leader_alive`` (a service leads the log: see ``LoadOptions.step_down``), Fenced (another load
+    Raises: Closed ``leader_alive`` (a service leads the log: see ``LeadershipOptions``), Fenced (another load
     deposed this one), Unavailable, InvalidRequest. After any of them, and after a crash, a run with the same arguments
     loads the rest.
     """
