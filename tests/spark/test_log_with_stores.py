@@ -33,7 +33,7 @@ from tests.worlds.log.world import World
 from holdfast.commit.format.batch import StoresMode, decode_header
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import Closed, Code
-from holdfast.spark import Ingest, LoadOptions, Schedule, Snapshot, load_requests, read_operations, run_pipeline
+from holdfast.spark import Ingest, LoadOptions, Schedule, Snapshot, load_requests, read_log, run_pipeline
 from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.option_values import Mode
@@ -169,7 +169,9 @@ def test_a_snapshot_segments_and_a_replay_of_a_log_with_stores(
     assert content(KINDS[1], tmp_path / "snapshot") == latest_plainly(log.builder.objects)
     run_segments(spark, log.url, tmp_path / "segments", least=1)
     rows = spark_rows(
-        read_operations(spark, log.url, (tmp_path / "segments").as_uri(), SEGMENT_COLUMNS), "version", "position"
+        read_log(spark, log.url, segments=(tmp_path / "segments").as_uri(), columns=SEGMENT_COLUMNS),
+        "version",
+        "position",
     )
     assert rows == [{name: row[name] for name in SEGMENT_COLUMNS.split(",")} for row in operation_rows(log.live)]
     replay(spark, log.url, tmp_path / "target", Schedule())
@@ -216,7 +218,7 @@ def test_worlds_whose_log_has_stores_are_read_whole_and_audited_clean(tmp_path: 
 
 # -- jobs that lead the log -------------------------------------------------------------------------------------------
 
-ASKED = LoadOptions(wave=2, partitions=2, sign_interval_ms=50.0, step_down=True)
+ASKED = LoadOptions(wave=2, partitions=2, leading=LeadershipOptions(sign_interval_ms=50.0, step_down=True))
 
 
 def prepared(machine: Machine) -> list[tuple[int, str, int]]:
@@ -289,7 +291,7 @@ def test_the_stores_are_whole_after_a_load_and_after_an_ingest(
         held = prepared(machine)
         frame = spark.createDataFrame(rows, schema)
         with pytest.raises(Closed, match="a service leads this log"):
-            load_requests(spark, frame, url, None, replace(ASKED, step_down=False))
+            load_requests(spark, frame, url, None, replace(ASKED, leading=LeadershipOptions(sign_interval_ms=50.0)))
         report = load_requests(spark, frame, url, None, ASKED)
         assert report.committed == 60
         machine.wait()

@@ -36,7 +36,7 @@ from holdfast.spark import (
     Snapshot,
     Verify,
     load_requests,
-    read_operations,
+    read_log,
     read_table,
     run_pipeline,
 )
@@ -190,7 +190,7 @@ def check_with_spark(spark: SparkSession, root: Path, name: str, *, whole: bool)
         return (root / name / kind).as_uri()
 
     run_pipeline(Segments(spark, log, at("segments"), log_bytes_min=1), log, at("segments"), progress=None)
-    assert read_operations(spark, log, at("segments")).count() == count
+    assert read_log(spark, log, segments=at("segments")).count() == count
     if whole:
         requests = spark.createDataFrame([Request((Write(b"k", b"v"),)).row(1)], SCHEMA)
         assert load_requests(spark, requests, at("loaded"), at("verdicts")).committed == 1

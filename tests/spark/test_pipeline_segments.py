@@ -14,10 +14,11 @@ from tests.spark.test_pipeline_audit import damageable, on_disk, world
 from holdfast.commit.format.batch import CLAIM_BYTES, ItemKind
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.segments.index import read_segment_index
-from holdfast.spark import Segments, read_operations, run_pipeline
+from holdfast.spark import Segments, read_log, run_pipeline
 from holdfast.spark.log.runner import RunReport
 from holdfast.spark.runtime.table_files import read_objects
-from holdfast.spark.source.segments import segment_rows
+from holdfast.spark.source.chain import log_head
+from holdfast.spark.source.segments import index_of_log, segment_rows
 from holdfast.spark.source.shapes import RowFilter
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
@@ -41,7 +42,8 @@ def test_segments_and_the_log_behind_them_equal_the_plain_reading(spark: SparkSe
         assert older.version_max < newer.version_min, "no version is in two segments"
     wanted = operation_rows(live)
     names = COLUMNS.split(",")
-    rows = spark_rows(read_operations(spark, log, (tmp_path / "segments").as_uri(), COLUMNS), "version", "position")
+    segments = (tmp_path / "segments").as_uri()
+    rows = spark_rows(read_log(spark, log, segments=segments, columns=COLUMNS), "version", "position")
     assert rows == [{name: row[name] for name in names} for row in wanted]
     for segment in index.segments:
         (data,) = read_objects((tmp_path / "segments").as_uri(), [segment.path])
@@ -72,9 +74,9 @@ def test_what_is_in_segments_may_leave_the_log(spark: SparkSession, tmp_path: Pa
     table = tmp_path / "segments"
     assert run(spark, log, table, least=1).behind_bytes == 0
     with pytest.raises(InvalidRequest, match="of another log"):
-        read_operations(spark, random_log(62, reigns=1).write_to(tmp_path / "other"), table.as_uri())
+        index_of_log(table.as_uri(), log_head(random_log(62, reigns=1).write_to(tmp_path / "other")))
     with pytest.raises(NotFound, match="no segments"):
-        read_operations(spark, log, (tmp_path / "nothing").as_uri())
+        index_of_log((tmp_path / "nothing").as_uri(), log_head(log))
     for path in sorted((tmp_path / "log" / "batches").iterdir())[len(live) // 2 :]:
         if path.stat().st_size != CLAIM_BYTES:
             path.unlink()

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
     from holdfast.spark.tables.newest import materialise_latest
-    from holdfast.spark.tables.segments import Segments, read_operations
+    from holdfast.spark.tables.segments import Segments
     from holdfast.spark.tables.snapshot import Snapshot
-    from holdfast.spark.tables.state import last_version
     from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
     from holdfast.spark.typed.table import RowOptions
 
@@ -83,11 +82,9 @@ __all__ = [
     "commit_stream",
     "diagnose",
     "find_java",
-    "last_version",
     "load_requests",
     "materialise_latest",
     "read_log",
-    "read_operations",
     "read_table",
     "resolve_requests",
     "run_pipeline",
@@ -116,9 +113,8 @@ _NAMES_OF = {
     "tables.buckets": ("History", "Latest"),
     "tables.changes": ("Changes",),
     "tables.newest": ("materialise_latest",),
-    "tables.segments": ("Segments", "read_operations"),
+    "tables.segments": ("Segments",),
     "tables.snapshot": ("Snapshot",),
-    "tables.state": ("last_version",),
     "tables.store_tables": ("StoreChanges", "StoreLatest"),
     "typed.table": ("RowOptions",),
 }

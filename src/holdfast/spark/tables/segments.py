@@ -14,15 +14,14 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from holdfast.spark.columns import READABLE_KINDS
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, write_table
-from holdfast.spark.source.chain import log_head
-from holdfast.spark.source.segments import SEGMENT_SCHEMA, index_of_log
+from holdfast.spark.source.segments import SEGMENT_SCHEMA
 
 SEGMENT_LOG_BYTES_MIN: Final = 64 * 2**20
 SEGMENT_LOG_BYTES: Final = 128 * 2**20
@@ -83,18 +82,3 @@ def _write_segments(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
             waiting_bytes += batch.nbytes
     if waiting:
         yield close()
-
-
-def read_operations(
-    spark: SparkSession, log_url: str, segments_url: str, columns: str = "version,position,kind,key,end,value"
-) -> DataFrame:
-    """Every operation of the log, from segments as far as they go and from the log after them, in no order.
-
-    This is ``format("holdfast")`` with its option ``segments``, checked at once and not when the frame is used. Works
-    after retention has removed from the log what is in segments.
-
-    Raises: NotFound (no segments, empty log), InvalidRequest (segments of another log), Unavailable.
-    """
-    index_of_log(segments_url, log_head(log_url))
-    reader = spark.read.format("holdfast").option("url", log_url).option("columns", columns)
-    return reader.option("segments", segments_url).load()

@@ -1,4 +1,4 @@
-"""Range deletes as a step function over the keys, and the version that a log has reached."""
+"""Range deletes as a step function over the keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 
 class OrderKey(NamedTuple):
@@ -77,14 +75,3 @@ def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
     """The range deletes among operations."""
     columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
     return [RangeDeleted(key, end, OrderKey(version, at)) for key, end, version, at in zip(*columns, strict=True)]
-
-
-def last_version(spark: SparkSession, url: str) -> int:
-    """The version up to which the log at ``url`` is decided and durable now. Cost: a listing and a few headers."""
-    headers = spark.read.format("holdfast").option("url", url).option("shape", "batches")
-    newest = headers.option("startingVersion", "latest").option("columns", "last_version").load()
-    row = newest.agg(F.max("last_version")).first()
-    assert row is not None, "an aggregate has one row"
-    version = row[0]
-    assert isinstance(version, int), "the newest object of a log has a version"
-    return version
