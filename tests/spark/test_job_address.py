@@ -29,6 +29,7 @@ from holdfast import Client, Write
 from holdfast.cli.main import main
 from holdfast.client import ClientOptions
 from holdfast.commit.format.batch import Kind
+from holdfast.commit.leadership.evidence import Shown
 from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
 from holdfast.spark.bulk.job_address import JobAddress
@@ -220,10 +221,10 @@ def test_a_job_that_leads_is_named_as_a_job_before_spark_is_started(
 
 
 def test_an_address_that_cannot_be_listened_at_is_refused(tmp_path: Path) -> None:
-    with a_job(tmp_path):
+    with a_job(tmp_path), StoreThread(tmp_path.as_uri()) as thread:
         taken = address_of(tmp_path).removeprefix("http://")
         with pytest.raises(InvalidRequest, match="cannot listen"):
-            JobAddress(taken, "", lambda *_: None)
-    for text in ("8080", "host:", ":8080", "host:http"):
-        with pytest.raises(InvalidRequest, match="not an address to listen at"):
-            JobAddress(text, "", lambda *_: None)
+            JobAddress(thread, taken, "", Shown)
+        for text in ("8080", "host:", ":8080", "host:http"):
+            with pytest.raises(InvalidRequest, match="not an address to listen at"):
+                JobAddress(thread, text, "", Shown)

@@ -10,35 +10,37 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.commit.leadership.evidence import Shown
 from holdfast.commit.leadership.takeover import outward_host
 from holdfast.errors import Code, InvalidRequest
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.runtime.store_thread import LoopThread
 from holdfast.values import slot_text
 
 HEAD_BYTES_MAX: Final = 16_384
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 64
-CLOSE_SECONDS_MAX: Final = 5.0
 
 
 class JobAddress:
-    """Listens from construction until ``close``. ``leader_id`` is what it answers, from the first answer on, with what
-    the job has ``shown`` of itself.
+    """Listens from construction until ``close``, on the loop of the job's store. ``leader_id`` is what it answers, from
+    the first answer on, with what the job has ``shown`` of itself.
 
-    Raises: InvalidRequest (nothing can listen there). Cost: a thread, and nothing while nobody asks.
+    Raises: InvalidRequest (nothing can listen there). Cost: nothing while nobody asks.
     """
 
-    def __init__(self, listen: str, leader_id: str, shown: Callable[[], Shown]) -> None:
+    def __init__(
+        self, thread: LoopThread[ObjectStore], listen: str, leader_id: str, shown: Callable[[], Shown]
+    ) -> None:
         self._leader_id = leader_id
         self._shown = shown
         self._connections = 0
         host, port = _parts(listen)
         try:
-            listening = socket.create_server((host, port), family=_family(host))
+            listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise InvalidRequest(
                 "a job cannot listen at this address",
@@ -49,31 +51,14 @@ class JobAddress:
             ) from error
         text = f"[{host}]" if ":" in host else host
         self.address = f"http://{text}:{listening.getsockname()[1]}"
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._serve, args=(listening,), name="holdfast-address", daemon=True)
-        self._thread.start()
+        self._server = thread.start(
+            lambda _: asyncio.start_server(self._answer, sock=listening, limit=HEAD_BYTES_MAX)
+        ).result()
 
     def close(self) -> None:
         """Answer no more. Harmless when repeated."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(CLOSE_SECONDS_MAX)
-
-    def _serve(self, listening: socket.socket) -> None:
-        try:
-            self._loop.run_until_complete(self._serve_until_closed(listening))
-        finally:
-            self._loop.close()
-
-    async def _serve_until_closed(self, listening: socket.socket) -> None:
-        server = await asyncio.start_server(self._answer, sock=listening, limit=HEAD_BYTES_MAX)
-        await self._closing.wait()
-        server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the server with it
+            self._server.get_loop().call_soon_threadsafe(self._server.close)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -137,7 +122,3 @@ def _parts(listen: str) -> tuple[str, int]:
             listen=listen,
         )
     return host, int(port)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -246,7 +246,7 @@ class Leadership:
         """Take the lead. Raises: Closed while a service leads the log, unless it steps down or is taken over."""
         leading, leader_id = self._leading, LeaderId(os.urandom(16))
         listen = leading.listen or own_address(shared_by_machines=not is_directory(self._thread.url))
-        self._address = JobAddress(listen, leader_id.hex(), self._shown)
+        self._address = JobAddress(self._thread, listen, leader_id.hex(), self._shown)
         try:
             return self._claim_as(leader_id, self._address.address)
         except BaseException:
