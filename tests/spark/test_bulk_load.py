@@ -62,7 +62,9 @@ from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_parts, pack
 from holdfast.spark.bulk.resolve import Resolution, asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
+from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.values import Version
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
@@ -433,13 +435,17 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
     records = [(), (JobChange("load/earlier", b"{}"),), (), ()]
     leader.send(
         [
-            LoggedTransaction(base + 1 + n, None, None, list(each), [], jobs=jobs)
+            LoggedTransaction(base + 1 + n, f"an-id-of-a-request-{n}", base, list(each), [], jobs=jobs)
             for n, (each, jobs) in enumerate(zip(changes, records, strict=True))
         ]
     )
     log = builder.write_to(tmp_path / "log")
-    wanted = pa.RecordBatch.from_pydict({"seq": [1], "versions": [[base + 1 + n for n in range(len(changes))]]})
-    (logged,) = logged_changes(log, iter([wanted]))
+    options = parse_read_options({"url": log, "shape": "transactions", "columns": "version,request_id,operations"})
+    reader = HoldfastBatchReader(options)
+    attempts = (rows for part in reader.partitions() for rows in reader.read(part))
+    logged = pa.Table.from_batches(
+        [*logged_changes(rows.append_column("position", rows["version"]) for rows in attempts)]
+    )
     assert logged["version"].to_pylist() == [base + 1 + n for n in range(len(changes))]
     kind = pa.struct([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("value", pa.binary())])
     read = pa.struct([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("version", pa.string())])
@@ -495,7 +501,7 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
         return iter([pa.RecordBatch.from_pylist([row])])
 
     ((chunk, found, streams),) = chunk_parts(of_task(judged))
-    _, data = batch_object(chunk, found, reign, streams)
+    data = batch_object(chunk, found, reign, streams)
     assert b"an-id-that-uuid()-has-made" in data
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
         list(chunk_parts(of_task(again)))
@@ -587,9 +593,9 @@ def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_depo
         store = MemoryStore(MemoryObjects())
         await put_batch(store, header, data)
         await put_batch(store, header, data)
-        for other in (replace(header, nonce=bytes(16)), replace(header, body_crc=header.body_crc ^ 1)):
+        for other in (encode_object(replace(header, nonce=bytes(16)), data[HEADER_BYTES:]), data[:-1] + b"x"):
             with pytest.raises(Fenced):
-                await put_batch(store, other, encode_object(other, data[HEADER_BYTES:]))
+                await put_batch(store, header, other)
 
     asyncio.run(scenario())
 

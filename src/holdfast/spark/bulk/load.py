@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
-from holdfast.crc32 import fastest_crc32
 from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.file_urls import path_of
@@ -124,8 +123,8 @@ def write_wave(
         waiting: deque[tuple[int, int, Future[None]]] = deque()
         with StoreThread(url) as thread:
             for chunk, plan, row in chunk_parts(batches):
-                header, data = batch_object(chunk, plan, leadership, row)
-                waiting.append((chunk.key, len(data), thread.start(partial(put_batch, header=header, data=data))))
+                data = batch_object(chunk, plan, leadership, row)
+                waiting.append((chunk.key, len(data), thread.start(partial(put_batch, header=plan.header, data=data))))
                 done += _ended(waiting, PUTS_IN_FLIGHT - 1)
             done += _ended(waiting, 0)
         yield pa.RecordBatch.from_pylist(done, schema=pa.schema([("key", pa.int64()), ("size", pa.int64())]))
@@ -150,13 +149,9 @@ def _ended(waiting: deque[tuple[int, int, Future[None]]], left: int) -> Iterator
         yield {"key": key, "size": size}
 
 
-def batch_object(
-    chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, streams: Mapping[str, Any]
-) -> tuple[Header, bytes]:
-    """The whole object of a plan, and its complete header. Cost: O(rows), in native code."""
-    body = stream(_rows(chunk, plan, leadership, streams).combine_chunks())
-    header = replace(plan.header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
-    return header, encode_object(header, body)
+def batch_object(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, streams: Mapping[str, Any]) -> bytes:
+    """The whole object of a plan. Cost: O(rows), in native code."""
+    return encode_object(plan.header, stream(_rows(chunk, plan, leadership, streams).combine_chunks()))
 
 
 def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, streams: Mapping[str, Any]) -> pa.Table:
@@ -303,27 +298,25 @@ def load_requests(
     )
 
 
+@dataclass
 class _Load:
-    def __init__(
-        self, spark: SparkSession, log_url: str, verdicts_url: str | None, options: LoadOptions, step: Step
-    ) -> None:
-        self._spark = spark
-        self._url = log_url
-        self._verdicts_url = verdicts_url
-        self._options = options
-        self._step = step
-        self._report = LoadReport("")
-        self._has_begun = False
-        """Whether the log may have a part of the load."""
+    spark: SparkSession
+    url: str
+    verdicts_url: str | None
+    options: LoadOptions
+    step: Step
+    report: LoadReport = field(default_factory=lambda: LoadReport(""))
+    has_begun: bool = False
+    """Whether the log may have a part of the load."""
 
     def run(self, requests: DataFrame) -> LoadReport:
         began = time.monotonic()
-        options = self._options
-        folder = path_of(self._url) if is_directory(self._url) else None
-        if self._verdicts_url is not None:
-            table_location(self._verdicts_url)  # before a request is committed whose verdict has no place
+        options = self.options
+        folder = path_of(self.url) if is_directory(self.url) else None
+        if self.verdicts_url is not None:
+            table_location(self.verdicts_url)  # before a request is committed whose verdict has no place
         if folder is None or folder.exists():
-            with StoreThread(self._url) as thread:
+            with StoreThread(self.url) as thread:
                 thread.start(partial(require_no_leader, options=options.leading)).result()
         in_order(requests, options.request_format, options.partitions)  # before rows are kept that are not requests
         if folder is not None:
@@ -332,52 +325,52 @@ class _Load:
             self._run_fixed(requests, began)
         else:
             self._fix_and_run(requests, began)
-        self._report.seconds = time.monotonic() - began
-        return self._report
+        self.report.seconds = time.monotonic() - began
+        return self.report
 
     def _fix_and_run(self, requests: DataFrame, began: float) -> None:
-        rows = FixedRows.of(self._url, self._options.name)
+        rows = FixedRows.of(self.url, self.options.name)
         is_own = False
         try:
-            manifest = None if self._options.name is None else rows.found()
+            manifest = None if self.options.name is None else rows.found()
             if manifest is None:
                 manifest, is_own = rows.fix(requests)
-            self._report.fix_seconds = time.monotonic() - began
-            self._step("fix", {"found": not is_own})
+            self.report.fix_seconds = time.monotonic() - began
+            self.step("fix", {"found": not is_own})
             self._run_fixed(rows.read(manifest, requests), began)
         except Exception as error:
             # Rows of which none was written, because of what they are, must not be those of the next run of the name.
-            are_bad = is_own and not self._has_begun and isinstance(error, BAD_ROWS)
-            if self._options.name is None or are_bad:
+            are_bad = is_own and not self.has_begun and isinstance(error, BAD_ROWS)
+            if self.options.name is None or are_bad:
                 rows.remove()
             raise
         rows.remove()
 
     def _run_fixed(self, requests: DataFrame, began: float) -> None:
-        options = self._options
+        options = self.options
         staged = stage(requests, options.request_format, partitions=options.partitions)
         try:
-            self._report.name = options.name or staged.digest
-            self._report.requests = staged.requests
-            self._report.stage_seconds = time.monotonic() - began
-            self._step("stage", {"requests": staged.requests, "items": staged.items})
+            self.report.name = options.name or staged.digest
+            self.report.requests = staged.requests
+            self.report.stage_seconds = time.monotonic() - began
+            self.step("stage", {"requests": staged.requests, "items": staged.items})
             self._run_staged(staged)
         finally:
             staged.release()
 
     def _run_staged(self, staged: Staged) -> None:
-        options = self._options
+        options = self.options
         windows = Windows.trailing(staged.requests, options.window)
         # Where no request names a version of the log, the verdicts do not depend on the base, and the log is led for
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
-        with StoreThread(self._url) as thread, ExitStack() as cleanup:
+        with StoreThread(self.url) as thread, ExitStack() as cleanup:
             leadership = Leadership(thread, options.leading)
             cleanup.callback(leadership.stop)
             claim = leadership.claim()
-            self._step("claim", {"base": claim.last_version})
+            self.step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
-            self._has_begun = progress is not None
+            self.has_begun = progress is not None
             if progress is not None and progress.cuts:
                 # Others have written in between, so what was read before cannot be judged any more: as after any
                 # change of leader. Verdicts before the cut stay.
@@ -386,38 +379,38 @@ class _Load:
                 base = progress.base if progress is not None else claim.last_version
                 resolution = self._resolve(staged, base, windows)
             if progress is None:
-                progress = LoadProgress(staged.digest, self._options.window, staged.requests, 0, claim.last_version, ())
+                progress = LoadProgress(staged.digest, self.options.window, staged.requests, 0, claim.last_version, ())
             # What the log held before the first of this load's leaders: its own part is judged and not looked up.
-            resolution = look_up(self._spark, self._url, staged, resolution, progress.base - VERSION_JUMP)
-            self._report.continued_at = progress.through
+            resolution = look_up(self.spark, self.url, staged, resolution, progress.base - VERSION_JUMP)
+            self.report.continued_at = progress.through
             began = time.monotonic()
             progress = self._write(staged, resolution, windows, leadership, progress)
             leadership.resign()
-            self._report.write_seconds = time.monotonic() - began
-            self._step("resign", {})
+            self.report.write_seconds = time.monotonic() - began
+            self.step("resign", {})
         self._release(staged, resolution, progress, claim.log_id.hex())
 
     def _resolve(self, staged: Staged, base: int, windows: Windows) -> Resolution:
         began = time.monotonic()
-        resolution = resolve_requests(staged, base, windows=windows, judging_bytes_max=self._options.judging_bytes_max)
-        self._report.resolve_seconds = time.monotonic() - began
-        self._step("resolve", {"kernel_seconds": round(resolution.kernel_seconds, 3)})
+        resolution = resolve_requests(staged, base, windows=windows, judging_bytes_max=self.options.judging_bytes_max)
+        self.report.resolve_seconds = time.monotonic() - began
+        self.step("resolve", {"kernel_seconds": round(resolution.kernel_seconds, 3)})
         return resolution
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
-        job = job_of_load(self._report.name)
-        record, others = newest_record(self._spark, thread, self._url, claim, job)
+        job = job_of_load(self.report.name)
+        record, others = newest_record(self.spark, thread, self.url, claim, job)
         if record is None:
             return None
         progress = decode_progress(record, job)
         if (progress.input, progress.window, progress.requests) != (
-            staged.digest, self._options.window, staged.requests,
+            staged.digest, self.options.window, staged.requests,
         ):  # fmt: skip
             raise InvalidRequest(
                 "a load of this name has begun with other requests, or another window",
                 code=Code.BAD_CONFIGURATION,
                 hint="finish it with its own input, or give this one a name of its own",
-                name=self._report.name,
+                name=self.report.name,
                 settled=progress.through,
             )
         if others and progress.through < progress.requests and progress.through not in progress.cuts:
@@ -437,7 +430,7 @@ class _Load:
             progress, leaderships=(*progress.leaderships, (ordinal_before, leadership.head.last_version))
         )
         plan = LeadershipPlan(
-            job_of_load(self._report.name),
+            job_of_load(self.report.name),
             progress.base,
             leadership.head.last_version,
             ordinal_before,
@@ -446,20 +439,20 @@ class _Load:
         batches = planner.batches(leadership)
         while True:
             with leadership.writing():
-                wave = [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]
+                wave = [batch for _, batch in zip(range(self.options.wave), batches, strict=False)]
                 if not wave:
                     break
-                self._has_begun = True
-                object_bytes = write_wave(staged, self._url, plan, wave)
-                self._step("wave", {"objects": len(wave)})
+                self.has_begun = True
+                object_bytes = write_wave(staged, self.url, plan, wave)
+                self.step("wave", {"objects": len(wave)})
                 leadership.confirm(wave[-1][1].header, len(wave))
-            self._report.waves += 1
-            self._report.batches += len(wave)
-            self._report.object_bytes += object_bytes
-            self._report.first_version = self._report.first_version or wave[0][1].header.first_version
-            self._report.last_version = wave[-1][1].header.last_version
+            self.report.waves += 1
+            self.report.batches += len(wave)
+            self.report.object_bytes += object_bytes
+            self.report.first_version = self.report.first_version or wave[0][1].header.first_version
+            self.report.last_version = wave[-1][1].header.last_version
             progress = planner.progress
-            self._step("confirm", {"settled": progress.through, "version": wave[-1][1].header.last_version})
+            self.step("confirm", {"settled": progress.through, "version": wave[-1][1].header.last_version})
         return progress
 
     # -- release ------------------------------------------------------------------------------------------------------
@@ -470,10 +463,10 @@ class _Load:
             subjects[position] = resolution.fates[original]
         committed = int(np.count_nonzero(subjects == Fate.COMMITTED))
         rejected = np.isin(subjects, (Fate.CONFLICT, Fate.TOO_OLD, Fate.LOOK_UP))
-        self._report.committed = committed
-        self._report.not_committed = int(np.count_nonzero(rejected))
-        self._report.invalid = staged.requests - committed - self._report.not_committed
-        if self._verdicts_url is None:
+        self.report.committed = committed
+        self.report.not_committed = int(np.count_nonzero(rejected))
+        self.report.invalid = staged.requests - committed - self.report.not_committed
+        if self.verdicts_url is None:
             return
         leaderships: Numbers = np.array(progress.leaderships or ((0, progress.base),), np.int64)
 
@@ -486,59 +479,51 @@ class _Load:
             staged,
             resolution,
             version_of,
-            self._verdicts_url,
+            self.verdicts_url,
             made_by="load",
-            identity=f"{log_id}/{self._report.name}",
+            identity=f"{log_id}/{self.report.name}",
         )
-        self._step("release", {"requests": staged.requests})
+        self.step("release", {"requests": staged.requests})
 
 
+@dataclass
 class Planner:
     """The batches of a load, in order: one for each chunk with a request that has a version and is not finished."""
 
-    def __init__(
-        self,
-        staged: Staged,
-        resolution: Resolution,
-        assigned: npt.NDArray[np.int32],
-        windows: Windows,
-        plan: LeadershipPlan,
-        progress: LoadProgress,
-    ) -> None:
-        self._staged = staged
-        self._resolution = resolution
-        self._windows = windows
-        self._plan = plan
-        self._assigned = assigned
-        self._unsequenced = np.flatnonzero(resolution.ordinals == 0)
-        self._begin = progress.through
-        self.progress = progress
+    staged: Staged
+    resolution: Resolution
+    assigned: npt.NDArray[np.int32]
+    windows: Windows
+    plan: LeadershipPlan
+    progress: LoadProgress
+
+    def __post_init__(self) -> None:
+        self._unsequenced = np.flatnonzero(self.resolution.ordinals == 0)
+        self._begin = self.progress.through
 
     def batches(self, leadership: Leadership) -> Iterator[tuple[ChunkSummary, BatchPlan]]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         through = self._begin
-        chunks = [chunk for chunk in self._staged.chunks if chunk.past > through]
-        wanted = [chunk for chunk in chunks if self._assigned[chunk.past] > self._assigned[max(chunk.first, through)]]
+        chunks = [chunk for chunk in self.staged.chunks if chunk.past > through]
+        wanted = [chunk for chunk in chunks if self.assigned[chunk.past] > self.assigned[max(chunk.first, through)]]
         for number, chunk in enumerate(wanted):
             # What follows without a version belongs to the batch before it.
-            past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
+            past = wanted[number + 1].first if number + 1 < len(wanted) else self.staged.requests
             yield chunk, self._batch(leadership, chunk, max(chunk.first, through), past)
 
     def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int) -> BatchPlan:
-        fates = self._resolution.fates[chunk.first : chunk.past]
-        ordinals = self._resolution.ordinals[begin : chunk.past]
+        fates = self.resolution.fates[chunk.first : chunk.past]
+        ordinals = self.resolution.ordinals[begin : chunk.past]
         # A request that the log holds is committed there and has no ordinal here.
         accepted = ordinals[(fates[begin - chunk.first :] == Fate.COMMITTED) & (ordinals > 0)]
         transactions = max(len(accepted), 1)
         first, last = (accepted[0], accepted[-1]) if len(accepted) else (ordinals.max(), ordinals.max())
-        versions = self._plan.versions(np.array([first, last], np.int64)).tolist()
-        floor_index = self._windows.indexes_at(np.array([begin + 1], np.int64))
-        floor = int(self._plan.versions(self._assigned[floor_index].astype(np.int64))[0])
+        versions = self.plan.versions(np.array([first, last], np.int64)).tolist()
+        floor_index = self.windows.indexes_at(np.array([begin + 1], np.int64))
+        floor = int(self.plan.versions(self.assigned[floor_index].astype(np.int64))[0])
         self.progress = msgspec.structs.replace(self.progress, through=past)
         header = leadership.next_header(versions[0], versions[1], floor, transactions)
-        kept = np.where(
-            (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
-        )
+        kept = np.where((fates == Fate.COMMITTED) & (self.resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates)
         # What a request read before this leadership is its base, whatever the ordinal.
         earliest = chunk.first if chunk.index_min < 0 else min(chunk.index_min, chunk.first)
         skipped, end = np.searchsorted(self._unsequenced, (max(earliest, min(chunk.first, self._begin)), chunk.past))

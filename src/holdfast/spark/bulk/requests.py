@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import pickle
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pandas.util import hash_array
+from pandas import util
 from pyspark import StorageLevel, TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
@@ -182,7 +182,6 @@ class Chunk:
     index_min: int
     plain: bool
     has_versions: bool
-    has_ids: bool
     checksum: int
     weighted: int
     asks: bytes
@@ -299,18 +298,18 @@ def _field(flat: pa.RecordBatch, kind: pa.DataType, *names: str, text: str = "ut
 
 
 def _from_base64(texts: pa.Array) -> pa.Array:
-    values: list[bytes | None] = []
-    for each in texts.to_pylist():
+    def decoded(text: str) -> bytes:
         try:
-            values.append(None if each is None else b64decode(each, validate=True))
+            return b64decode(text, validate=True)
         except ValueError as error:
             raise InvalidRequest(
                 "a key or value is not base64",
                 code=Code.BAD_BASE64,
                 hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
-                found=each[:SHOWN_MAX],
+                found=text[:SHOWN_MAX],
             ) from error
-    return pa.array(values, pa.binary())
+
+    return pa.array([None if each is None else decoded(each) for each in texts.to_pylist()], pa.binary())
 
 
 def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
@@ -374,7 +373,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
     versions = _largest(items, read_version, "at_version")
     indexes = _largest(items, read_index, "at_index")
     refusals = _refusals(items, ids, read_index, read_version)
-    has_versions, has_ids = bool((versions != _NONE).any()), ids.null_count < rows
+    has_versions = bool((versions != _NONE).any())
     only_changes = not items.reads.any() and not refusals.any() and bool((indexes == _NONE).all())
     sums = _checksums(items, ids, read_index, read_version)
     asks = pa.RecordBatch.from_pydict(
@@ -398,9 +397,8 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
         items=items.columns.num_rows,
         judged_size=len(asks_data) + len(rows_data),
         index_min=_smallest(read_index, items.columns["at_index"]),
-        plain=only_changes and not has_versions and not has_ids,
+        plain=only_changes and not has_versions and ids.null_count == rows,
         has_versions=has_versions,
-        has_ids=has_ids,
         checksum=int(sums.sum(dtype=np.uint64)),
         weighted=int((sums * positions).sum(dtype=np.uint64)),
         asks=asks_data,
@@ -486,6 +484,9 @@ def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version:
     return sums
 
 
+_hash_array: Final = cast("Callable[..., npt.NDArray[np.uint64]]", util.hash_array)
+
+
 def _hashes(*columns: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each row that depends on all of these columns."""
     hashes: npt.NDArray[np.uint64] = np.zeros(len(columns[0]), np.uint64)
@@ -494,7 +495,7 @@ def _hashes(*columns: pa.Array) -> npt.NDArray[np.uint64]:
         values = pc.fill_null(column, nothing).to_numpy(zero_copy_only=False)
         is_null = pc.is_null(column).to_numpy(zero_copy_only=False)
         # Each is hashed with those before it, so that their order counts.
-        hashes = hash_array(hashes + hash_array(values, categorize=False) + is_null)
+        hashes = _hash_array(hashes + _hash_array(values, categorize=False) + is_null)
     return hashes
 
 
@@ -506,7 +507,6 @@ _SUMMARY: dict[str, pa.DataType] = {
     "index_min": pa.int64(),
     "plain": pa.bool_(),
     "has_versions": pa.bool_(),
-    "has_ids": pa.bool_(),
     "checksum": pa.decimal128(20),
     "weighted": pa.decimal128(20),
 }
@@ -562,7 +562,6 @@ class Staged:
     judged_size: int
     plain: bool
     has_versions: bool
-    has_ids: bool
     digest: str
 
     def release(self) -> None:
@@ -629,7 +628,6 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
         sum(row["judged_size"] for row in rows),
         all(row["plain"] for row in rows),
         any(row["has_versions"] for row in rows),
-        any(row["has_ids"] for row in rows),
         digest,
     )
 

@@ -11,7 +11,6 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -22,10 +21,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import LimitExceeded
-from holdfast.objects.port import ObjectReader
 from holdfast.spark.bulk.problem import REJECTED, make_problem, select_items
 from holdfast.spark.bulk.requests import (
     ChunkSummary,
@@ -44,9 +41,9 @@ from holdfast.spark.bulk.sequencing import (
     Windows,
     sequence_requests,
 )
+from holdfast.spark.log.replay import operation_of
 from holdfast.spark.runtime.free_memory import free_memory
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
 PIECE_BYTES: Final = 16 * 2**20
 """The result of the task is cut into rows of this size, because Spark keeps rows in Java's heap."""
@@ -132,19 +129,9 @@ def resolve_requests(
     with task_errors():
         # Coalesced, not shuffled: the chunks are sorted by key in the task, and a shuffle would copy them twice.
         pieces = wanted.coalesce(1).mapInArrow(work, "piece binary").toArrow()["piece"].to_pylist()
-    found: _Judged = pickle.loads(b"".join(pieces))
+    found: Resolution = pickle.loads(b"".join(pieces))
     has_version = np.isin(found.fates, (Fate.COMMITTED, Fate.CONFLICT, Fate.TOO_OLD))
-    ordinals = np.where(has_version, np.cumsum(has_version), 0).astype(np.int32)
-    return Resolution(
-        found.fates,
-        found.originals,
-        found.conflict_places,
-        found.conflict_numbers,
-        found.conflict_ordinals,
-        ordinals,
-        base,
-        found.kernel_seconds,
-    )
+    return replace(found, ordinals=np.where(has_version, np.cumsum(has_version), 0).astype(np.int32))
 
 
 def require_memory(needed: int, bytes_max: int | None, requests: int) -> None:
@@ -168,19 +155,7 @@ def _all_committed(requests: int, base: int) -> Resolution:
     return Resolution(fates, {}, none, narrow, narrow, ordinals, base, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """What the task finds out: ``Resolution`` without what the driver can compute."""
-
-    fates: npt.NDArray[np.uint8]
-    originals: Mapping[int, int]
-    conflict_places: Numbers
-    conflict_numbers: npt.NDArray[np.int32]
-    conflict_ordinals: npt.NDArray[np.int32]
-    kernel_seconds: float
-
-
-def _settled(asks: pa.Table, items: pa.Table, base: int, windows: Windows) -> _Judged:
+def _settled(asks: pa.Table, items: pa.Table, base: int, windows: Windows) -> Resolution:
     """The verdicts, once a pass finds the refusals that the pass before has found. See ``resolve_requests``."""
     from holdfast.spark.bulk.sweep import load_loops  # numba costs a second
 
@@ -198,7 +173,7 @@ def _settled(asks: pa.Table, items: pa.Table, base: int, windows: Windows) -> _J
     raise AssertionError("each pass settles an attempt")
 
 
-def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, floors: Numbers) -> _Judged:
+def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, floors: Numbers) -> Resolution:
     from holdfast.spark.bulk.sweep import judge  # numba costs a second
 
     items, too_old = select_items(asks, rows, base, sequencing.assigned, sequencing.pending, floors)
@@ -212,13 +187,12 @@ def _judge_all(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int
     fates[positions] = np.where(states == REJECTED, Fate.CONFLICT, Fate.COMMITTED)
     failed = np.flatnonzero(broken)
     reads = np.flatnonzero(items.is_read)[failed]
-    return _Judged(fates, sequencing.originals, items.owners[reads], items.numbers[reads], broken[failed], seconds)
+    places, numbers = items.owners[reads], items.numbers[reads]
+    ordinals = np.zeros(0, np.int32)  # the driver computes them
+    return Resolution(fates, sequencing.originals, places, numbers, broken[failed], ordinals, base, seconds)
 
 
 # -- attempts whose read version is below the window: only the log knows their outcome ---------------------------------
-
-_LOGGED: Final = pa.schema([("version", pa.int64()), ("changes", pa.binary())])
-
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -230,32 +204,36 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
     TOO_OLD; an id that it holds with other changes is a reused request id. Only changes are compared: an earlier load
     wrote read versions of its own leader, and its record as one more change in the last request of a batch.
 
-    Raises: what reading raises. Cost: where an attempt waits, a scan of the log by tasks for each 8 million of them,
-    and the objects of their originals. Memory on the driver: about 500 bytes for each attempt that the log holds.
+    Raises: what reading raises. Cost: where an attempt waits, a scan of the log by tasks for each 8 million of them.
+    Memory on the driver: about 300 bytes for each attempt that the log holds.
     """
     waiting = np.flatnonzero(resolution.fates == Fate.LOOK_UP)
     if not len(waiting):
         return resolution
-    fates = resolution.fates
-    originals: dict[int, tuple[int, int]] = {}
+    originals: dict[int, tuple[int, bytes]] = {}
     for frame in staged.with_parts(["asks"], _places(staged, waiting)) if through else ():
         log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
-        known = log.option("columns", "version,seq,request_id").option("endingVersion", str(through)).load()
+        log = log.option("columns", "version,request_id,operations").option("endingVersion", str(through))
+        known = log.load()
         asked = frame.mapInArrow(asked_attempts, "position long, id string, at long")
         matches = known.join(F.broadcast(asked), known["request_id"] == asked["id"])
         matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
+        matches = matches.mapInArrow(logged_changes, "position long, version long, changes binary")
         with task_errors():
-            first = F.min(F.struct("version", "seq")).alias("first")
-            matches = matches.groupBy("position").agg(first).select("position", "first.version", "first.seq")
-            originals |= {row["position"]: (row["version"], row["seq"]) for row in matches.toArrow().to_pylist()}
-    reused = _with_other_changes(spark, url, staged, originals) if originals else []
-    decided = fates.copy()
+            first = F.min(F.struct("version", "changes")).alias("first")
+            matches = matches.groupBy("position").agg(first).select("position", "first.version", "first.changes")
+            originals |= {row["position"]: (row["version"], row["changes"]) for row in matches.toArrow().to_pylist()}
+    decided = resolution.fates.copy()
     decided[waiting] = Fate.TOO_OLD
     decided[list(originals)] = Fate.COMMITTED
-    decided[reused] = Fate.REQUEST_ID_REUSED
-    found_versions = {
-        position: version for position, (version, _) in originals.items() if decided[position] == Fate.COMMITTED
-    }
+    places = _places(staged, np.array(sorted(originals), np.int64))
+    with task_errors():
+        for frame in staged.with_parts(["asks", "item_rows", "values"], places):
+            for row in frame.mapInArrow(asked_changes, "position long, changes binary").toArrow().to_pylist():
+                if row["changes"] != originals[row["position"]][1]:
+                    decided[row["position"]] = Fate.REQUEST_ID_REUSED
+    found = ((position, version) for position, (version, _) in originals.items())
+    found_versions = {position: version for position, version in found if decided[position] == Fate.COMMITTED}
     return replace(resolution, fates=decided, found_versions=found_versions)
 
 
@@ -276,39 +254,12 @@ def asked_attempts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays([pa.array(places + chunk.first), ids, versions], ["position", "id", "at"])
 
 
-def _with_other_changes(
-    spark: SparkSession, url: str, staged: Staged, originals: Mapping[int, tuple[int, int]]
-) -> list[int]:
-    """The positions of requests whose changes differ from those that the log holds at this version and ``seq``."""
-    versions: dict[int, set[int]] = {}
-    for version, seq in originals.values():
-        versions.setdefault(seq, set()).add(version)
-    objects = spark.createDataFrame(
-        [(seq, sorted(wanted)) for seq, wanted in versions.items()], "seq long, versions array<long>"
-    )
-    places = _places(staged, np.array(sorted(originals), np.int64))
-    with task_errors():
-        logged = objects.mapInArrow(partial(logged_changes, url), "version long, changes binary")
-        held = {row["version"]: row["changes"] for row in logged.toArrow().to_pylist()}
-        return [
-            row["position"]
-            for frame in staged.with_parts(["asks", "item_rows", "values"], places)
-            for row in frame.mapInArrow(asked_changes, "position long, changes binary").toArrow().to_pylist()
-            if row["changes"] != held[originals[row["position"]][0]]
-        ]
-
-
-def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Digests of what transactions of the log change, for objects by ``seq``."""
-    with PlannedObjectsThread(url) as thread:
-        for batch in batches:
-            rows: list[dict[str, object]] = []
-            for seq, versions in zip(batch["seq"].to_pylist(), batch["versions"].to_pylist(), strict=True):
-                slot = FIRST_SLOT - seq
-                data = thread.start(partial(_read, slot=slot)).result()
-                wanted = (txn for txn in decode_body(data, decode_header(data, slot=slot)) if txn.version in versions)
-                rows.extend({"version": txn.version, "changes": _digest(txn.operations)} for txn in wanted)
-            yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
+def logged_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For attempts of the log, each with the position of one of the load, a digest of what it changes."""
+    for batch in batches:
+        digests = [_digest([operation_of(each) for each in row]) for row in batch["operations"].to_pylist()]
+        columns = [batch["position"], batch["version"], pa.array(digests, pa.binary())]
+        yield pa.RecordBatch.from_arrays(columns, ["position", "version", "changes"])
 
 
 def asked_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -319,9 +270,5 @@ def asked_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield pa.RecordBatch.from_arrays([pa.array(places + chunk.first), pa.array(digests)], ["position", "changes"])
 
 
-async def _read(store: ObjectReader, *, slot: int) -> bytes:
-    return await store.read(object_name(slot))
-
-
-def _digest(operations: Sequence[Operation]) -> bytes:
+def _digest(operations: Sequence[Operation | None]) -> bytes:
     return blake2b(_encode(operations), digest_size=16).digest()

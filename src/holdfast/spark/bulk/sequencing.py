@@ -11,7 +11,7 @@ per request.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -167,57 +167,52 @@ def _shared_ids(column: pa.ChunkedArray) -> tuple[Numbers, npt.NDArray[np.bool_]
     return groups, (groups >= 0) & (counts[groups] > 1)
 
 
+@dataclass
 class _OneByOne:
     """The requests whose fate depends on how many before them got a version, or on another with the same id."""
 
-    def __init__(
-        self,
-        asks: pa.Table,
-        base: int,
-        fates: npt.NDArray[np.uint8],
-        assigned: npt.NDArray[np.int32],
-        groups: Numbers,
-        refused: frozenset[int],
-    ) -> None:
-        self._refused = refused
-        self.originals: dict[int, int] = {}
-        self._base = base
-        self._fates = fates
-        self._assigned_without = assigned
-        self._groups = groups
-        self._version_max = asks["version_max"].to_numpy()
-        self._checksums = asks["checksum"].to_numpy()
+    asks: pa.Table
+    base: int
+    fates: npt.NDArray[np.uint8]
+    assigned_without: npt.NDArray[np.int32]
+    groups: Numbers
+    refused: frozenset[int]
+    originals: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __post_init__(self) -> None:
+        self._version_max = self.asks["version_max"].to_numpy()
+        self._checksums = self.asks["checksum"].to_numpy()
         self._known: dict[int, int] = {}
         self._taken: list[int] = []
 
     def take(self, position: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
         # Positions come in order, so all of ``_taken`` are before this one.
-        newest = self._base + int(self._assigned_without[position]) + len(self._taken)
+        newest = self.base + int(self.assigned_without[position]) + len(self._taken)
         if read_index > position or read_version > newest:
-            self._fates[position] = Fate.FUTURE_VERSION
+            self.fates[position] = Fate.FUTURE_VERSION
             return
-        group = int(self._groups[position])
+        group = int(self.groups[position])
         original = self._known.get(group) if group >= 0 else None
         if original is not None:
             same = self._checksums[position] == self._checksums[original]
-            self._fates[position] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
+            self.fates[position] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
             if same:
                 self.originals[position] = original
             return
         if group >= 0 and self._below_floor(read_index, read_version, floor_index):
-            self._fates[position] = Fate.LOOK_UP
+            self.fates[position] = Fate.LOOK_UP
             return
         if index_max > position or int(self._version_max[position]) > newest:
-            self._fates[position] = Fate.FUTURE_VERSION
+            self.fates[position] = Fate.FUTURE_VERSION
             return
-        self._fates[position] = Fate.PENDING
+        self.fates[position] = Fate.PENDING
         self._taken.append(position)
-        if group >= 0 and position not in self._refused:
+        if group >= 0 and position not in self.refused:
             self._known[group] = position
 
     def _ordinal_after(self, index: int) -> int:
-        return int(self._assigned_without[index]) + bisect_left(self._taken, index)
+        return int(self.assigned_without[index]) + bisect_left(self._taken, index)
 
     def _below_floor(self, read_index: int, read_version: int, floor_index: int) -> bool:
         floor = self._ordinal_after(floor_index)
-        return (self._ordinal_after(read_index) if read_index >= 0 else read_version - self._base) < floor
+        return (self._ordinal_after(read_index) if read_index >= 0 else read_version - self.base) < floor

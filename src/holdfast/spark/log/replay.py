@@ -2,9 +2,8 @@
 
 Each source transaction becomes one with the same operations. With it the record of the job ``replay/{source log id}``
 becomes the source's version, which is the offset. Request ids, preconditions and records of jobs are not copied.
-Exactly once:
-batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a run claims
-the target before it reads that offset.
+Exactly once: batches are acknowledged in slot order, so the newest offset in the target is exact after any crash, and a
+run claims the target before it reads that offset.
 
 The driver commits, since one leader gives the versions, in the order of the source; tasks only read. Memory on the
 driver: ``IN_FLIGHT_BYTES`` and a chunk of transactions, and of Spark two partitions of ``PARTITION_BYTES``; a single
@@ -15,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Row, SparkSession
 
@@ -152,7 +151,7 @@ class Replay:
 
     def _transactions(self, rows: Iterable[Row]) -> Iterator[Transaction]:
         for row in rows:
-            operations = [operation for each in row["operations"] if (operation := _operation(each)) is not None]
+            operations = [operation for each in row["operations"] if (operation := operation_of(each)) is not None]
             yield Transaction(operations, jobs=(JobChange(self._job, b"%d" % row["version"]),))
 
     async def _commit(self, chunk: list[Transaction], _: ObjectStore) -> int:
@@ -211,7 +210,7 @@ def _source_version(txn: Transaction) -> int:
     return int(offset.value)
 
 
-def _operation(row: Row) -> Operation | None:
+def operation_of(row: Mapping[str, Any]) -> Operation | None:
     """The operation of a row, None for an empty range: it deletes nothing, and a leader takes in no such thing."""
     match row["kind"]:
         case "write":
