@@ -38,7 +38,7 @@ from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
 from holdfast.spark.runtime.session import java_without_sigterm, session, task_errors
 from holdfast.spark.sink import give_up as sink
-from holdfast.spark.sink.service import open_client
+from holdfast.spark.sink.sending import open_client
 from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes

@@ -84,7 +84,7 @@ def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
         ) -> list[object]:
             return cast("list[object]", batch.column(name).to_pylist()) if name in names else none
 
-        as_fields = _fields_of(batch.schema.field("fields").type) if "fields" in names else _no_fields
+        as_fields = _fields_of(batch.schema.field("fields").type) if "fields" in names else lambda _: {}
         bodies, keys, fields, lifetimes = map(column, ("body", "key", "fields", "ttl_ms"))
         times = _milliseconds(batch.column("deliver_at")) if "deliver_at" in names else none
         for body, key, described, ttl_ms, at_ms in zip(bodies, keys, fields, lifetimes, times, strict=True):
@@ -117,10 +117,6 @@ def _bound(value: object, name: str) -> int:
     if number < 0:
         raise InvalidRequest(f"a row has a {name} below 0", value=number)
     return number
-
-
-def _no_fields(_value: object) -> dict[str, FieldValue]:
-    return {}
 
 
 def _fields_of(kind: pa.DataType) -> Callable[[object], dict[str, FieldValue]]:

@@ -17,12 +17,13 @@ import msgspec
 
 from holdfast.client import Client
 from holdfast.commit.format.transaction import JobChange
-from holdfast.errors import Code, Conflict, Fenced, Unavailable
+from holdfast.errors import Conflict, Unavailable
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.record import (
     Intent,
     Progress,
     decode,
+    fenced,
     job_of,
     job_of_partition,
     other_rows,
@@ -120,12 +121,7 @@ class PartitionNotes:
             # Another driver with this token has finished: every row is there.
             return Note(Progress(0, ""), read_version, is_done=True)
         if record is None or record.token != token:
-            raise Fenced(
-                "another run of this application has moved on",
-                code=Code.DEPOSED,
-                application=self._options.application,
-                token=token,
-            )
+            raise fenced(self._options.application, token)
         self._intent_version = read_version
         stored = self._client.job(self._job, at=read_version)
         return None if stored is None else Note(decode(stored.value, self._job, Progress), stored.version)

@@ -18,22 +18,33 @@ from typing import Final
 import pyarrow as pa
 import structlog
 
-from holdfast.client import Client
+from holdfast.client import Client, ClientOptions
 from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.digest import Sent
 from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, rows_of, stage_lost
 from holdfast.spark.sink.record import Intent, Wanted, finish, has_notes, read_record
-from holdfast.spark.sink.service import open_client
 from holdfast.spark.sink.stage import Stage, open_stage
 from holdfast.spark.sink.store_task import digest_messages, publish_partition
-from holdfast.spark.sink.task import digest_partition, send_checked, send_partition
+from holdfast.spark.sink.task import (
+    CHUNK_BYTES,
+    CHUNK_TRANSACTIONS,
+    digest_partition,
+    send_checked,
+    send_partition,
+)
 
 CONNECTIONS: Final = 4
 REPORT_SECONDS: Final = 10.0
 
 log = structlog.get_logger("holdfast.spark.sink")
+
+
+def open_client(options: WriteOptions) -> ServiceClient:
+    """A client of the service; its bearer token is this machine's environment's. Raises: InvalidRequest."""
+    bounds = ClientOptions(commits_per_request_max=CHUNK_TRANSACTIONS, commits_bytes_max=CHUNK_BYTES)
+    return ServiceClient(options.url, bounds)
 
 
 def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:

@@ -19,8 +19,8 @@ Ids are not drawn for each write, because a store remembers 100,000 publishers a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -165,26 +165,27 @@ def publish_partition(
     """
     with open_store_client(options) as stores:
         sender = _Sender(client, stores, options, intent, partition)
-        count = chunks = total = 0
-        for chunk in _chunks(messages_of(batches)):
-            sender.send(chunk)
-            count += len(chunk.messages)
-            total += hash_of_plain(map(plain, chunk.messages))
-            chunks = chunk.number + 1
-        sender.notes.require_whole(chunks)
+        sent = _sent(partition, _chunks(messages_of(batches)), sender.send)
+        sender.notes.require_whole(sent.chunks)
         if sender.unmatched:
             log.warning("no_durable_wants_rows", store=options.store, rows=sender.unmatched, partition=partition)
-        return Sent(partition, count, chunks, total, publisher=sender.publisher_after(count))
+        return replace(sent, publisher=sender.publisher_after(sent.transactions))
 
 
 def digest_messages(partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Read the rows of one partition and publish none: their write is done. Raises: InvalidRequest."""
-    count = chunks = total = 0
-    for chunk in _chunks(messages_of(batches)):
+    return _sent(partition, _chunks(messages_of(batches)))
+
+
+def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], None] = lambda _: None) -> Sent:
+    """What the partition is, after each chunk was given to ``send``."""
+    count = number = total = 0
+    for chunk in chunks:
+        send(chunk)
         count += len(chunk.messages)
         total += hash_of_plain(map(plain, chunk.messages))
-        chunks = chunk.number + 1
-    return Sent(partition, count, chunks, total)
+        number = chunk.number + 1
+    return Sent(partition, count, number, total)
 
 
 def _chunks(messages: Iterable[Message]) -> Iterator[_Chunk]:

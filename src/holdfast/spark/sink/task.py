@@ -231,14 +231,9 @@ def send_partition(
     Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
     """
     sender = _Sender(client, options, intent, partition)
-    count = chunks = total = 0
-    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
-        sender.send(chunk)
-        count += len(chunk.transactions)
-        total += hash_of(chunk.transactions)
-        chunks = chunk.number + 1
-    sender.notes.require_whole(chunks)
-    return Sent(partition, count, chunks, total)
+    sent = _sent(partition, _chunks(transactions_of(batches, options.transaction_key)), sender.send)
+    sender.notes.require_whole(sent.chunks)
+    return sent
 
 
 def send_checked(
@@ -252,12 +247,18 @@ def send_checked(
 
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
     """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
-    count = chunks = total = 0
-    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+    return _sent(partition, _chunks(transactions_of(batches, options.transaction_key)))
+
+
+def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], None] = lambda _: None) -> Sent:
+    """What the partition is, after each chunk was given to ``send``."""
+    count = number = total = 0
+    for chunk in chunks:
+        send(chunk)
         count += len(chunk.transactions)
         total += hash_of(chunk.transactions)
-        chunks = chunk.number + 1
-    return Sent(partition, count, chunks, total)
+        number = chunk.number + 1
+    return Sent(partition, count, number, total)
 
 
 def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:

@@ -23,8 +23,7 @@ from holdfast.spark.sink.digest import Sent
 from holdfast.spark.sink.manifest import Partition, find
 from holdfast.spark.sink.micro_batch import MicroBatch, running_micro_batch, token_of
 from holdfast.spark.sink.record import Intent, Wanted, begin, finish, finish_empty, plan_micro_batch, wanted_micro_batch
-from holdfast.spark.sink.sending import digest_rows, send_now, send_staged
-from holdfast.spark.sink.service import open_client
+from holdfast.spark.sink.sending import digest_rows, open_client, send_now, send_staged
 from holdfast.spark.sink.stage import open_stage
 from holdfast.spark.sink.staging import stage_partition
 from holdfast.spark.sink.store_task import check_store
