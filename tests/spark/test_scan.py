@@ -28,7 +28,7 @@ from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source import scan as scan_module
 from holdfast.spark.source.plan import plan_read
 from holdfast.spark.source.reader import HoldfastBatchReader
-from holdfast.spark.source.scan import BATCH_TRANSACTIONS, checked_objects, scan
+from holdfast.spark.source.scan import BATCH_BYTES, ROW_BYTES, checked_objects, scan
 from holdfast.spark.source.shapes import RowFilter
 
 _names = itertools.count()
@@ -168,11 +168,11 @@ def test_tiny_objects_are_coalesced_into_few_record_batches() -> None:
         leader.commit([Write(b"%d" % number, b"v")], [Write(b"%d" % number, b"w")])
     found = batches(stored(builder), minPartitions=1)
     assert [batch.num_rows for batch in found] == [1800]
-    assert BATCH_TRANSACTIONS >= 1800
+    assert BATCH_BYTES // ROW_BYTES >= 1800
 
 
 def test_record_batches_close_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "BATCH_TRANSACTIONS", 3)
+    monkeypatch.setattr(scan_module, "ROW_BYTES", 166_000)  # three of them
     monkeypatch.setattr(scan_module, "BATCH_BYTES", 500_000)
     monkeypatch.setattr(scan_module, "JOINED_BYTES_MAX", 50_000)
     builder = LogBuilder()

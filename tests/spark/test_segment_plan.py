@@ -25,7 +25,7 @@ from holdfast.spark import Schedule, Segments, run_pipeline
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.source import segments as segment_plan
+from holdfast.spark.source import stream
 from holdfast.spark.source.plan import SegmentPartition, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.segments import plan_with_segments, scan_segment
@@ -200,7 +200,7 @@ def in_order(rows: list[PlainRow]) -> list[PlainRow]:
 def test_a_stream_with_segments_hands_out_the_rows_of_the_log_alone(
     world: World, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(segment_plan, "OBJECTS_MIN", 1)
+    monkeypatch.setattr(stream, "OBJECTS_MIN", 1)
     draw = random.Random(seed)
     early = world.rows[draw.randrange(len(world.rows) // 4)]
     starts: list[dict[str, str]] = [

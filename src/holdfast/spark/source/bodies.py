@@ -87,36 +87,35 @@ def join_bodies(bodies: Sequence[memoryview]) -> tuple[list[int], pa.Table] | No
     return counts, pa.Table.from_arrays(arrays, schema=BODY_SCHEMA)
 
 
+@dataclass
 class _Columns:
     """The columns of all bodies, taken one after the other."""
 
-    def __init__(
-        self, bodies: Sequence[memoryview], rows: Numbers, nulls: Numbers, offsets: Numbers, lengths: Numbers
-    ) -> None:
-        self._bodies = bodies
-        self._rows = rows
-        self._total = int(rows.sum())
-        self._nulls = nulls
-        self._offsets = offsets
-        self._lengths = lengths
-        self._column = 0
-        self._buffer = 0
+    bodies: Sequence[memoryview]
+    rows: Numbers
+    nulls: Numbers
+    offsets: Numbers
+    lengths: Numbers
+
+    def __post_init__(self) -> None:
+        self._total = int(self.rows.sum())
+        self._column = self._buffer = 0
 
     def next(self, kind: pa.DataType) -> pa.Array | None:
         """The next column as one array; None where it breaks a rule."""
-        nulls = self._nulls[:, self._column]
+        nulls = self.nulls[:, self._column]
         self._column += 1
         validity = self._buffer
         offset_bytes = {pa.binary(): 4, pa.string(): 4, pa.large_binary(): 8}.get(kind, 0)
         self._buffer += 3 if offset_bytes else 2
-        expected = np.where(nulls == 0, 0, -(-self._rows // 8))
-        if not ((nulls >= 0) & (nulls <= self._rows) & (self._lengths[:, validity] == expected)).all():
+        expected = np.where(nulls == 0, 0, -(-self.rows // 8))
+        if not ((nulls >= 0) & (nulls <= self.rows) & (self.lengths[:, validity] == expected)).all():
             return None
         width = offset_bytes or kind.bit_width // 8
-        values = self._rows + 1 if offset_bytes else self._rows
-        if not (self._lengths[:, validity + 1] == width * values).all():
+        values = self.rows + 1 if offset_bytes else self.rows
+        if not (self.lengths[:, validity + 1] == width * values).all():
             return None
-        if (nulls == self._rows).all():
+        if (nulls == self.rows).all():
             return pa.nulls(self._total, kind)
         bits = self._validity(validity, nulls)
         if bits is not None and self._total - int(bits.sum()) != int(nulls.sum()):
@@ -131,33 +130,33 @@ class _Columns:
         return pa.Array.from_buffers(kind, self._total, [packed, pa.py_buffer(moved), pa.py_buffer(data)])
 
     def _joined(self, buffer: int) -> bytes:
-        begins, lengths = self._offsets[:, buffer], self._lengths[:, buffer]
-        slices = zip(self._bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
+        begins, lengths = self.offsets[:, buffer], self.lengths[:, buffer]
+        slices = zip(self.bodies, begins.tolist(), (begins + lengths).tolist(), strict=True)
         return b"".join([body[begin:end] for body, begin, end in slices])
 
     def _validity(self, buffer: int, nulls: Numbers) -> Bits | None:
         """Which rows have a value, None for all. Only a body that has both kinds of rows is looked into."""
         if not nulls.any():
             return None
-        bits: Bits = np.repeat(nulls == 0, self._rows)
-        firsts = np.cumsum(self._rows) - self._rows
-        for index in np.flatnonzero((nulls > 0) & (nulls < self._rows)).tolist():
-            begin, first, count = int(self._offsets[index, buffer]), int(firsts[index]), int(self._rows[index])
-            packed = np.frombuffer(self._bodies[index][begin : begin + -(-count // 8)], dtype=np.uint8)
+        bits: Bits = np.repeat(nulls == 0, self.rows)
+        firsts = np.cumsum(self.rows) - self.rows
+        for index in np.flatnonzero((nulls > 0) & (nulls < self.rows)).tolist():
+            begin, first, count = int(self.offsets[index, buffer]), int(firsts[index]), int(self.rows[index])
+            packed = np.frombuffer(self.bodies[index][begin : begin + -(-count // 8)], dtype=np.uint8)
             bits[first : first + count] = np.unpackbits(packed, count=count, bitorder="little")
         return bits
 
     def _moved_on(self, buffer: int, kind: np.dtype[np.signedinteger]) -> npt.NDArray[np.signedinteger] | None:
         """The offsets of all rows into the joined data; None unless each body's rise from 0 to the length of its."""
         own = np.frombuffer(self._joined(buffer), dtype=kind)
-        firsts = np.cumsum(self._rows + 1) - self._rows - 1
-        lengths = self._lengths[:, buffer + 1]
-        if own[firsts].any() or (own[firsts + self._rows] != lengths).any():
+        firsts = np.cumsum(self.rows + 1) - self.rows - 1
+        lengths = self.lengths[:, buffer + 1]
+        if own[firsts].any() or (own[firsts + self.rows] != lengths).any():
             return None
         is_end = np.ones(len(own), dtype=np.bool_)
         is_end[firsts] = False
         moved = np.zeros(self._total + 1, dtype=kind)
-        moved[1:] = own[is_end] + np.repeat(np.cumsum(lengths) - lengths, self._rows).astype(kind)
+        moved[1:] = own[is_end] + np.repeat(np.cumsum(lengths) - lengths, self.rows).astype(kind)
         return None if (moved[1:] < moved[:-1]).any() else moved
 
 

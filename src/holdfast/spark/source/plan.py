@@ -29,7 +29,6 @@ from holdfast.spark.source.chain import (
     Indices,
     first_index,
     index_after,
-    lineage_at,
     live_chain,
     read_header,
     require_log,
@@ -173,19 +172,23 @@ def _wanted_from(options: ReadOptions, pushed: RowFilter | None, frontier: Front
     )
 
 
+def _is_past(options: ReadOptions) -> Callable[[Header], bool] | None:
+    """Whether an object is after the last one that the read wants; None for a read without an end."""
+    at = options.ending_at
+    seq = None if at is None else at.seq
+    highest = options.ending_version if at is None else at.version
+    until_ms = options.ending_ms if options.as_of_ms is None else options.as_of_ms
+    if seq is not None:
+        return lambda header: header.slot < FIRST_SLOT - seq
+    if highest is not None:
+        return lambda header: header.first_version > highest
+    return None if until_ms is None else lambda header: header.time_ms > until_ms
+
+
 async def _last(store: ObjectStore, frontier: Frontier, options: ReadOptions) -> Header | None:
     """The last object that the read wants, None where it cannot be found; the newest one without an end."""
-    at, until_ms = options.ending_at, options.ending_ms
-    seq = None if at is None else at.seq
-    highest = options.ending_version if at is None or seq is not None else at.version
-    newest = frontier.newest
-    if seq is not None and seq < seq_of(newest.slot):
-        return await newest_before(store, frontier, lambda header: header.slot < FIRST_SLOT - seq)
-    if highest is not None and highest < newest.last_version:
-        return await newest_before(store, frontier, lambda header: header.first_version > highest)
-    if until_ms is not None and until_ms < newest.time_ms:
-        return await newest_before(store, frontier, lambda header: header.time_ms > until_ms)
-    return newest
+    is_past = _is_past(options)
+    return frontier.newest if is_past is None else await newest_before(store, frontier, is_past)
 
 
 def _pieces_min(chain: Chain, first: int, past: int, options: ReadOptions) -> int:
@@ -208,25 +211,20 @@ async def _end(store: ObjectStore, chain: Chain, options: ReadOptions, newest: H
         return index_after(chain, at.seq), None
     if at is not None:
         ending = at.version
-    if ending is not None:
-        highest = ending
-        if highest > newest.last_version:
-            raise _past_the_end("endingVersion" if at is None else "endingOffsets", newest, ending_version=highest)
-        return await first_index(store, chain, lambda header: header.first_version > highest), highest
-    until_ms = options.ending_ms if options.as_of_ms is None else options.as_of_ms
-    if until_ms is None:
-        return len(chain.slots), None
-    past = await first_index(store, chain, lambda header: header.time_ms > until_ms)
+    if ending is not None and ending > newest.last_version:
+        raise _past_the_end("endingVersion" if at is None else "endingOffsets", newest, ending_version=ending)
+    is_past = _is_past(options)
+    past = len(chain.slots) if is_past is None else await first_index(store, chain, is_past)
     if past == 0 and options.as_of_ms is not None:
         oldest = await read_header(store, int(chain.slots[0]))
         raise NotFound(
             "timestampAsOf is before the oldest object of the log",
             code=Code.LOG_TRUNCATED,
             hint="give a later time; a removed part of the log may be in segments or in a snapshot",
-            as_of_ms=until_ms,
+            as_of_ms=options.as_of_ms,
             oldest_ms=oldest.time_ms,
         )
-    return past, None
+    return past, ending
 
 
 def _past_the_end(option: str, newest: Header, **asked: int) -> InvalidRequest:
@@ -239,21 +237,27 @@ def _past_the_end(option: str, newest: Header, **asked: int) -> InvalidRequest:
 
 def ending_version(url: str, options: ReadOptions) -> int | None:
     """The last version that ``options`` ask for, None for the end of the log. Cost: for a time or an offset a search of
-    headers; for ``timestampAsOf`` a listing.
+    headers and a page; for ``timestampAsOf`` a listing.
 
     Raises: as ``plan_read``; NotFound (``log_truncated``) also for an end before the oldest object.
     """
     if options.ending_at is None and options.ending_ms is None and options.as_of_ms is None:
         return options.ending_version
 
+    # Of a bounded end only the objects around it are listed.
+    around = replace(
+        options,
+        starting_version=None,
+        starting_after=options.ending_at,
+        starting_ms=options.ending_ms,
+        from_latest=False,
+    )
+
     async def resolved(store: ObjectStore) -> int | None:
-        found = await _ending_found(store, options)
-        if found is not None:
-            return found
-        chain = await live_chain(store)
+        chain, newest = await planned_chain(store, around)
         if options.ending_at is not None:
             require_log(chain.lineage, options.ending_at)
-        past, version = await _end(store, chain, options, await read_header(store, int(chain.slots[-1])))
+        past, version = await _end(store, chain, options, newest)
         if version is not None:
             return version
         if past > 0:
@@ -267,21 +271,6 @@ def ending_version(url: str, options: ReadOptions) -> int | None:
         )
 
     return with_store(url, resolved)
-
-
-async def _ending_found(store: ObjectStore, options: ReadOptions) -> int | None:
-    """The last version that ``options`` ask for, where it is inside the log and a search of headers finds it."""
-    at = options.ending_at
-    if options.as_of_ms is not None or (at is not None and at.seq is None):
-        return None
-    try:
-        frontier = await frontier_of(store)
-        if at is not None:
-            require_log(await lineage_at(store, frontier.newest, frontier.newest.slot), at)
-        last = await _last(store, frontier, options)
-    except CorruptData:
-        return None
-    return None if last is None or last.slot == frontier.newest.slot else last.last_version
 
 
 async def first_object(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:

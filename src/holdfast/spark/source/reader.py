@@ -94,15 +94,20 @@ class HoldfastBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
-        from holdfast.spark.source.plan import LogPartition, SegmentPartition
-        from holdfast.spark.source.scan import scan, typed_scan
+        yield from rows_of(self._options, partition)
 
-        if isinstance(partition, LogPartition):
-            yield from typed_scan(self._options, lambda options: scan(options, partition.wanted, partition.piece))
-        elif isinstance(partition, SegmentPartition):
-            from holdfast.spark.source.segments import scan_segment
 
-            yield from typed_scan(self._options, lambda options: scan_segment(options, partition))
+def rows_of(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one piece of a batch or a micro-batch."""
+    from holdfast.spark.source.plan import LogPartition, SegmentPartition
+    from holdfast.spark.source.scan import scan, typed_scan
+
+    if isinstance(partition, LogPartition):
+        yield from typed_scan(options, lambda of: scan(of, partition.wanted, partition.piece))
+    elif isinstance(partition, SegmentPartition):
+        from holdfast.spark.source.segments import scan_segment
+
+        yield from typed_scan(options, lambda of: scan_segment(of, partition))
 
 
 def with_value_type(options: ReadOptions, value: pa.DataType | None) -> ReadOptions:

@@ -25,6 +25,7 @@ from holdfast.objects.port import ObjectReader
 from holdfast.spark.columns import Shape
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.positions import Position
+from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
 from holdfast.spark.source.chain import claim_of, lost, read_header, require_log
@@ -39,9 +40,10 @@ FETCH_BYTES: Final = 16 * 2**20
 """How many bytes one round of concurrent requests asks for; two rounds are under way at a time."""
 FETCH_OBJECTS_MAX: Final = 64
 ROUNDS_AHEAD: Final = 2
-BATCH_TRANSACTIONS: Final = 32 * 1024
+ROW_BYTES: Final = 256
+"""What a transaction counts as at least: a record batch has 32,768 of them at most."""
 BATCH_BYTES: Final = 8 * 2**20
-"""A record batch closes at either bound. The rows of a single larger object are cut by the second."""
+"""A record batch has at most this of bodies, or one object, whose rows are then cut."""
 LZ4_RATIO: Final = 16
 """What a compressed body is taken to grow by: its size in memory is known only when it is too late."""
 
@@ -67,23 +69,17 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _groups(objects: Iterable[tuple[Header, bytes]], *, headers_only: bool) -> Iterator[Sequence[tuple[Header, bytes]]]:
     """Objects that share a record batch: many tiny ones, or a large one alone, which is then not copied."""
-    group: list[tuple[Header, bytes]] = []
-    transactions = size = 0
-    for header, data in objects:
-        if not headers_only and not header.transactions:
-            continue
+
+    def weight(one: tuple[Header, bytes]) -> int:
+        header = one[0]
         body_bytes = header.body_length * (LZ4_RATIO if header.flags & FLAG_LZ4 else 1)
-        if group and body_bytes > JOINED_BYTES_MAX:
-            yield group
-            group, transactions, size = [], 0, 0
-        group.append((header, data))
-        transactions += max(1, header.transactions)
-        size += body_bytes
-        if transactions >= BATCH_TRANSACTIONS or size >= BATCH_BYTES or body_bytes > JOINED_BYTES_MAX:
-            yield group
-            group, transactions, size = [], 0, 0
-    if group:
-        yield group
+        return (
+            BATCH_BYTES
+            if body_bytes > JOINED_BYTES_MAX
+            else max(body_bytes, header.transactions * ROW_BYTES, ROW_BYTES)
+        )
+
+    return grouped((one for one in objects if headers_only or one[0].transactions), weight, BATCH_BYTES)
 
 
 def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header, bytes]]:

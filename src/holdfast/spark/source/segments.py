@@ -18,20 +18,17 @@ import structlog
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
-from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
 from holdfast.spark.columns import COLUMNS, Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.positions import Position
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import read_objects
-from holdfast.spark.source.chain import LogHead, first_index, log_head, read_header, require_log
-from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition, cut, ending_version, plan_read
+from holdfast.spark.source.chain import LogHead, log_head, require_log
+from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition, ending_version, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
 from holdfast.spark.source.table_filters import Test
-from holdfast.spark.source.tail import LogTail, objects_between, pieces_of_stream
 from holdfast.spark.typed.rows import in_range
 from holdfast.values import VERSION_MAX
 
@@ -85,9 +82,6 @@ def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[Test]:
 
 log = structlog.get_logger("holdfast.spark")
 
-OBJECTS_MIN: Final = 64
-"""A smaller micro-batch is read from the log before the Delta log of the segments is."""
-
 
 def index_of_log(segments_url: str, head: LogHead) -> SegmentIndex:
     """The segments at ``segments_url``, which must be of the log with this head.
@@ -108,7 +102,7 @@ def index_of_log(segments_url: str, head: LogHead) -> SegmentIndex:
 
 
 def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[SegmentPartition | LogPartition]:
-    """The pieces of a read of operations in log order: a piece for each segment, then those of the log.
+    """The pieces of a read, or of a micro-batch, in log order: a piece for each segment, then those of the log.
 
     Raises: as ``index_of_log`` and ``plan_read``.
     """
@@ -149,40 +143,6 @@ def _wanted(options: ReadOptions, head: LogHead) -> RowFilter:
 
 def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: int | None) -> SegmentPartition:
     return SegmentPartition(table_url, segment.path, segment.version_min, segment.version_max, wanted, since_ms)
-
-
-async def stream_with_segments(
-    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position, wanted: RowFilter
-) -> list[SegmentPartition | LogPartition]:
-    """The pieces of a micro-batch: segments that are wholly in it, and the log before and after them.
-
-    A micro-batch of less than ``OBJECTS_MIN`` objects is read from the log alone. Raises: as ``index_of_log`` and
-    ``objects_between``. Cost: some dozen headers more.
-    """
-    assert options.segments_url is not None, "asked for with segments only"
-    chain, first = await objects_between(store, tail, options, start, end)
-    past = len(chain.slots)
-    inside: list[Segment] = []
-    if past - first >= OBJECTS_MIN:
-        newest = await read_header(store, int(chain.slots[-1]))
-        index = index_of_log(options.segments_url, LogHead(newest.log_id.hex(), newest.last_version))
-        inside = [s for s in index.segments if s.version_min > start.version and s.version_max <= end.version]
-    if not inside:
-        pieces_min = pieces_of_stream(options)
-        pieces_of_log = cut(chain, first, past, options.target_partition_bytes, pieces_min)
-        return [LogPartition(piece, wanted) for piece in pieces_of_log]
-    lowest, highest = inside[0].version_min, inside[-1].version_max
-    # Between two of them there is no operation. An object may begin before the first and end after the last.
-    before = await first_index(store, chain, lambda header: header.first_version >= lowest)
-    after = await first_index(store, chain, lambda header: header.last_version > highest)
-    of_segments = wanted.and_also(RowFilter(seq_min=(start.seq or 0) + 1, seq_max=end.seq))
-    pieces: list[SegmentPartition | LogPartition] = []
-    for part, rows in (
-        ((first, max(first, before)), wanted.and_also(RowFilter(version_max=lowest - 1))),
-        ((max(first, after), past), wanted.and_also(RowFilter(version_min=highest + 1))),
-    ):
-        pieces += [LogPartition(piece, rows) for piece in cut(chain, *part, options.target_partition_bytes)]
-    return [*pieces, *(_partition(options.segments_url, segment, of_segments, None) for segment in inside)]
 
 
 def scan_segment(options: ReadOptions, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:

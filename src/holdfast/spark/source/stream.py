@@ -23,7 +23,7 @@ from holdfast.spark.positions import Given, Offset, Position, foreign, offset_of
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
-from holdfast.spark.source.scan import scan, typed_scan
+from holdfast.spark.source.reader import rows_of
 from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import Lag, LogTail, head_position, lag_after, pieces_between, starting_position
 
@@ -32,6 +32,8 @@ POLL_MS_REMOTE: Final = 200
 PROVE_END_EVERY_MS: Final = 30_000
 LAG_EVERY_MS: Final = 1000
 """A stream that is behind asks at most this often by how much: the answer costs a listing."""
+OBJECTS_MIN: Final = 64
+"""A smaller micro-batch is read from the log alone, and the Delta log of the segments is not read."""
 _EVERYTHING: Final = Admission()
 
 T = TypeVar("T")
@@ -123,23 +125,24 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
         options = self._options
         begin, until = _position(start), _position(end)
-        wanted = replace(row_filter(options), version_min=begin.version + 1 if begin.version else None)
-        if options.segments_url is not None:
-            # Here and below: a worker process that reads no segments should not load Parquet and Delta.
-            from holdfast.spark.source.segments import stream_with_segments
+        assert begin.seq is not None and until.seq is not None, "an offset of a stream names its object"
+        # A start in the history of another log is looked up by the tail, and segments are of one log.
+        is_of_one_log = begin.log_id in (None, until.log_id)
+        if options.segments_url is not None and is_of_one_log and until.seq - begin.seq >= OBJECTS_MIN:
+            # Here: a worker process that reads no segments should not load Parquet and Delta.
+            from holdfast.spark.source.segments import plan_with_segments
 
-            return self._run(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
+            after, pieces_min = Position(begin.seq, begin.version), options.partitions_min or 1
+            options = replace(options, starting_version=None, starting_ms=None, from_latest=False)
+            between = replace(options, starting_after=after, ending_at=until, partitions_min=pieces_min)
+            return plan_with_segments(between, None)
+        wanted = replace(row_filter(options), version_min=begin.version + 1 if begin.version else None)
         pieces = self._run(lambda store: pieces_between(store, self._tail, options, begin, until))
         return [LogPartition(piece, wanted) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
-        if isinstance(partition, LogPartition):
-            yield from typed_scan(self._options, lambda options: scan(options, partition.wanted, partition.piece))
-        elif isinstance(partition, SegmentPartition):
-            from holdfast.spark.source.segments import scan_segment
-
-            yield from typed_scan(self._options, lambda options: scan_segment(options, partition))
+        yield from rows_of(self._options, partition)
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""

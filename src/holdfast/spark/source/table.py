@@ -247,7 +247,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             return
         schema = _schema_of(_opened(self._options.table, None))
         for each in range(version + 1, newest + 1):
-            yield Addition(Place(each - 1), asyncio.run(_added(self._options, schema, each, each)), Place(each))
+            yield Addition(Place(each - 1), asyncio.run(_added(self._options, schema, each)), Place(each))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
@@ -267,32 +267,20 @@ def _require_same(table: DeltaTable, offset: Given) -> None:
         )
 
 
-async def _added(options: TableOptions, schema: pa.Schema, first: int, last: int) -> list[dict[str, Any]]:
-    """A row for each file that the versions ``first`` to ``last`` add, as ``_files``, without statistics."""
+async def _added(options: TableOptions, schema: pa.Schema, version: int) -> list[dict[str, Any]]:
+    """A row for each file that the version adds, as ``_files``, without statistics."""
     store = open_table_reader(options.table)
     try:
-        found: list[dict[str, Any]] = []
-        for version in range(first, last + 1):
-            try:
-                data = await store.read(f"_delta_log/{version:020d}.json")
-            except NotFound as gone:
-                raise NotFound(
-                    "data loss: the table's log no longer has a version that this stream has not read",
-                    hint="begin a new query with a new checkpoint",
-                    version=version,
-                ) from gone
-            found += _added_by(
-                options, schema, version, [json.loads(line) for line in data.splitlines() if line.strip()]
-            )
-        return found
+        data = await store.read(f"_delta_log/{version:020d}.json")
+    except NotFound as gone:
+        raise NotFound(
+            "data loss: the table's log no longer has a version that this stream has not read",
+            hint="begin a new query with a new checkpoint",
+            version=version,
+        ) from gone
     finally:
         await store.close()
-
-
-def _added_by(
-    options: TableOptions, schema: pa.Schema, version: int, actions: Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    adds = [action["add"] for action in actions if action.get("add", {}).get("dataChange")]
+    actions: list[Mapping[str, Any]] = [json.loads(line) for line in data.splitlines() if line.strip()]
     if any(action.get("remove", {}).get("dataChange") for action in actions):
         if not options.skip_change_commits:
             raise InvalidRequest(
@@ -311,5 +299,5 @@ def _added_by(
                 for name, text in add["partitionValues"].items()
             },
         }
-        for add in adds
+        for add in (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
     ]

@@ -326,30 +326,15 @@ async def pieces_between(
 ) -> list[Piece]:
     """The pieces that hold the objects after ``start`` up to ``end``: always the same ones.
 
-    Raises, cost: as ``objects_between``.
-    """
-    chain, first = await objects_between(store, tail, options, start, end)
-    return cut(chain, first, len(chain.slots), options.target_partition_bytes, pieces_of_stream(options))
-
-
-def pieces_of_stream(options: ReadOptions) -> int:
-    """At least how many pieces a micro-batch has: never by the machine, because a replay has the same pieces."""
-    return options.partitions_min or 1
-
-
-async def objects_between(
-    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
-) -> tuple[Chain, int]:
-    """The objects after ``start`` up to ``end``, and where they begin in the chain.
-
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: none after ``tail``, else a listing.
     """
     if end.log_id != start.log_id:
         await require_position(store, await newest_header(store), start)
     if _seq(end) <= _seq(start):
-        return _chain_of([]), 0
-    walked = tail.chain_between(start, end)
-    return walked if walked is not None else await _listed_between(store, options, start, end)
+        return []
+    chain, first = tail.chain_between(start, end) or await _listed_between(store, options, start, end)
+    # At least how many is never decided by the machine, because a replay has the same pieces.
+    return cut(chain, first, len(chain.slots), options.target_partition_bytes, options.partitions_min or 1)
 
 
 async def _listed_between(

@@ -32,9 +32,13 @@ def in_range(key: Any, end: Any, is_range: Any, begin: bytes, past: bytes | None
     def compared(name: str, column: Any, bound: bytes) -> Any:
         return pc.call_function(name, [column, pa.scalar(bound, pa.binary())])
 
-    reaches = compared("greater", end, begin).fill_null(True)
-    found = pc.call_function("if_else", [is_range, reaches, compared("greater_equal", key, begin)])
-    return found if past is None else pc.call_function("and", [found, compared("less", key, past)])
+    found = None if past is None else compared("less", key, past)
+    if begin:
+        reaches = compared("greater", end, begin).fill_null(True)
+        above = pc.call_function("if_else", [is_range, reaches, compared("greater_equal", key, begin)])
+        found = above if found is None else pc.call_function("and", [found, above])
+    assert found is not None, "a range has a bound"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,6 @@ class TypedColumns:
     key: pa.Array
     value: pa.Array
     misfits: Sequence[tuple[str, Misfit]]
-
-    def unfit_rows(self) -> list[int]:
-        """The rows with a misfit, in order, each once."""
-        return sorted({misfit.row for _, misfit in self.misfits})
 
 
 def decode_rows(rows: Rows, typing: Typing) -> TypedColumns:

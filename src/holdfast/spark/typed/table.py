@@ -351,7 +351,7 @@ def quarantined(rows: pa.Table | pa.RecordBatch, found: TypedColumns, above: int
 def without_unfit(count: int, found: TypedColumns) -> pa.Array:
     """The numbers of the rows, of ``count``, that fit."""
     mask = np.ones(count, dtype=np.bool_)
-    mask[found.unfit_rows()] = False
+    mask[[misfit.row for _, misfit in found.misfits]] = False
     return pa.array(np.flatnonzero(mask))
 
 
