@@ -53,14 +53,12 @@ def options_of_table(schema: StructType) -> dict[str, str] | None:
     return None
 
 
-def options_to_read(given: Mapping[str, str], schema: StructType | None) -> Mapping[str, str]:
+def options_to_read(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """The options of a read: the given ones, or those of the table with this ``schema``.
 
     Raises: InvalidRequest for a table without options, and for options in a query of a table: Spark reads all uses of
     the table in a statement with those of the first one.
     """
-    if schema is None:
-        return given
     stored = options_of_table(schema)
     if stored is None:
         if given:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import Final, Literal
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.extras import install_command
-from holdfast.objects.port import Created, ObjectStore
+from holdfast.objects.port import ObjectStore
+from holdfast.objects.probe import clean_up, probe
 from holdfast.spark.runtime.session import find_java, require_pandas
 from holdfast.spark.runtime.store_thread import with_store
 
@@ -110,20 +110,12 @@ def _reads(url: str) -> Diagnosis:
 
 
 def _writes(url: str) -> Diagnosis:
-    key = f"probe/{secrets.token_hex(8)}"
     try:
-        return with_store(url, lambda store: _create_and_remove(store, key))
+        with_store(url, _probe)
     except HoldfastError as error:
         return Diagnosis("write access", "bad", error.statement(), error.hint or GRANT)
-
-
-async def _create_and_remove(store: ObjectStore, key: str) -> Diagnosis:
-    first = await store.create(key, b"doctor")
-    if not isinstance(first, Created):
-        return Diagnosis("write access", "bad", f"create: {first}", GRANT)
-    second = await store.create(key, b"doctor")
-    await store.delete(key)
-    if isinstance(second, Created):
-        statement = "the store overwrites what should be created only if absent"
-        return Diagnosis("write access", "bad", statement, "use a store that honours If-None-Match")
     return Diagnosis("write access", "good", "creates only what is absent")
+
+
+async def _probe(store: ObjectStore) -> None:
+    await clean_up(store, await probe(store))

@@ -10,7 +10,6 @@ import asyncio
 import builtins
 import gc
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
@@ -35,6 +34,7 @@ from holdfast.objects.port import (
     require_key,
 )
 from holdfast.objects.retrying import RetryingStore
+from holdfast.spark.runtime.worker_errors import program
 
 
 class _DirectoryHere:
@@ -106,15 +106,9 @@ def set_imports_aside() -> None:
     if _done:
         return
     _done = True
-    if _is_kept_worker():
+    if program() == _DAEMON:  # which forks workers, and keeps them for later tasks
         gc.collect()
         gc.freeze()
-
-
-def _is_kept_worker() -> bool:
-    """Whether this process was forked by Spark's daemon, which keeps workers for later tasks."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name == _DAEMON
 
 
 T = TypeVar("T")

@@ -57,12 +57,12 @@ def _text_alone() -> Generator[None]:
     try:
         yield
     except HoldfastError:
-        if _is_worker():
+        if program().startswith("pyspark."):
             os.environ[HIDE_VARIABLE] = "1"
         raise
 
 
-def _is_worker() -> bool:
-    """Whether Spark started this process, to plan or to run a task."""
+def program() -> str:
+    """The module that this process runs; one of ``pyspark`` where Spark started it, to plan or to run a task."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name.startswith("pyspark.")
+    return "" if spec is None else str(spec.name)
