@@ -14,11 +14,12 @@ import msgspec
 from holdfast.commit.format.batch import SPAN_MAX
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.stages.events import request_bytes
+from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
 from holdfast.spark.ingest.message_requests import MessageRequest
 from holdfast.spark.ingest.numbered_source import NumberedSource
-from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest, ranges_of
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest
 from holdfast.spark.ingest.stages import Group, Stages
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
 
@@ -130,7 +131,7 @@ class MicroBatches:
         if self._source is None:
             return place
         self.time_ms = max(self.time_ms, *(each.time_ms for each in group if isinstance(each, MessageRequest)), 0)
-        seqs = ranges_of(int(each.order) for each in group)
+        seqs = tuple(runs_of(int(each.order) for each in group))
         return msgspec.structs.replace(
             place, source=self._source.identity, seqs=seqs, time_ms=self.time_ms, after=self.through
         )

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code
+from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.sink.record import decode
 
@@ -90,21 +91,6 @@ def job_of_ingest(name: str) -> str:
     return JOBS_PREFIX + name
 
 
-def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as ranges [first, last].
-
-    >>> ranges_of([1, 2, 3, 7])
-    ((1, 3), (7, 7))
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = ranges[-1][0], number
-        else:
-            ranges.append((number, number))
-    return tuple(ranges)
-
-
 def decode_group(data: bytes, job: str) -> GroupRecord:
     """Raises: CorruptData."""
     return decode(data, job, GroupRecord)
@@ -127,7 +113,7 @@ def lost_groups(oldest: GroupRecord, kept: Iterable[int]) -> GroupRecord:
         first=0,
         outcomes=(RequestOutcome(str(Code.LOG_TRUNCATED)),) * oldest.first,
         digest=None,
-        seqs=ranges_of(sorted(numbers)),
+        seqs=tuple(runs_of(sorted(numbers))),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,7 +25,6 @@ from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
-from holdfast.crc32 import fastest_crc32
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.leadership import Leadership, put_batch
@@ -165,12 +164,9 @@ class Stages:
     def _persist(self, groups: Sequence[Group]) -> None:
         objects: list[tuple[Header, bytes]] = []
         for group in groups:
-            body = encode_body(group.transactions)
             versions = group.transactions[0].version, group.transactions[-1].version
-            count = len(group.transactions)
-            header = self.leadership.next_header(*versions, group.floor, count)
-            header = replace(header, body_length=len(body), body_crc=fastest_crc32()(body, 0))
-            objects.append((header, encode_object(header, body)))
+            header = self.leadership.next_header(*versions, group.floor, len(group.transactions))
+            objects.append((header, encode_object(header, encode_body(group.transactions))))
 
         async def put(store: ObjectStore) -> None:
             await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))

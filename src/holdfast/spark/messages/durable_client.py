@@ -23,6 +23,7 @@ from holdfast.client.protocol.stores.administration import Definition, ask, brow
 from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
+from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued, is_same, replaced
@@ -104,11 +105,15 @@ class DurableClient:
             body["matcher"] = matcher
         self._ask("PUT", self._path, body)
 
+    def counts(self, path: str | None = None) -> Mapping[str, int]:
+        """The counts of the durable, or of what has this ``path``."""
+        counts = (self.describe() if path is None else self._get(path))["counts"]
+        assert isinstance(counts, dict), "the reference page describes it"
+        return counts
+
     def last_seq(self) -> int:
         """The newest number of the store, 0 before the first message."""
-        counts = self._get(store_path(self._store))["counts"]
-        assert isinstance(counts, dict), "the reference page describes it"
-        return int(counts["next_seq"]) - 1
+        return self.counts(store_path(self._store))["next_seq"] - 1
 
     def is_earlier(self, seq: int) -> bool:
         """Whether a message was published before the durable was made, or purged: it never comes here."""
@@ -183,17 +188,12 @@ class DurableClient:
         total, self._own_total = self._own_total, None  # not known where the answer is lost
         if total is None:
             self.acknowledge_left(seq)
-        before = self._acknowledged()
+        before = self.counts()["acknowledged"]
         # A service whose stores are in memory only counts from 0 after a restart.
         if total is not None and before > total:
             raise self.collision(acknowledged=before - total)
         self.acknowledge_through(seq, self._own_through)
-        self._own_through, self._own_total = seq, self._acknowledged()
-
-    def _acknowledged(self) -> int:
-        counts = self.describe()["counts"]
-        assert isinstance(counts, dict), "the reference page describes it"
-        return int(counts["acknowledged"])
+        self._own_through, self._own_total = seq, self.counts()["acknowledged"]
 
     def open_own(self, template: str, matcher: Mapping[str, object] | None) -> None:
         """Find the durable to be standard, or make it. Raises: Conflict, NotFound."""
@@ -330,13 +330,7 @@ class DurableClient:
         return delivered.messages
 
     def _acknowledge(self, seqs: Iterable[int]) -> int:
-        ranges: list[list[int]] = []
-        for seq in sorted(seqs):
-            if ranges and ranges[-1][1] == seq - 1:
-                ranges[-1][1] = seq
-            else:
-                ranges.append([seq, seq])
-        count = 0
+        ranges, count = list(runs_of(sorted(seqs))), 0
         for first in range(0, len(ranges), POLL_MESSAGES):
             acked = self._settling({"ranges": ranges[first : first + POLL_MESSAGES]})
             count += decode(self._send(acked), AckedResponse).acknowledged

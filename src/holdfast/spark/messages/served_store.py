@@ -69,8 +69,7 @@ def pieces_of(options: ServedStoreOptions, client: DurableClient, after: int, th
 
 def mean_bytes(client: DurableClient) -> int:
     """The bytes of a message of the durable on the average, at least 1."""
-    counts = client.describe()["counts"]
-    assert isinstance(counts, dict), "the reference page describes it"
+    counts = client.counts()
     return max(1, int(counts.get("bytes", 0)) // max(1, int(counts.get("messages", 0))))
 
 

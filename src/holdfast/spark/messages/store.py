@@ -159,9 +159,9 @@ def seq_before(reader: AnyReader, placed: AnyPlaced, since_ms: int) -> int:
     low, high = 0, len(extents)
     while low < high:
         middle = (low + high) // 2
-        newest = _newest_ms(reader, extents[middle], placed)
+        messages, _ = _messages(reader, extents[middle], placed.until_ms, placed.store_id)
         # Nothing of it is there: it may go either way, as those before it must be looked at.
-        if newest is None or newest >= since_ms:
+        if not messages or messages[-1].published_ms >= since_ms:
             high = middle
         else:
             low = middle + 1
@@ -171,11 +171,6 @@ def seq_before(reader: AnyReader, placed: AnyPlaced, since_ms: int) -> int:
             if one.published_ms >= since_ms:
                 return one.seq - 1
     return placed.newest_seq
-
-
-def _newest_ms(reader: AnyReader, extent: AnyExtent, placed: AnyPlaced) -> int | None:
-    messages, _ = _messages(reader, extent, placed.until_ms, placed.store_id)
-    return messages[-1].published_ms if messages else None
 
 
 def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.RecordBatch]:
