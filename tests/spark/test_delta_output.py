@@ -37,9 +37,9 @@ def test_files_that_workers_have_written_elsewhere_are_not_committed(tmp_path: P
     elsewhere = write_table((tmp_path / "a-worker" / "table").as_uri(), ROWS, {})
     with pytest.raises(InvalidRequest, match="not in the table's directory"):
         output.commit(state, 7, [here, elsewhere], ())
-    assert output.offset("log") == 0
+    assert output.open("log", {}).offset == 0
     output.commit(state, 7, [here], ())
-    assert output.offset("log") == 7
+    assert output.open("log", {}).offset == 7
     assert DeltaTable(str(tmp_path / "table")).to_pyarrow_table().num_rows == 2
 
 
@@ -103,7 +103,7 @@ def test_a_vacuum_removes_replaced_files_that_are_old_enough_and_no_others(tmp_p
     removed = output.vacuum("log", 0)
     assert (removed.files, removed.size) == (2, sum(file.size for file in gone))
     assert files_in(root) == {kept.path, newest.path, in_flight.path}, "a runner may be about to commit a file"
-    assert (output.vacuum("log", 0).files, rows_in(root), output.offset("log")) == (0, 4, 2)
+    assert (output.vacuum("log", 0).files, rows_in(root), output.open("log", {}).offset) == (0, 4, 2)
     output.commit(output.open("log", {}), 3, [in_flight], ())
     assert rows_in(root) == 6
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from tests.matrix import matrix
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
@@ -15,7 +13,6 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.spark import materialise_latest
-from holdfast.spark.tables.state import Coverage, OrderKey, RangeDeleted
 
 
 def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:
@@ -105,17 +102,3 @@ def test_a_truncated_log_is_refused_because_its_state_is_not_in_it(spark: SparkS
 
     with pytest.raises(NotFound, match="retention has removed versions"):
         materialise_latest(spark, truncated_log().write_to(tmp_path))
-
-
-KEYS = st.binary(max_size=2)
-RANGES = st.lists(
-    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(OrderKey, st.integers(1, 6), st.integers(0, 2))),
-    max_size=8,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(RANGES, KEYS, st.builds(OrderKey, st.integers(0, 7), st.integers(0, 2)))
-def test_coverage_answers_like_looking_at_every_range(ranges: list[RangeDeleted], key: bytes, place: OrderKey) -> None:
-    covered = any(r.begin <= key and (r.end is None or key < r.end) and r.at > place for r in ranges)
-    assert Coverage.of(ranges).deletes(key, place) == covered

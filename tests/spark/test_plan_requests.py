@@ -240,9 +240,10 @@ class Marked(DeltaJob):
     """A table without rows."""
 
     name = "marked"
+    schema = pa.schema([("key", pa.binary())])
 
     def __init__(self, log: str, output: str) -> None:
-        super().__init__(cast("SparkSession", None), log, output, pa.schema([("key", pa.binary())]))
+        super().__init__(cast("SparkSession", None), log, output)
 
     def advance(self, increment: Increment) -> StepResult:
         return self._commit(self._open(increment), increment, [])

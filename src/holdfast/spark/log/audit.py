@@ -193,11 +193,13 @@ def _add(counts: Counts, more: Counts) -> None:
 
 
 @dataclass(slots=True)
-class PieceAudit:
-    """The findings and counts of one piece."""
+class Audit:
+    """The result of one audit, or of a piece: ``verified`` is the mark, a version; ``findings`` are in the order of the
+    log."""
 
-    findings: list[Finding] = field(default_factory=list[Finding])
+    verified: int = 0
     counts: Counts = field(default_factory=Counts)
+    findings: list[Finding] = field(default_factory=list[Finding])
 
 
 class Verdicts:
@@ -276,7 +278,7 @@ def _malformed(txn: LoggedTransaction) -> tuple[str, str] | None:
     return None
 
 
-def audit_piece(url: str, piece: Piece, before_head: int | None) -> PieceAudit:
+def audit_piece(url: str, piece: Piece, before_head: int | None) -> Audit:
     """Check every object of the piece; ``before_head`` is the live slot before ``piece.head``. Raises: Unavailable."""
     checker = _PieceChecker(piece, before_head)
     with PlannedObjectsThread(url) as thread:
@@ -290,7 +292,7 @@ class _PieceChecker:
     """The state of a piece's audit: the object before, its claim, and the window; None where damage hides them."""
 
     def __init__(self, piece: Piece, before_head: int | None) -> None:
-        self.result = PieceAudit()
+        self.result = Audit()
         self._piece = piece
         self._before_head = before_head
         self._head: Header | None = None
@@ -445,15 +447,6 @@ SCHEMA: Final = pa.schema([*_FINDING, ("step", pa.int64())])
 _RESULT_SCHEMA: Final = pa.schema([*_FINDING, *((each.name, pa.int64()) for each in fields(Counts))])
 
 
-@dataclass(slots=True)
-class Audit:
-    """The result of one audit: ``verified`` is the mark, a version; ``findings`` are in the order of the log."""
-
-    verified: int
-    counts: Counts = field(default_factory=Counts)
-    findings: list[Finding] = field(default_factory=list[Finding])
-
-
 @dataclass(frozen=True, slots=True)
 class _Share:
     """The part of the chain that one step audits: the ``increment``, whose indexes are ``[first, past)``."""
@@ -483,9 +476,10 @@ class Verify(DeltaJob):
     """
 
     name = "verify"
+    schema = SCHEMA
 
     def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        super().__init__(spark, log_url, output_url, SCHEMA)
+        super().__init__(spark, log_url, output_url)
         self.audit = Audit(0)
         self._share: _Share | None = None
 

@@ -130,11 +130,6 @@ class DeltaOutput:
         """Take another schema, and the choice of rows that a new table stores (see ``TableState``)."""
         self._schema, self._rows = schema, rows
 
-    def offset(self, log_id: str) -> int:
-        """The log version that the table has reached, 0 when there is no table. Makes nothing. Raises as ``open``."""
-        state = self.state(log_id)
-        return 0 if state is None else state.offset
-
     def state(self, log_id: str) -> TableState | None:
         """The table as it is now, None when there is none. Makes nothing. Raises as ``open``."""
         table = self.find()
@@ -389,15 +384,15 @@ class DeltaJob:
     """A ``Job`` that keeps one Delta table of one log. A subclass says what a step makes of an increment."""
 
     name: ClassVar[str]
+    schema: ClassVar[pa.Schema]
+    partition_by: ClassVar[tuple[str, ...]] = ()
     begins_with_snapshot: ClassVar[bool] = False
     """Whether a new table of a log that was truncated begins with a snapshot of the log."""
 
-    def __init__(
-        self, spark: SparkSession, log_url: str, output_url: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
         self._spark = spark
         self._log_url = log_url
-        self._output = DeltaOutput(table_location(output_url), self.name, schema, partition_by)
+        self._output = DeltaOutput(table_location(output_url), self.name, self.schema, self.partition_by)
         self._log_id = ""
         self._near_seq = 0
 

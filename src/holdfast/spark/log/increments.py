@@ -66,11 +66,6 @@ class Increment:
         """Whether there is nothing to read."""
         return self.through <= self.after
 
-    @property
-    def behind_versions(self) -> int:
-        """How many versions the head is ahead of ``through``. Claims jump, so this is a bound and not a count."""
-        return self.head.version - self.through
-
 
 def next_increment(
     url: str,
@@ -255,10 +250,7 @@ def read_increment(
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing before tasks read.
     """
     options = _options(url, increment, columns, kinds)
-    schema = spark_schema(COLUMNS[options.shape], options.columns)
-    if increment.snapshot is not None:
-        return _mapped_snapshot(spark, options, increment.snapshot, schema, None)
-    return _mapped(spark, options, increment, schema, None)
+    return _mapped(spark, options, increment, spark_schema(COLUMNS[options.shape], options.columns), None)
 
 
 def map_increment(
@@ -269,8 +261,6 @@ def map_increment(
     Raises and costs as ``read_increment``.
     """
     options = _options(url, increment, columns, "write,delete,range_delete")
-    if increment.snapshot is not None:
-        return _mapped_snapshot(spark, options, increment.snapshot, schema, work)
     return _mapped(spark, options, increment, schema, work)
 
 
@@ -292,15 +282,11 @@ def plan_of_increment(options: ReadOptions, increment: Increment) -> Plan:
 def _mapped(
     spark: SparkSession, options: ReadOptions, increment: Increment, schema: StructType | str, work: Work | None
 ) -> DataFrame:
+    if increment.snapshot is not None:
+        parts = increment.snapshot.parts if ItemKind.WRITE in options.kinds else []
+        return in_tasks(spark, parts, partial(_read_parts, options, increment.snapshot, work), schema)
     plan = plan_of_increment(options, increment)
     return in_tasks(spark, plan.pieces, partial(_read_pieces, options, plan.wanted, work), schema)
-
-
-def _mapped_snapshot(
-    spark: SparkSession, options: ReadOptions, snapshot: Manifest, schema: StructType | str, work: Work | None
-) -> DataFrame:
-    parts = snapshot.parts if ItemKind.WRITE in options.kinds else []
-    return in_tasks(spark, parts, partial(_read_parts, options, snapshot, work), schema)
 
 
 def _read_parts(

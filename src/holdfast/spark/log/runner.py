@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from threading import Event
 from typing import Final, Protocol, runtime_checkable
 
@@ -142,27 +142,11 @@ class RunReport:
     def fields(self) -> dict[str, object]:
         """The report by name, for JSON and for people; rates are of the time spent."""
         seconds = max(self.seconds, 1e-9)
+        renamed = {"started_at": "started_at_version", "step_count": "steps"}
+        own = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "steps")
         return {
-            "pipeline": self.pipeline,
-            "log": self.log,
-            "output": self.output,
-            "started_at_version": self.started_at,
-            "version": self.version,
-            "head_version": self.head_version,
+            **{renamed.get(name, name): value for name, value in own},
             "behind_versions": max(0, self.head_version - self.version),
-            "behind_bytes": self.behind_bytes,
-            "steps": self.step_count,
-            "objects": self.objects,
-            "log_bytes": self.log_bytes,
-            "rows": self.rows,
-            "files_added": self.files_added,
-            "files_removed": self.files_removed,
-            "bytes_written": self.bytes_written,
-            "files_vacuumed": self.files_vacuumed,
-            "bytes_vacuumed": self.bytes_vacuumed,
-            "rows_quarantined": self.rows_quarantined,
-            "retries": self.retries,
-            "overtaken": self.overtaken,
             "seconds": round(self.seconds, 3),
             "log_bytes_per_second": round(self.log_bytes / seconds),
             "rows_per_second": round(self.rows / seconds),
@@ -234,7 +218,8 @@ def run_pipeline(
     """
     stop = stop if stop is not None else Event()
     vacuum = None if vacuum_hours is None else _Vacuum(job, vacuum_hours)
-    run = _Run(job, log_url, output_url, step_bytes, stop, progress)
+    report = RunReport(job.name, log_url.partition("?")[0], output_url.partition("?")[0])
+    run = _Run(job, log_url, report, step_bytes, stop, progress)
     began = time.monotonic()
     try:
         if vacuum is not None:
@@ -283,29 +268,21 @@ class _Vacuum:
         report.bytes_vacuumed += removed.size
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        job: Job,
-        log_url: str,
-        output_url: str,
-        step_bytes: int,
-        stop: Event,
-        progress: Callable[[StepReport], None] | None,
-    ) -> None:
-        self.report = RunReport(job.name, log_url.partition("?")[0], output_url.partition("?")[0])
-        self._job = job
-        self._log_url = log_url
-        self._step_bytes = step_bytes
-        self._stop = stop
-        self._progress = progress
-        self._log_id: str | None = None
+    job: Job
+    log_url: str
+    report: RunReport
+    step_bytes: int
+    stop: Event
+    progress: Callable[[StepReport], None] | None
+    log_id: str | None = None
 
     def catch_up(self, until: int | None) -> None:
         """Steps until ``until``, or until the head that the first look found."""
         goal = until
         failures = 0
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             try:
                 increment = self._look(goal)
                 if goal is None:
@@ -321,30 +298,30 @@ class _Run:
                 if failures > RETRIES_MAX:
                     raise
                 wait = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** (failures - 1))
-                log.warning("pipeline_step_failed", pipeline=self._job.name, again_in_s=wait, cause=str(error))
-                self._stop.wait(wait)
+                log.warning("pipeline_step_failed", pipeline=self.job.name, again_in_s=wait, cause=str(error))
+                self.stop.wait(wait)
             else:
                 failures = 0
-                if self._progress is not None:
+                if self.progress is not None:
                     # What fails in here is the caller's: no store was unavailable, and the step is committed.
-                    self._progress(step)
-                if step.through >= goal and not self._job.settles:
+                    self.progress(step)
+                if step.through >= goal and not self.job.settles:
                     return  # another look would find nothing
 
     def _look(self, goal: int | None) -> Increment:
-        if self._log_id is None:
-            self._log_id = self._job.log_id()
-            self.report.started_at = self._job.offset(self._log_id)
-        offset = self._job.offset(self._log_id)
-        increment = self._job.look(offset, goal, self._step_bytes)
-        if increment.head.log_id != self._log_id:
+        if self.log_id is None:
+            self.log_id = self.job.log_id()
+            self.report.started_at = self.job.offset(self.log_id)
+        offset = self.job.offset(self.log_id)
+        increment = self.job.look(offset, goal, self.step_bytes)
+        if increment.head.log_id != self.log_id:
             raise InvalidRequest(
                 "another log has come to this place while the pipeline ran",
                 code=Code.BAD_CONFIGURATION,
                 hint="give each log a table of its own; versions of two logs cannot be compared",
-                url=self._log_url.partition("?")[0],
+                url=self.log_url.partition("?")[0],
                 log_id=increment.head.log_id,
-                before=self._log_id,
+                before=self.log_id,
             )
         self.report.version = offset
         self.report.head_version = increment.head.version
@@ -355,7 +332,7 @@ class _Run:
     def _step(self, increment: Increment) -> StepReport:
         began = time.monotonic()
         with task_errors():
-            result = self._job.advance(increment)
+            result = self.job.advance(increment)
         step = StepReport(
             after=increment.after,
             through=increment.through,

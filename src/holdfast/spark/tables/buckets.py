@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.commit.window import DeletedRanges
 from holdfast.spark.columns import TIMESTAMP, Shape, arrow_schema
 from holdfast.spark.log.delta_output import DeltaOutput, TableFile, TableState
 from holdfast.spark.log.increments import Increment, map_increment
@@ -39,8 +40,7 @@ from holdfast.spark.runtime.table_files import (
     write_table,
 )
 from holdfast.spark.tables.placement import Numbers, Placement, bucket_count
-from holdfast.spark.tables.state import Coverage, OrderKey, ranges_of
-from holdfast.spark.tables.typed import PointedMerge, TypedJob, TypedStep
+from holdfast.spark.tables.typed import BucketPart, Merge, PointedMerge, TypedJob, TypedStep
 from holdfast.spark.typed.table import KEY_BYTES, ROWS_DEFAULT, RowOptions
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -53,17 +53,6 @@ SPLITS: Final = "buckets"
 """The mark that has the number of buckets, in a table that was split."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketPart:
-    """Rows that become one file of a bucket, with the values of the partition columns in addition to ``bucket``."""
-
-    rows: pa.Table
-    partition: Mapping[str, str]
-
-
-Merge: TypeAlias = Callable[[pa.Table | None, pa.Table], Sequence[BucketPart]]
-"""From a bucket's rows so far (None: no file yet) and its operations in log order, to its new parts."""
-
 Reduce: TypeAlias = Callable[[pa.Table], pa.Table]
 """From operations that follow one another in the log to those among them, still in order, that a merge depends on."""
 
@@ -72,7 +61,8 @@ WAITING_BYTES: Final = 64 * 2**20
 PIECE_BYTES: Final = 4 * 2**20
 """A bucket's operations are rows of about this many bytes for Spark, which keeps rows in Java's heap."""
 PACKED_TYPE: Final = "bucket int, version long, position int, operations binary"
-BEFORE_ALL: Final = OrderKey(-1, -1)
+BEFORE_ALL: Final = (-1, -1)
+"""The place of what comes before all operations: a version, and a position in its transaction."""
 _PACKED: Final = ("bucket", "version", "position", "operations")
 
 
@@ -112,26 +102,20 @@ def _packed_part(
         step = max(1, part.num_rows * PIECE_BYTES // max(1, part.nbytes))
         for begin in range(0, part.num_rows, step):
             piece = part.slice(begin, step)
-            at = OrderKey(piece["version"][0].as_py(), piece["position"][0].as_py())
+            at = piece["version"][0].as_py(), piece["position"][0].as_py()
             yield _piece(int(sorted_buckets[first]), piece, at)
 
 
-def _piece(bucket: int, operations: pa.Table, first: OrderKey) -> pa.RecordBatch:
+def _piece(bucket: int, operations: pa.Table, first: tuple[int, int]) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, operations.schema) as writer:
         writer.write_table(operations)
     # A buffer becomes a value without a copy: offsets of four bytes, and the bytes themselves.
     data = sink.getvalue()
     offsets = pa.py_buffer(np.array([0, data.size], np.int32))
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([bucket], pa.int32()),
-            pa.array([first.version], pa.int64()),
-            pa.array([first.position], pa.int32()),
-            pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data]),
-        ],
-        _PACKED,
-    )
+    numbers = ((bucket, pa.int32()), (first[0], pa.int64()), (first[1], pa.int32()))
+    columns = [pa.array([value], kind) for value, kind in numbers]
+    return pa.RecordBatch.from_arrays([*columns, pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])], _PACKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +188,7 @@ class Rewriting:
         if self.step.layout is None:
             parts = self.merge(current, changes)
         else:
-            pointed = PointedMerge(
-                self.step, lambda *tables: [(part.rows, part.partition) for part in self.merge(*tables)]
-            )
-            typed, aside = pointed(current, changes)
-            parts = [BucketPart(*part) for part in typed]
+            parts, aside = PointedMerge(self.step, self.merge)(current, changes)
         files = [
             write_table(self.url, part.rows, {"bucket": str(bucket), **part.partition}, self.statistics)
             for part in parts
@@ -245,12 +225,9 @@ def bucket_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.
 
 
 class BucketJob(TypedJob):
-    """A job whose table is kept in buckets of keys. ``buckets`` counts only when the table is made.
+    """A job whose table is kept in buckets of keys. ``buckets`` counts only when the table is made."""
 
-    ``rows`` chooses operations and types of columns. Raises: as ``RowOptions``.
-    """
-
-    schema: ClassVar[pa.Schema]
+    partition_by: ClassVar[tuple[str, ...]] = ("bucket",)
     columns: ClassVar[str]
     statistics: ClassVar[tuple[str, ...]]
     further_partition: ClassVar[Mapping[str, str]] = {}
@@ -265,7 +242,7 @@ class BucketJob(TypedJob):
         buckets: int | None = None,
         rows: RowOptions = ROWS_DEFAULT,
     ) -> None:
-        super().__init__(spark, log_url, output_url, self.schema, ("bucket", *self.further_partition), rows)
+        super().__init__(spark, log_url, output_url, rows=rows)
         self._buckets = buckets
 
     @staticmethod
@@ -378,23 +355,26 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     copied once: keys alone decide which rows are kept.
     """
     is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
-    ranges = ranges_of(changes.filter(is_range))
-    points = changes.filter(pc.call_function("invert", [is_range])) if ranges else changes
+    points, ranges = changes.filter(pc.call_function("invert", [is_range])), changes.filter(is_range)
     held = points.select(LATEST_ROWS.names)
-    position, lives = _numbers(points["position"]), points["kind"].to_numpy() == "write"
+    # The place of each row among the operations, 0 for those before them.
+    ranked = is_range.to_numpy()
+    order, lives = np.flatnonzero(~ranked) + 1, points["kind"].to_numpy() == "write"
     if current is not None:
-        before = current.num_rows
         held = pa.concat_tables([current.select(LATEST_ROWS.names), held])
-        position = np.concatenate((np.full(before, -1), position))
-        lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
+        order = np.concatenate((np.zeros(current.num_rows, np.int64), order))
+        lives = np.concatenate((np.ones(current.num_rows, dtype=np.bool_), lives))
     held = held.combine_chunks()
     kept = newest_rows(held["key"])
     kept = kept[lives[kept]]
-    if ranges:
-        coverage = Coverage.of(ranges)
-        operations = map(OrderKey, _numbers(held["version"])[kept].tolist(), position[kept].tolist())
+    if ranges.num_rows:
+        deleted = DeletedRanges()
+        bounds = zip(ranges["key"].to_pylist(), ranges["end"].to_pylist(), (np.flatnonzero(ranked) + 1), strict=True)
+        for begin, end, at in bounds:
+            if end is None or begin < end:
+                deleted.delete(begin, end, int(at))
         names = held["key"].take(pa.array(kept)).to_pylist()
-        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, operations, strict=True)]]
+        kept = kept[[deleted.newest_at(key) <= at for key, at in zip(names, order[kept].tolist(), strict=True)]]
     return [BucketPart(held.take(pa.array(kept)).cast(LATEST_ROWS), {})]
 
 
@@ -518,5 +498,6 @@ class History(BucketJob):
     schema = pa.schema([*HISTORY_ROWS, ("bucket", pa.int32()), ("is_current", pa.bool_())])
     columns = "version,position,kind,key,end,value,timestamp"
     statistics = ("valid_from", "valid_to")
+    partition_by = ("bucket", *CURRENT)
     further_partition = CURRENT
     merge = staticmethod(merge_history)

@@ -13,14 +13,12 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from holdfast.spark.columns import Shape, arrow_schema
 from holdfast.spark.log.increments import Increment, map_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
 from holdfast.spark.tables.typed import TypedJob
-from holdfast.spark.typed.table import ROWS_DEFAULT, RowOptions
 
 COLUMNS: Final = "version,position,request_id,kind,key,end,value,timestamp"
 SCHEMA: Final = arrow_schema(Shape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
@@ -31,16 +29,12 @@ DAYS_OPEN_MAX: Final = 8
 
 
 class Changes(TypedJob):
-    """The append-only change feed of the log at ``log_url`` in the Delta table at ``output_url``.
-
-    ``rows`` chooses operations and types of columns. Raises: as ``RowOptions``.
-    """
+    """The append-only change feed of the log at ``log_url`` in the Delta table at ``output_url``."""
 
     name = "changes"
+    schema = SCHEMA
+    partition_by = ("day",)
     _is_feed = True
-
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, rows: RowOptions = ROWS_DEFAULT) -> None:
-        super().__init__(spark, log_url, output_url, SCHEMA, ("day",), rows)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""

@@ -35,6 +35,7 @@ from holdfast.snapshots.reading import read_part
 from holdfast.spark.log.increments import Increment, next_increment, part_tables, read_increment
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.tasks import in_tasks
+from holdfast.spark.tables.buckets import LATEST_ROWS
 from holdfast.spark.tables.newest import ROWS, sorted_values
 from holdfast.view.storage import Layer
 
@@ -101,14 +102,9 @@ def _rows_of(spark: SparkSession, url: str, base: Manifest) -> DataFrame:
     """The rows of an earlier snapshot; tasks read and verify its parts."""
 
     def read(parts: Iterator[Part]) -> Iterator[pa.RecordBatch]:
-        return (batch for table in part_tables(url, base, parts) for batch in _for_spark(table).to_batches())
+        return (batch for table in part_tables(url, base, parts) for batch in table.cast(LATEST_ROWS).to_batches())
 
     return in_tasks(spark, base.parts, read, ROWS)
-
-
-def _for_spark(table: pa.Table) -> pa.Table:
-    types = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
-    return table.cast(types)
 
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

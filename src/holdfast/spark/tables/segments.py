@@ -35,11 +35,12 @@ class Segments(DeltaJob):
     """
 
     name = "segments"
+    schema = SEGMENT_SCHEMA
 
     def __init__(
         self, spark: SparkSession, log_url: str, output_url: str, *, log_bytes_min: int = SEGMENT_LOG_BYTES_MIN
     ) -> None:
-        super().__init__(spark, log_url, output_url, SEGMENT_SCHEMA)
+        super().__init__(spark, log_url, output_url)
         self._log_bytes_min = log_bytes_min
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:

@@ -13,15 +13,14 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from holdfast.spark.log.delta_output import DeltaJob
 from holdfast.spark.log.increments import Increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import FILES_TYPE, file_rows, new_files, read_files, tables_of, write_table
+from holdfast.spark.tables.buckets import LATEST_ROWS
 from holdfast.spark.tables.newest import ROWS, sorted_values
 
-SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("version", pa.int64())])
 FILE_BYTES: Final = 128 * 2**20
 """Rows in memory at which a file is closed; a range of keys may take several."""
 
@@ -30,10 +29,8 @@ class Snapshot(DeltaJob):
     """The state of the log at ``log_url`` in the Delta table at ``output_url``. Each step of a run is a snapshot."""
 
     name = "snapshot"
+    schema = LATEST_ROWS
     begins_with_snapshot = True
-
-    def __init__(self, spark: SparkSession, log_url: str, output_url: str) -> None:
-        super().__init__(spark, log_url, output_url, SCHEMA)
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, but a snapshot is one step, however long the log is."""
@@ -56,4 +53,4 @@ def write_sorted(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
     """Write the rows of one task, in their order, into files of about ``FILE_BYTES``, and report them."""
     for table in tables_of(batches, FILE_BYTES):
         if table.num_rows:
-            yield file_rows([write_table(url, table.cast(SCHEMA), {}, ("version",))])
+            yield file_rows([write_table(url, table.cast(LATEST_ROWS), {}, ("version",))])

@@ -29,7 +29,6 @@ from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.source.chain import LogHead
 from holdfast.spark.tables.buckets import (
     PACKED_TYPE,
-    BucketPart,
     change_buckets,
     in_buckets,
     newest_points,
@@ -37,7 +36,7 @@ from holdfast.spark.tables.buckets import (
 )
 from holdfast.spark.tables.changes import write_days
 from holdfast.spark.tables.placement import Placement, bucket_count
-from holdfast.spark.tables.typed import TypedStep
+from holdfast.spark.tables.typed import BucketPart, TypedStep
 from holdfast.spark.typed.rows import Choice
 from holdfast.stores.values.identity import numbers_of_token, token_of_numbers
 
@@ -58,17 +57,8 @@ _KEYED: Final = pa.schema([
 class StoreJob(DeltaJob):
     """A job that keeps one Delta table of the messages of a durable of its own, which it makes if there is none."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        service_url: str,
-        store: str,
-        durable: str,
-        output_url: str,
-        schema: pa.Schema,
-        partition_by: tuple[str, ...],
-    ) -> None:
-        super().__init__(spark, service_url, output_url, schema, partition_by)
+    def __init__(self, spark: SparkSession, service_url: str, store: str, durable: str, output_url: str) -> None:
+        super().__init__(spark, service_url, output_url)
         given = {"shape": "messages", "url": service_url, "store": store, "durable": durable}
         self._options: ServedStoreOptions = parse_served_store_options(given)
         self._subscriber = f"{SUBSCRIBER}/table/{blake2b(output_url.encode(), digest_size=8).hexdigest()}"
@@ -148,10 +138,8 @@ class StoreChanges(StoreJob):
     """
 
     name = "store-changes"
-
-    def __init__(self, spark: SparkSession, service_url: str, store: str, durable: str, output_url: str) -> None:
-        schema = MESSAGE_ROWS.append(pa.field("day", pa.date32()))
-        super().__init__(spark, service_url, store, durable, output_url, schema, ("day",))
+    schema = MESSAGE_ROWS.append(pa.field("day", pa.date32()))
+    partition_by = ("day",)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
@@ -170,6 +158,8 @@ class StoreLatest(StoreJob):
     """
 
     name = "store-latest"
+    schema = LATEST_MESSAGE_ROWS.append(pa.field("bucket", pa.int32()))
+    partition_by = ("bucket",)
 
     def __init__(
         self,
@@ -181,8 +171,7 @@ class StoreLatest(StoreJob):
         *,
         buckets: int | None = None,
     ) -> None:
-        schema = LATEST_MESSAGE_ROWS.append(pa.field("bucket", pa.int32()))
-        super().__init__(spark, service_url, store, durable, output_url, schema, ("bucket",))
+        super().__init__(spark, service_url, store, durable, output_url)
         self._buckets = buckets
 
     def advance(self, increment: Increment) -> StepResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from holdfast.spark.typed.infer import infer_type, merged
 from holdfast.spark.typed.rows import Choice, decode_rows, require_fit
 from holdfast.spark.typed.table import (
     QUARANTINE_SCHEMA,
+    ROWS_DEFAULT,
     Layout,
     RowOptions,
     choice_of,
@@ -122,6 +123,18 @@ class TypedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketPart:
+    """Rows that become one file of a bucket, with the values of the partition columns in addition to ``bucket``."""
+
+    rows: pa.Table
+    partition: Mapping[str, str]
+
+
+Merge: TypeAlias = Callable[[pa.Table | None, pa.Table], Sequence[BucketPart]]
+"""From a bucket's rows so far (None: no file yet) and its operations in log order, to its new parts."""
+
+
+@dataclass(frozen=True, slots=True)
 class PointedMerge:
     """A merge of plain rows, applied to a typed table: it decides by keys and versions, and values are pointers.
 
@@ -129,43 +142,32 @@ class PointedMerge:
     """
 
     step: TypedStep
-    merge: Callable[[pa.Table | None, pa.Table], Sequence[tuple[pa.Table, Mapping[str, str]]]]
+    merge: Merge
 
-    def __call__(
-        self, current: pa.Table | None, changes: pa.Table
-    ) -> tuple[list[tuple[pa.Table, Mapping[str, str]]], list[pa.Table]]:
+    def __call__(self, current: pa.Table | None, changes: pa.Table) -> tuple[list[BucketPart], list[pa.Table]]:
         """The parts of a bucket as typed rows, each with its partition, and the rows for the quarantine."""
         layout = self.step.layout
         assert layout is not None, "only a typed table has pointers"
-        held = None if current is None else layout.conform(current)
-        before = None
-        count = 0
-        if held is not None:
-            count = held.num_rows
-            own = {name: held[name] for name in held.column_names if name in layout.own.names}
-            before = pa.table({**own, "key": layout.key_bytes(held), "value": _pointers(0, count)})
+        held = layout.conform(layout.schema.empty_table() if current is None else current)
+        count = held.num_rows
+        own = {name: held[name] for name in held.column_names if name in layout.own.names}
+        before = pa.table({**own, "key": layout.key_bytes(held), "value": _pointers(0, count)})
         at = changes.schema.get_field_index("value")
         pointed = changes.set_column(at, "value", _pointers(count, changes.num_rows))
-        parts: list[tuple[pa.Table, Mapping[str, str]]] = []
+        parts: list[BucketPart] = []
         aside: list[pa.Table] = []
-        for rows, partition in self.merge(before, pointed):
-            typed, unfit = self._filled(rows, held, changes, count)
-            parts.append((typed, partition))
+        for part in self.merge(before, pointed):
+            typed, unfit = self._filled(part.rows, held, changes)
+            parts.append(BucketPart(typed, part.partition))
             aside += unfit
         return parts, aside
 
-    def _filled(
-        self, rows: pa.Table, current: pa.Table | None, changes: pa.Table, count: int
-    ) -> tuple[pa.Table, list[pa.Table]]:
-        layout = self.step.layout
-        assert layout is not None, "only a typed table has pointers"
-        pointers = _pointed(rows["value"])
-        is_new = pointers >= count
+    def _filled(self, rows: pa.Table, current: pa.Table, changes: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+        pointers = np.frombuffer(b"".join(rows["value"].to_pylist()), np.int64)
+        is_new = pointers >= current.num_rows
         new, old = pa.array(np.flatnonzero(is_new)), pa.array(np.flatnonzero(~is_new))
-        taken = changes.take(pa.array(pointers[is_new] - count))
+        taken = changes.take(pa.array(pointers[is_new] - current.num_rows))
         typed, aside = self.step.split(taken, rows.take(new))
-        if current is None:
-            return typed, aside
         same = rows.take(old)
         held = current.take(pa.array(pointers[~is_new]))
         columns = {
@@ -182,28 +184,18 @@ def _pointers(first: int, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(numbers)])
 
 
-def _pointed(values: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.frombuffer(b"".join(values.to_pylist()), np.int64)
-
-
 class TypedJob(DeltaJob):
-    """A job whose table has chosen rows, and typed columns on request."""
+    """A job whose table has chosen rows, and typed columns on request.
+
+    ``rows`` chooses operations and types of columns. Raises: as ``RowOptions``.
+    """
 
     _is_feed: ClassVar[bool] = False
     """Whether rows are operations, among them range deletes."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        log_url: str,
-        output_url: str,
-        schema: pa.Schema,
-        partition_by: tuple[str, ...],
-        rows: RowOptions,
-    ) -> None:
-        super().__init__(spark, log_url, output_url, schema, partition_by)
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, rows: RowOptions = ROWS_DEFAULT) -> None:
+        super().__init__(spark, log_url, output_url)
         self._rows = rows
-        self._own = schema
         where = quarantine_url(output_url)
         self._quarantine = DeltaOutput(table_location(where), f"{self.name}-quarantine", QUARANTINE_SCHEMA)
 
@@ -218,11 +210,11 @@ class TypedJob(DeltaJob):
             state.require(increment.after)
             require_identity(self._rows, state.rows or {}, self._output.location.url)
         if not is_typed(self._rows):
-            self._output.use(self._own, identity_of(self._rows))
+            self._output.use(self.schema, identity_of(self._rows))
             return state or self._open(increment, settings), TypedStep(choice_of(self._rows))
-        before = None if state is None else value_type_of(pa.schema(state.table.schema()), self._own.names)
+        before = None if state is None else value_type_of(pa.schema(state.table.schema()), self.schema.names)
         typing = typing_of(self._rows, self._value_type(increment, before))
-        layout = Layout.of(self._own, typing, is_feed=self._is_feed)
+        layout = Layout.of(self.schema, typing, is_feed=self._is_feed)
         self._output.use(layout.schema, identity_of(self._rows))
         state = state or self._open(increment, settings)
         held = {each.name: each.type for each in pa.schema(state.table.schema())}
@@ -230,7 +222,8 @@ class TypedJob(DeltaJob):
             state = self._output.widen(state, self._spark)
         elif absent := [each for each in layout.schema if each.name not in held]:
             state = self._output.add_columns(state, absent)
-        through = self._quarantine.offset(self._log_id)
+        quarantine = self._quarantine.state(self._log_id)
+        through = 0 if quarantine is None else quarantine.offset
         return state, TypedStep(choice_of(self._rows), layout, self._quarantine.location.url, through)
 
     def _value_type(self, increment: Increment, before: pa.DataType | None) -> pa.DataType | None:
