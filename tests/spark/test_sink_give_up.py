@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tests.spark.mortal import Fate, Killed
 from tests.spark.service_process import ServiceProcess
-from tests.spark.test_sink_protocol import STEP, Killed, notes_left, record_of, wanted, written
+from tests.spark.test_sink_protocol import STEP, notes_left, record_of, wanted, written
 from tests.spark.test_sink_stage import (
-    Fate,
     dealt,
     expected,
     fate,

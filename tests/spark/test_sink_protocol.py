@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 from tests.matrix import matrix
+from tests.spark.mortal import Fate, Killed, MortalClient
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
@@ -49,29 +50,7 @@ STEP = 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 1
 _applications = itertools.count()
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class MortalClient(Client):
-    """A client whose process dies at its n-th request: before it is sent, or after it was carried out."""
-
-    def __init__(self, url: str, *, dies_at: int, after: bool) -> None:
-        super().__init__(url, options=ClientOptions(commits_per_request_max=3))
-        self.left = dies_at
-        self.after = after
-        self.requests = 0
-
-    def run(self, procedure, decide=None, view=None):  # type: ignore[no-untyped-def]
-        self.requests += 1
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            procedure.close()
-            raise Killed
-        result = super().run(procedure, decide, view)
-        if self.left == 0:
-            raise Killed
-        return result
+CHUNKED = ClientOptions(commits_per_request_max=3)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +167,7 @@ def test_killed_at_every_request_and_run_again_it_writes_exactly_once(service: S
     for dies_at in itertools.count(1, STEP):
         options = new_options(service)
         name = f"killed-{after}-{dies_at}"
-        with MortalClient(service.url, dies_at=dies_at, after=after) as client:
+        with MortalClient(service.url, Fate(dies_at, after=after), CHUNKED) as client:
             try:
                 write(client, options, wanted(name))
             except Killed:
@@ -216,7 +195,7 @@ def test_a_micro_batch_killed_at_every_request_and_run_again_writes_exactly_once
     for dies_at in itertools.count(1, STEP):
         options = new_options(service)
         name = f"dies-{after}-{dies_at}"
-        with MortalClient(service.url, dies_at=dies_at, after=after) as client:
+        with MortalClient(service.url, Fate(dies_at, after=after), CHUNKED) as client:
             try:
                 for number, counts in enumerate(({0: 0, 1: 0}, {0: 5, 1: 0, 2: 2}, {0: 0})):
                     stream(client, options, MicroBatch(QUERY, number), counts, name)
@@ -245,7 +224,7 @@ def test_killed_again_and_again_it_goes_on_where_it_was_and_comes_to_its_end(ser
     options = new_options(service)
     deaths = 0
     for _ in range(40):
-        with MortalClient(service.url, dies_at=14, after=True) as client:
+        with MortalClient(service.url, Fate(14, after=True), CHUNKED) as client:
             try:
                 intent = begin(client, options, wanted("again"))
                 if intent.version is not None:  # else the last one died after its very end
@@ -673,7 +652,7 @@ def test_rows_that_come_after_the_conflict_window_are_committed_once(narrow: Slo
 def test_a_task_tried_again_after_the_window_finds_what_it_had_committed(narrow: SlowTask) -> None:
     options = new_options(narrow.service)
     name = "again-late"
-    with MortalClient(narrow.service.url, dies_at=10, after=True) as client, pytest.raises(Killed):
+    with MortalClient(narrow.service.url, Fate(10, after=True), CHUNKED) as client, pytest.raises(Killed):
         write(client, options, wanted(name))
     wait_until_floor_passes(narrow)
     with Client(narrow.service.url) as client:
@@ -692,7 +671,7 @@ class Forgetful(Client):
 def test_a_write_whose_part_of_the_log_is_gone_is_refused_and_can_be_given_up(narrow: SlowTask) -> None:
     options = new_options(narrow.service)
     name = "forgotten"
-    with MortalClient(narrow.service.url, dies_at=10, after=True) as client, pytest.raises(Killed):
+    with MortalClient(narrow.service.url, Fate(10, after=True), CHUNKED) as client, pytest.raises(Killed):
         write(client, options, wanted(name))
     wait_until_floor_passes(narrow)
     with Forgetful(narrow.service.url) as client:

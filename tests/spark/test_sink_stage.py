@@ -16,8 +16,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.matrix import matrix
+from tests.spark.mortal import Fate, Killed
 from tests.spark.service_process import ServiceProcess
-from tests.spark.test_sink_protocol import STEP, Killed, notes_left, record_of, wanted, written, written_under
+from tests.spark.test_sink_protocol import STEP, notes_left, record_of, wanted, written, written_under
 
 from holdfast.client import ClientOptions
 from holdfast.client.protocol.effects import Procedure
@@ -41,23 +42,6 @@ from holdfast.spark.sink.task import send_partition
 
 ROWS = 23
 _applications = itertools.count()
-
-
-class Fate:
-    """The process dies at its n-th request: before it is sent, or after it was carried out."""
-
-    def __init__(self) -> None:
-        self.left = 0
-        self.after = False
-
-    def run(self, send: Callable[[], object]) -> object:
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            raise Killed
-        result = send()
-        if self.left == 0:
-            raise Killed
-        return result
 
 
 @pytest.fixture(scope="module")

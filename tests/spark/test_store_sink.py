@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 from structlog.testing import capture_logs
 from tests.matrix import matrix
+from tests.spark.mortal import Fate, Killed, MortalClient
 from tests.spark.service_process import ServiceProcess
 
 from holdfast import StoreClient
@@ -62,43 +63,6 @@ QUERY = "8f1d1c6e-7a53-4d4b-9d3e-111111111111"
 PARTITIONS = {0: 11, 1: 0, 2: 4}
 STEP = 5 if os.environ.get("HOLDFAST_SMALL") == "1" else 1
 """A small run kills at each fifth request."""
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Fate:
-    """Dies at the n-th request, of the log or of a store: before it is sent, or after it was carried out."""
-
-    def __init__(self, dies_at: int = 0, *, after: bool = False) -> None:
-        self.left = dies_at
-        self.after = after
-
-    def before(self) -> None:
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            raise Killed
-
-    def carried_out(self) -> None:
-        if self.left == 0 and self.after:
-            raise Killed
-
-
-class MortalClient(Client):
-    def __init__(self, url: str, fate: Fate) -> None:
-        super().__init__(url)
-        self.fate = fate
-
-    def run(self, procedure, decide=None, view=None):  # type: ignore[no-untyped-def]
-        try:
-            self.fate.before()
-        except Killed:
-            procedure.close()
-            raise
-        result = super().run(procedure, decide, view)
-        self.fate.carried_out()
-        return result
 
 
 @pytest.fixture(scope="module", params=matrix(["log", "disk"]))
@@ -188,10 +152,7 @@ def mortal(service: ServiceProcess, monkeypatch: pytest.MonkeyPatch) -> Fate:
     publish = store_task._Sender._publish
 
     def dying(self: store_task._Sender, chunk: object) -> object:
-        fate.before()
-        receipt = publish(self, chunk)  # type: ignore[arg-type]
-        fate.carried_out()
-        return receipt
+        return fate.run(lambda: publish(self, chunk))  # type: ignore[arg-type]
 
     monkeypatch.setattr(store_task._Sender, "_publish", dying)
     return fate
