@@ -44,7 +44,11 @@ from pyspark.sql.types import (
 )
 
 from holdfast.commit.format.batch import REPEATED_BYTES_MAX, ItemKind
-from holdfast.commit.format.request_rules import REQUEST_ID_LENGTH_MAX, REQUEST_ID_LENGTH_MIN
+from holdfast.commit.format.request_rules import (
+    REQUEST_ID_LENGTH_MAX,
+    REQUEST_ID_LENGTH_MIN,
+    problem_with_request_id,
+)
 from holdfast.commit.format.transaction import (
     Delete,
     Operation,
@@ -453,7 +457,7 @@ def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: 
         repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
         refusals[repeated > REPEATED_BYTES_MAX] = Fate.TOO_LARGE
         for position in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
-            if not _fits(ids[position].as_py()):
+            if problem_with_request_id(ids[position].as_py(), length_min=REQUEST_ID_LENGTH_MIN):
                 refusals[position] = Fate.BAD_REQUEST_ID
     refusals[items.counts == items.reads] = Fate.NO_OPERATIONS
     return refusals
@@ -467,10 +471,6 @@ def _all_fit(ids: pa.Array) -> bool:
         pc.and_(pc.string_is_ascii(ids), pc.ascii_is_printable(ids)),
     )
     return bool(pc.all(fits).as_py())
-
-
-def _fits(request_id: str) -> bool:
-    return REQUEST_ID_LENGTH_MIN <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable()
 
 
 def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:

@@ -18,7 +18,7 @@ import structlog
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
-from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
+from holdfast.segments.index import SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
 from holdfast.spark.columns import COLUMNS, Shape, arrow_schema
 from holdfast.spark.options import ReadOptions
@@ -120,9 +120,10 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
         wanted = wanted.and_also(pushed)
     lowest = wanted.version_min or 0
     highest = min(VERSION_MAX if wanted.version_max is None else wanted.version_max, index.through)
+    rows, since_ms = replace(wanted, version_max=highest), options.starting_ms
     pieces: list[SegmentPartition | LogPartition] = [
-        _partition(options.segments_url, segment, replace(wanted, version_max=highest), options.starting_ms)
-        for segment in index.between(lowest, highest)
+        SegmentPartition(options.segments_url, each.path, each.version_min, each.version_max, rows, since_ms)
+        for each in index.between(lowest, highest)
     ]
     if options.ending_version is not None and options.ending_version <= index.through:
         return pieces
@@ -139,10 +140,6 @@ def _wanted(options: ReadOptions, head: LogHead) -> RowFilter:
         starting = options.starting_after.version + 1
         seq_min = None if options.starting_after.seq is None else options.starting_after.seq + 1
     return replace(row_filter(options), version_min=starting, version_max=options.ending_version, seq_min=seq_min)
-
-
-def _partition(table_url: str, segment: Segment, wanted: RowFilter, since_ms: int | None) -> SegmentPartition:
-    return SegmentPartition(table_url, segment.path, segment.version_min, segment.version_max, wanted, since_ms)
 
 
 def scan_segment(options: ReadOptions, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
