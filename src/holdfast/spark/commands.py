@@ -233,7 +233,7 @@ def _row_options(given: Mapping[str, object]) -> RowOptions:
 def doctor(log: str | None, to: str | None) -> JobResult:
     """Whether jobs can run here: one finding per check. ``is_good`` unless one of them is bad.
 
-    The output gets one small object, which is removed again; an absent directory is created, as a job would.
+    The output gets the objects of a probe, which are removed again; an absent directory is created, as a job would.
     """
     checks = diagnose(log)
     if to is not None:

@@ -1,7 +1,7 @@
 """Check whether this machine can run Spark jobs on a log: each check has a verdict, what it found, and how to fix it.
 
-A check that cannot run is a finding too: nothing is raised. Only the write check changes anything: it creates one
-small object under ``probe/`` and removes it again.
+A check that cannot run is a finding too: nothing is raised. Only the write check changes anything: it is
+the probe of ``objects.probe``, whose objects under ``probe/`` are removed again.
 """
 
 from __future__ import annotations
