@@ -43,7 +43,7 @@ from holdfast.commit.window import RecentWrites
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.log.delta_output import DeltaJob
-from holdfast.spark.log.increments import Increment, first_above
+from holdfast.spark.log.increments import UNREADABLE_MAX, Increment, first_above, last_readable
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, with_store
@@ -58,8 +58,6 @@ from holdfast.values import slot_text
 PAGE: Final = 50_000
 FOREIGN_KEYS_MAX: Final = 1_000
 CLAIMS_AT_ONCE: Final = 1_000
-UNREADABLE_MAX: Final = 100
-"""How many damaged headers in a row the survey looks past before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +158,6 @@ async def _first_readable(store: ObjectStore, slots: npt.NDArray[np.uint64]) -> 
             failure = error
     assert failure is not None, "a log that lists slots has a first one"
     raise failure
-
-
-async def last_readable(store: ObjectStore, chain: Chain, first: int, last: int) -> tuple[int, Header] | None:
-    """The newest object from index ``first`` to ``last`` of the chain whose header can be read, None for none."""
-    for index in range(last, max(first, last - UNREADABLE_MAX) - 1, -1):
-        try:
-            return index, await read_header(store, int(chain.slots[index]))
-        except CorruptData:
-            continue
-    return None
 
 
 UNBOUNDED: Final = 2**62

@@ -38,6 +38,8 @@ from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
 LOOK_SLOTS: Final = 20_000
 """Slots that a look lists at a time, in at most 20 pages."""
+UNREADABLE_MAX: Final = 100
+"""How many damaged headers in a row an audit looks past before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,21 +223,25 @@ async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
     """
     low, high = 0, len(chain.slots) - 1
     while low < high:
-        middle = probe = (low + high) // 2
-        while (last := await _last_version(store, chain, probe)) is None and probe > low:
-            probe -= 1
-        if last is not None and last > version:
-            high = probe
+        middle = (low + high) // 2
+        readable = await last_readable(store, chain, low, middle, middle - low)
+        if readable is not None and readable[1].last_version > version:
+            high = readable[0]
         else:
             low = middle + 1
     return low
 
 
-async def _last_version(store: ObjectStore, chain: Chain, index: int) -> int | None:
-    try:
-        return (await read_header(store, int(chain.slots[index]))).last_version
-    except CorruptData:
-        return None
+async def last_readable(
+    store: ObjectStore, chain: Chain, first: int, last: int, unreadable_max: int = UNREADABLE_MAX
+) -> tuple[int, Header] | None:
+    """The newest object from index ``first`` to ``last`` of the chain whose header can be read, None for none."""
+    for index in range(last, max(first, last - unreadable_max) - 1, -1):
+        try:
+            return index, await read_header(store, int(chain.slots[index]))
+        except CorruptData:
+            continue
+    return None
 
 
 Work: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
