@@ -7,7 +7,6 @@ they would take an idle job for dead. Liveness only: what a deposed job wrote is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -40,7 +39,9 @@ class JobAddress:
         self._connections = 0
         host, port = _parts(listen)
         try:
-            listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            self._listening = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
         except OSError as error:
             raise InvalidRequest(
                 "a job cannot listen at this address",
@@ -50,15 +51,17 @@ class JobAddress:
                 cause=str(error),
             ) from error
         text = f"[{host}]" if ":" in host else host
-        self.address = f"http://{text}:{listening.getsockname()[1]}"
+        self.address = f"http://{text}:{self._listening.getsockname()[1]}"
         self._server = thread.start(
-            lambda _: asyncio.start_server(self._answer, sock=listening, limit=HEAD_BYTES_MAX)
+            lambda _: asyncio.start_server(self._answer, sock=self._listening, limit=HEAD_BYTES_MAX)
         ).result()
 
     def close(self) -> None:
         """Answer no more. Harmless when repeated."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the server with it
+        try:
             self._server.get_loop().call_soon_threadsafe(self._server.close)
+        except RuntimeError:  # the loop is closed, which leaves the socket open
+            self._listening.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
