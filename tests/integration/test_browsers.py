@@ -166,8 +166,7 @@ def test_every_get_that_changes_something_has_a_post_form(tmp_path: Path) -> Non
             assert by_get == {"/v1/status/{request_id}", "/v1/stores/{store}/durables/{durable}/messages"}
             for path in by_get:
                 assert rows["POST", path].parameters == rows["GET", path].parameters
-                assert rows["POST", path].role == rows["GET", path].role
-                assert rows["POST", path].right == rows["GET", path].right
+                assert rows["POST", path].need == rows["GET", path].need
 
     run(scenario)
 

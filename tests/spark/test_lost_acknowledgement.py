@@ -63,11 +63,11 @@ class Client:
         self._has_asked = True
         return len(gone)
 
-    def _acknowledged(self) -> int:
+    def counts(self) -> dict[str, int]:
         if self.kept.loses_the_answer and self._has_asked and not self.kept.numbers:
             self.kept.loses_the_answer = False
             raise Unavailable("no response")
-        return self.kept.acknowledged
+        return {"acknowledged": self.kept.acknowledged}
 
     def close(self) -> None:
         pass

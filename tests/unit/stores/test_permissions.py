@@ -35,7 +35,7 @@ DEFINING = (
     *(f"{method} {path}" for path in (DURABLE, "/v1/cluster/definition") for method in ("PUT", "PATCH")),
     "POST /v1/cluster/rollback",
 )
-RECEIVING = (f"GET {DURABLE}/messages", f"GET {DURABLE}/subscribe")
+RECEIVING = (f"GET {DURABLE}/messages", f"POST {DURABLE}/messages", f"GET {DURABLE}/subscribe")
 ROUTES_OF = {
     "Publish": (Right.PUBLISH, (f"POST {STORE}/messages",)),
     "MapChange": (Right.PUBLISH, (f"POST {MAP}", f"PUT {MAP}/{{key:any}}", f"DELETE {MAP}/{{key:any}}")),
@@ -133,7 +133,7 @@ def test_wrong_permissions_are_named_by_their_path(changes: dict[str, object], s
 
 
 def test_every_command_of_a_client_needs_a_right_on_every_route() -> None:
-    routes = {f"{route.method} {route.path}": route.right for route in store_routes(None)}  # type: ignore[arg-type]
+    routes = {f"{route.method} {route.path}": str(route.need.right) for route in store_routes(None)}  # type: ignore[arg-type]
     commands_of_clients = (
         {command.__name__ for command in commands.Command.__args__} - OF_THE_SERVICE_ALONE - OF_A_COMMIT
     )

@@ -27,6 +27,12 @@ class _Transport:
         """An address."""
         return ("10.0.0.1", 4_000) if name == "peername" else None
 
+    def pause_reading(self) -> None:
+        """What arrives meanwhile waits in the socket."""
+
+    def resume_reading(self) -> None:
+        """The socket has taken all."""
+
     def is_closing(self) -> bool:
         """Whether it ends."""
         return self._closing

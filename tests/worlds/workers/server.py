@@ -15,6 +15,7 @@ from tests.worlds.stores.promises import promise
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.rights_watch import RightsWatch
+from holdfast.server.http.turns import Turns
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
@@ -126,6 +127,8 @@ class Server:
                 leader=None,
                 authenticator=tokens,
                 rights=RightsWatch(tokens, cast("Any", self.loop)),
+                turns=Turns(self.loop.call_soon),
+                guard=None,
                 service=object(),
                 draining=False,
                 stands_by_next=False,

@@ -214,18 +214,21 @@ class _RequestParser:
 class _Reading:
     """The transport, as far as uvicorn's flow control asks it to read."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("connection",)
 
     def __init__(self, connection: AsgiConnection) -> None:
-        self._connection = connection
+        self.connection: AsgiConnection | None = connection
+        """None when it is over: the two would form a cycle."""
 
     def pause_reading(self) -> None:
         """The framework takes no more."""
-        self._connection.take_no_more()
+        if self.connection is not None:
+            self.connection.take_no_more()
 
     def resume_reading(self) -> None:
         """It takes more."""
-        self._connection.take_more()
+        if self.connection is not None:
+            self.connection.take_more()
 
 
 class AsgiConnection(HttpToolsProtocol):
@@ -247,6 +250,7 @@ class AsgiConnection(HttpToolsProtocol):
         self.heard_at = framework.seconds
         self.is_known = framework.http.knows(None)
         """See ``Visited``."""
+        self._reading = _Reading(self)
         self._unread = bytearray()
         self._is_full = False
         self._waits_for_turn = False
@@ -261,7 +265,7 @@ class AsgiConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The connection is this protocol's from now on."""
         super().connection_made(transport)
-        self.flow = FlowControl(cast(asyncio.Transport, _Reading(self)))
+        self.flow = FlowControl(cast(asyncio.Transport, self._reading))
         self._framework.open.add(self)
         if not self.is_known:
             self._framework.http.unknown.opened(self)
@@ -348,6 +352,7 @@ class AsgiConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
         self._problem = None
         self._is_released = True
+        self._reading.connection = None
         self._framework.http.unknown.ended(self)
         self._unread.clear()
         self.pipeline.clear()
