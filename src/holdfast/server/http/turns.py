@@ -5,7 +5,8 @@ A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; a frame of a Web
 above that stays in its connection, which reads no more until its next visit, in a circle. A single request may cost
 more than is left: then nothing else is taken in this turn.
 
-Cost: a callback for each turn with input. Memory: one reference for each connection that waits.
+Cost: a callback for each ``TURN // 2`` units: turns that take less share a budget, as one more round of the loop would
+cost as much as a request. Memory: one reference for each connection that waits.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Turns:
         self._left -= units
         if not is_known:
             self._unknown_left -= units
-        if not self._ends:
+        if not self._ends and (self._left < TURN // 2 or self._unknown_left < UNKNOWN // 2):
             self._ends = True
             self._call_soon(self._next)
 
