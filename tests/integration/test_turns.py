@@ -160,6 +160,24 @@ class Waiting:
         self._turns.wait(self)
 
 
+class Failing(Waiting):
+    """A connection whose turn ends with an exception."""
+
+    def go_on(self) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_exception_of_one_leaves_no_other_waiting() -> None:
+    later: list[Callable[[], None]] = []
+    turns, taken = Turns(later.append), list[int]()
+    turns.wait(Failing(turns, taken, 0, is_known=True))
+    turns.wait(Waiting(turns, taken, 1, is_known=True))
+    with pytest.raises(ZeroDivisionError):
+        later.pop()()
+    later.pop()()
+    assert set(taken) == {1}
+
+
 def test_those_that_wait_are_served_in_a_circle() -> None:
     later: list[Callable[[], None]] = []
     turns, taken = Turns(later.append), list[int]()

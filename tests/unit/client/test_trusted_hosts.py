@@ -1,4 +1,4 @@
-"""A token goes to the addresses that a client was given or told to trust, whoever a response names as the leader."""
+"""A token goes to addresses that a client was given or trusts, whatever address a response names as the leader's."""
 
 from __future__ import annotations
 

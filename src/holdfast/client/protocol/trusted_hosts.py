@@ -1,6 +1,6 @@
 """Which addresses may get a client's token, besides those that the client was given.
 
-An address that a service names as its leader comes from the log's store: whoever can write there can name any address.
+An address that a service names as its leader comes from the log's store, and a writer there can name any address.
 So a client with a token follows such an address only if it was given it, or a pattern allows it.
 
 | pattern | allows |

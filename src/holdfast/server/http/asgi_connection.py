@@ -327,7 +327,7 @@ class AsgiConnection(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _reads(self) -> bool:
-        return not (self._unread or self._is_full or self._is_released)
+        return not (self._unread or self._is_full or self._is_released or self.transport.is_closing())
 
     def take_no_more(self) -> None:
         """The framework has enough of this connection."""

@@ -98,9 +98,9 @@ class Connection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
-        "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "is_known", "_known_head", "_known_host",
-        "context", "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request",
-        "_takes_no_more", "transport", "_unread", "_unsent", "waiting_to_hand_over", "_waits_for_turn",
+        "_authorization", "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "is_known", "_known_head",
+        "_known_host", "context", "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused",
+        "_request", "_takes_no_more", "transport", "_unread", "_unsent", "waiting_to_hand_over", "_waits_for_turn",
         "_writing_paused",
     )  # fmt: skip
 
@@ -131,6 +131,8 @@ class Connection(asyncio.Protocol):
         self._takes_no_more = False
         self._known_head = b""
         """The bytes of ``_head`` while it holds for the next request too."""
+        self._authorization: bytes | None = None
+        """That of the head that was parsed last."""
         self._known_host = b""
         """The ``Host`` that was accepted last, empty for none."""
         self._closes = False
@@ -341,6 +343,9 @@ class Connection(asyncio.Protocol):
         return None
 
     def _recognise(self, authorization: bytes | None) -> None:
+        if self.is_known and authorization == self._authorization:
+            return  # to hash it again for each request would cost a twentieth of a commit
+        self._authorization = authorization
         is_known = self._state.knows(authorization)
         if is_known is not self.is_known:
             self.is_known = is_known

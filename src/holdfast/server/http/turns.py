@@ -68,11 +68,13 @@ class Turns:
 
     def _next(self) -> None:
         self._left, self._unknown_left, self._ends = TURN, UNKNOWN, False
-        for waiting in self._waiting:
-            for _ in range(len(waiting)):
-                if self.left(waiting[0]) <= 0:
-                    break
-                waiting.popleft().go_on()
-        if not self._ends and any(self._waiting):
-            self._ends = True
-            self._call_soon(self._next)
+        try:
+            for waiting in self._waiting:
+                for _ in range(len(waiting)):
+                    if self.left(waiting[0]) <= 0:
+                        break
+                    waiting.popleft().go_on()
+        finally:  # what one of them raises must not leave the others waiting
+            if not self._ends and any(self._waiting):
+                self._ends = True
+                self._call_soon(self._next)

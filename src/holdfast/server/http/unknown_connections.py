@@ -39,7 +39,8 @@ class UnknownConnections:
 
     def heard(self, connection: Unknown) -> None:
         """It has sent something."""
-        if self._open.pop(connection, self) is None:
+        if connection in self._open:
+            del self._open[connection]
             self._open[connection] = None
 
     def ended(self, connection: Unknown) -> None:

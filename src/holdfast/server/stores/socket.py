@@ -159,7 +159,7 @@ class SubscribeSocket(asyncio.Protocol):
             left -= max(1, len(events))
         if left < budget:
             turns.took(budget - left, is_known=is_known)
-        if position < len(data) and self._transport is not None:
+        if position < len(data) and self._transport is not None and not self._transport.is_closing():
             self._unread += data[position:]
             self._transport.pause_reading()
             turns.wait(self)
@@ -181,7 +181,7 @@ class SubscribeSocket(asyncio.Protocol):
         data = bytes(self._unread)
         self._unread.clear()
         self._feed(data)
-        if not self._unread:
+        if not self._unread and not self._transport.is_closing():
             self._transport.resume_reading()
 
     # The handshake
