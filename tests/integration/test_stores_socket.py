@@ -101,8 +101,8 @@ def test_what_comes_due_together_is_written_together_up_to_a_bound(tmp_path: Pat
             await stores.publish("orders", *("x" * 20_000 for _ in range(20)))
             subscriber = await stores.subscribe("orders", "work")
             assert (await subscriber.next())["type"] == "attached"
-            (socket,) = stores.host.sockets
-            counted: Any = CountedWrites(socket._transport)
+            socket: Any = next(iter(stores.host.sockets))
+            counted = CountedWrites(socket._transport)
             socket._transport = counted
             for _ in range(10):
                 subscriber.send(type="credit", messages=1)
