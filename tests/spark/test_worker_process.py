@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from io import BytesIO
@@ -124,3 +125,13 @@ def test_a_worker_of_spark_is_known_by_its_main_module(spark: SparkSession) -> N
         return "" if spec is None else spec.name
 
     assert set(spark.sparkContext.range(2).map(name).collect()) == {"pyspark.daemon"}
+
+
+def test_what_every_process_of_a_query_imports_leaves_out_what_only_tasks_use() -> None:
+    code = (
+        "import sys, pyspark.daemon, pyspark.worker, pyarrow\n"
+        "import holdfast.spark.data_source\n"
+        "print([name for name in ('pyarrow.compute', 'pandas', 'asyncio', 'deltalake') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

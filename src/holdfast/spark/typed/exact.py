@@ -22,7 +22,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Problem: TypeAlias = tuple[str, str]
@@ -63,6 +62,8 @@ class Exact:
         Most columns show that nothing was lost: no number is as large as those that round, and each name is in the
         bytes as often as the column has a value for it.
         """
+        import pyarrow.compute as pc  # tasks need it, and planning, which starts a process, does not
+
         digits = _MANY_DIGITS if self._is_json else _MANY_DIGITS_OR_OWN
         rounded, given, has_map = set[int](), Counter[bytes](), False
         for name, kind, array, owners in _places(column, self._kind, None, np.arange(len(column))):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.typed.decode import Encoding, Format, Misfit, Unfit, decode
@@ -28,6 +27,7 @@ def key_after(prefix: bytes) -> bytes | None:
 
 def in_range(key: Any, end: Any, is_range: Any, begin: bytes, past: bytes | None) -> Any:
     """Which operations are on keys in ``[begin, past)``: points in it, and range deletes that reach it."""
+    import pyarrow.compute as pc  # tasks need it, and planning, which starts a process, does not
 
     def compared(name: str, column: Any, bound: bytes) -> Any:
         return pc.call_function(name, [column, pa.scalar(bound, pa.binary())])
@@ -59,6 +59,8 @@ class Choice:
         """The wanted rows. Shape: ``rows`` have kind, key and end."""
         if self.is_everything:
             return rows
+        import pyarrow.compute as pc
+
         is_range = pc.call_function("equal", [rows["kind"], pa.scalar("range_delete")])
         wanted = None
         for prefix in self.prefixes:
