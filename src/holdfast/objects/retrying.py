@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Final, Generic, TypeVar
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.budget import RequestCounts, StoreMetrics
 from holdfast.objects.port import CreateAnswer, Listed, ObjectReader, ObjectStore, StoreDenies
+
+_random: Final = SystemRandom()
+"""Not the generator of the module, which is the application's; and processes that fork draw different numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class RetryingReader(Generic[R]):
         *,
         metrics: StoreMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
+        draw: Callable[[], float] = _random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.metrics = StoreMetrics() if metrics is None else metrics
