@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Closed, Code, InvalidRequest, NotFound, Unavailable
 from holdfast.file_urls import path_of
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.directory.files import PosixFiles
@@ -134,6 +134,8 @@ class LoopThread(Generic[S]):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-store", daemon=True)
         self._store: S | None = None
+        self._lock = threading.Lock()
+        self._ended = False
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -147,6 +149,8 @@ class LoopThread(Generic[S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._lock:
+            self._ended = True  # what was begun before is a task when _close runs, which cancels it
         try:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         finally:
@@ -169,9 +173,12 @@ class LoopThread(Generic[S]):
         self._loop.close()
 
     def start(self, work: Callable[[S], Coroutine[object, object, T]]) -> Future[T]:
-        """Begin ``work`` on the store and return at once."""
+        """Begin ``work`` on the store and return at once. Raises: Closed after the ``with`` block, to other threads."""
         assert self._store is not None, "the store is open inside the with block only"
-        return asyncio.run_coroutine_threadsafe(work(self._store), self._loop)
+        with self._lock:
+            if self._ended:
+                raise Closed("the store of this job is closed")
+            return asyncio.run_coroutine_threadsafe(work(self._store), self._loop)
 
 
 class StoreThread(LoopThread[ObjectStore]):
