@@ -71,6 +71,7 @@ EVENTS = {
     "scrub_failed": "a bug in the scrub, which has ended; commits go on",
     "scrub_waits": "the store did not answer the scrub; it tries again",
     "micro_batch_given_up": "a stream leaves out a micro-batch that was given up by its name",
+    "peers_cannot_verify": "standbys will not verify this service's certificate: they will judge it by its signs",
     "secret_file_open": "other users can read or replace a file with tokens or the TLS key",
     "permissions_without_tokens": "the stores have permissions, and the routes of the log are open to every caller",
     "segment_unreadable": "a segment of older history cannot be read; the log is read instead, if it goes back so far",

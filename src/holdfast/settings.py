@@ -324,6 +324,11 @@ class ServerSettings:
         "above 0; every stop ends within this time; a commit that is not durable by then has an unknown outcome")]
     tls_certificate: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_key")]
     tls_key: Annotated[str | None, Key(_optional_text, None, "PEM file; needs server.tls_certificate")]
+    peer_ca_file: Annotated[str | None, Key(_optional_text, None,
+        "PEM file; authorities that sign the certificates of the log's other processes; without it those of the system "
+        "and the certificates in server.tls_certificate")]
+    peer_name: Annotated[str | None, Key(_optional_text, None,
+        "the name that the certificate of the log's other processes has, where their address is an IP address")]
     tokens: Annotated[tuple[Token, ...], Key(_tokens, (),
         "ROLE:TOKEN with the role read, write, job or admin; without tokens every request is allowed")]
     tokens_file: Annotated[str | None, Key(_optional_text, None,
@@ -333,6 +338,11 @@ class ServerSettings:
     def has_tokens(self) -> bool:
         """Whether requests need a token."""
         return bool(self.tokens) or self.tokens_file is not None
+
+    @property
+    def has_peer_files(self) -> bool:
+        """Whether a file says which processes of the log are trusted."""
+        return self.tls_certificate is not None or self.peer_ca_file is not None
 
 
 @dataclass(frozen=True, slots=True)

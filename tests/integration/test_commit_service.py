@@ -385,7 +385,7 @@ async def test_a_leader_that_answers_is_not_deposed_out_of_rudeness(store: Gate)
     await put(old, b"a")
 
     def answers(leader_id: str | None) -> AskLeader:
-        async def ask(address: str, _: float) -> LeaderAnswer:
+        async def ask(address: str, *_: object) -> LeaderAnswer:
             assert address == "http://one"
             return answer_of(leader_id)
 

@@ -14,6 +14,7 @@ from tests.integration.test_commit_service import shown
 
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.leader_question import ask_leader
+from holdfast.commit.leadership.peer_tls import PeerTls
 from holdfast.commit.service import ServiceOptions
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
@@ -287,13 +288,13 @@ def test_the_answer_of_a_leader_says_what_it_has_shown() -> None:
             service = here.service
             for wanted in (1, 2):
                 await shown(service, wanted)
-                asked = await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=False)
+                asked = await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=PeerTls())
                 assert (asked.reply, asked.leader_id) == (Reply.LEADS, service.leader_id)
                 assert asked.shown is not None and asked.shown.slot == service.claim.slot
                 assert asked.shown.sign >= wanted
             await service.step_down()
             here.front.stop_leading(LeaderHint())
-            assert await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=False) == LeaderAnswer(Reply.LEADS_NOT)
+            assert await ask_leader(f"127.0.0.1:{here.port}", 2_000.0, tls=PeerTls()) == LeaderAnswer(Reply.LEADS_NOT)
 
     run(scenario)
 
@@ -301,7 +302,7 @@ def test_the_answer_of_a_leader_says_what_it_has_shown() -> None:
 def test_only_an_address_where_no_process_listens_refuses() -> None:
     async def scenario() -> None:
         async def asked(address: str) -> Reply:
-            return (await ask_leader(address, 300.0, tls=False)).reply
+            return (await ask_leader(address, 300.0, tls=PeerTls())).reply
 
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
@@ -322,11 +323,11 @@ def test_who_would_lead_asks_with_a_host_that_is_taken() -> None:
                 "http://127.0.0.1",
                 "\u24db\u24de\u24d2\u24d0\u24db\u24d7\u24de\u24e2\u24e3",
             ):
-                asked = await ask_leader(f"{name}:{here.port}", 2_000.0, tls=False)
+                asked = await ask_leader(f"{name}:{here.port}", 2_000.0, tls=PeerTls())
                 assert asked.leader_id == here.service.leader_id
             (address,) = (await here.server.listen(["[::1]:0"]))[1:]
             for each in (address, address.replace("[", "").replace("]", "")):
-                assert (await ask_leader(each, 2_000.0, tls=False)).leader_id == here.service.leader_id
+                assert (await ask_leader(each, 2_000.0, tls=PeerTls())).leader_id == here.service.leader_id
 
     run(scenario)
 

@@ -37,7 +37,7 @@ def answering(answers: Iterable[str | None]) -> Callable[[str], Awaitable[str | 
 
 
 async def start(store: Gate, ask: Callable[[str], Awaitable[str | None]], **options: Any) -> CommitService:
-    async def asked(address: str, _: float) -> LeaderAnswer:
+    async def asked(address: str, *_: object) -> LeaderAnswer:
         return answer_of(await ask(address))
 
     how = ServiceOptions(address=OTHER, ask_leader=asked, probe=False, **options)

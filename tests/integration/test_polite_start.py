@@ -83,7 +83,7 @@ async def test_the_own_address_in_the_same_place_is_proof_enough_that_the_leader
 async def test_an_address_that_refuses_in_the_same_place_is_proof_after_a_second(store: Gate) -> None:
     """Whatever it advertised: its sign says where it listened."""
 
-    async def refuses(address: str, _: float) -> LeaderAnswer:
+    async def refuses(address: str, *_: object) -> LeaderAnswer:
         assert address == "127.0.0.1:9"
         return LeaderAnswer(Reply.REFUSES)
 

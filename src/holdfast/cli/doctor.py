@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import ssl
-import urllib.request
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,13 +14,15 @@ import typer
 from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, SetOption, configuration
 from holdfast.cli.output import print_json, print_line
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.values import UNIX
 
 if TYPE_CHECKING:
+    from holdfast.commit.leadership.evidence import LeaderAnswer
+    from holdfast.commit.leadership.peer_tls import PeerTls
     from holdfast.doctor import Finding
     from holdfast.settings import Settings
 
-ANSWER_SECONDS: Final = 3.0
-ANSWER_BYTES_MAX: Final = 65_536
+ANSWER_MS_MAX: Final = 3_000.0
 
 
 class Report:
@@ -85,6 +85,7 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
 
 async def _check_log(report: Report, settings: Settings, *, race: bool) -> None:
     from holdfast.command_logs import log_to_standard_error
+    from holdfast.commit.leadership.peer_tls import PeerTls
     from holdfast.doctor import Finding, Level, check_log
     from holdfast.objects.credentials import require_credentials
     from holdfast.objects.open import open_store
@@ -97,31 +98,21 @@ async def _check_log(report: Report, settings: Settings, *, race: bool) -> None:
     except HoldfastError as error:
         report.add(Finding(Level.ERROR, "store", error.statement(), error.hint or "check log.url"))
         return
+    server = settings.server
+    tls = PeerTls(server.tls_certificate, server.peer_ca_file, server.peer_name)
     try:
-        async for finding in check_log(store, _ask_leader, url=url, race=race):
+        async for finding in check_log(store, partial(_ask_leader, tls=tls), url=url, race=race):
             report.add(finding)
     finally:
         await store.close()
 
 
-async def _ask_leader(address: str) -> str | None:
-    return await asyncio.to_thread(_leader_at, address)
+async def _ask_leader(address: str, tls: PeerTls) -> LeaderAnswer:
+    """Ask as a standby with this configuration does. One without TLS also finds a leader that has it."""
+    from holdfast.commit.leadership.evidence import Reply
+    from holdfast.commit.leadership.leader_question import ask_leader
 
-
-def _leader_at(address: str) -> str | None:
-    """The leader id of the process at an address, empty when it does not lead, None without an answer."""
-    if address.startswith("unix:"):
-        return None
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    for scheme in ("", "http://", "https://"):
-        if ("://" in address) == bool(scheme):
-            continue
-        try:
-            with urllib.request.urlopen(f"{scheme}{address}/livez", timeout=ANSWER_SECONDS, context=trusting) as answer:
-                alive = json.loads(answer.read(ANSWER_BYTES_MAX))
-        except (OSError, ValueError):
-            continue
-        if isinstance(alive, dict):
-            return str(alive.get("leader_id", "")) if alive.get("leading") is True else ""
-    return None
+    answer = await ask_leader(address, ANSWER_MS_MAX, tls=tls)
+    if answer.reply is Reply.SILENT and "://" not in address and not address.startswith(UNIX) and not tls.certificate:
+        return await ask_leader(f"https://{address}", ANSWER_MS_MAX, tls=tls)
+    return answer

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
+from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
 from holdfast.doctor.finding import Finding, Level
@@ -34,13 +36,13 @@ LEADERSHIPS_MAX: Final = 3
 OLD_READING_SECONDS: Final = 7 * 86_400.0
 RACE: Final = "race"
 
-AskLeader = Callable[[str], Awaitable[str | None]]
+AskLeader = Callable[[str], Awaitable[LeaderAnswer]]
 
 
 async def check_log(
     store: ObjectStore, ask_leader: AskLeader | None = None, *, url: str = "", race: bool = False
 ) -> AsyncIterator[Finding]:
-    """Look at a store and its log. ``ask_leader`` asks an address who leads there: empty for nobody, None: no answer.
+    """Look at a store and its log. ``ask_leader`` asks an address whether the leader is there.
 
     ``url`` names the store for the processes of a race; ``race`` runs one and keeps its result. A store that does not
     answer ends the look with one finding. Raises nothing that a store can cause.
@@ -183,9 +185,14 @@ async def _leader(claim: Header, ask_leader: AskLeader | None) -> Finding:
     if ask_leader is None or not claim.address:
         return Finding(Level.OK, "leader", "not asked")
     answer = await ask_leader(claim.address)
-    if answer == claim.leader_id.hex():
+    if answer.reply is Reply.UNVERIFIED:
+        return Finding(
+            Level.WARNING, "leader", f"the answer at {claim.address} cannot be verified: {answer.problem}",
+            f"standbys wait for signs of life instead; {UNVERIFIED_FIX}",
+        )  # fmt: skip
+    if answer.leader_id == claim.leader_id.hex():
         return Finding(Level.OK, "leader", f"it answers at {claim.address}")
-    seen = "nothing answers" if answer is None else "another process answers"
+    seen = "nothing answers" if answer.reply in (Reply.SILENT, Reply.REFUSES) else "another process answers"
     return Finding(
         Level.WARNING, "leader", f"{seen} at {claim.address}, where the newest leader was",
         "start `holdfast serve`; if it runs, correct server.advertised_address",

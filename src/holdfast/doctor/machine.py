@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX, PeerTls
+from holdfast.commit.leadership.takeover import on_interface
 from holdfast.doctor.finding import Finding, Level
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.file_urls import path_of
-from holdfast.settings import Settings
+from holdfast.settings import ServerSettings, Settings
 from holdfast.temporary_files import temporary_directory, temporary_work
 
 FILES_MIN: Final = 4_096
@@ -28,6 +30,7 @@ NETWORK: Final = frozenset(
 )
 VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 CERTIFICATE: Final = "TLS certificate"
+PEERS: Final = "TLS between services"
 
 
 def check_machine(settings: Settings, config: Path | None) -> Iterator[Finding]:
@@ -40,7 +43,7 @@ def check_machine(settings: Settings, config: Path | None) -> Iterator[Finding]:
     if settings.log.scheme != "memory":
         yield from _temporary()
     if settings.server.tls_certificate is not None:
-        yield _certificate(settings.server.tls_certificate, settings.server.tls_key)
+        yield from _certificate(settings.server)
     if config is not None and settings.server.tokens:
         yield _secrets(config)
 
@@ -143,16 +146,34 @@ def _temporary() -> Iterator[Finding]:
     yield Finding(Level.OK, "temporary files", f"{tempfile.gettempdir()} can be written")
 
 
-def _certificate(certificate: str, key: str | None) -> Finding:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _certificate(server: ServerSettings) -> Iterator[Finding]:
+    certificate = server.tls_certificate
+    assert certificate is not None, "only a certificate is looked at"
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key)
+        own.load_cert_chain(certificate, server.tls_key)
     except (OSError, ssl.SSLError) as error:
-        return Finding(
+        yield Finding(
             Level.ERROR, CERTIFICATE, f"{certificate} cannot be used: {error}",
             "give server.tls_certificate and server.tls_key files that belong together and that this user may read",
         )  # fmt: skip
-    return Finding(Level.OK, CERTIFICATE, f"{certificate} fits its key")
+        return
+    yield Finding(Level.OK, CERTIFICATE, f"{certificate} fits its key")
+    yield _peers(own, server)
+
+
+def _peers(own: ssl.SSLContext, server: ServerSettings) -> Finding:
+    """Whether the other processes of the log verify this one by its certificate."""
+    advertised = on_interface(server.advertised_address)
+    try:
+        problem = PeerTls(server.tls_certificate, server.peer_ca_file, server.peer_name).problem_of(own, advertised)
+    except InvalidRequest as error:
+        return Finding(Level.ERROR, PEERS, error.statement(), "correct server.peer_ca_file")
+    if problem is not None:
+        return Finding(
+            Level.WARNING, PEERS, f"others cannot verify this service at {advertised}: {problem}", UNVERIFIED_FIX
+        )
+    return Finding(Level.OK, PEERS, f"others verify this service at {advertised}")
 
 
 def _secrets(config: Path) -> Finding:

@@ -34,6 +34,7 @@ from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.server.logs import configure_logs
+from holdfast.server.reloading import peer_tls_of
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
 from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files
@@ -226,11 +227,10 @@ class _Mover:
 
     async def _claim(self, mode: StoresMode | None) -> Header:
         """Lead for a moment, and let the stores live in ``mode`` from then on; None: where they are."""
-        tls = self._settings.server.tls_certificate is not None
         options = ServiceOptions(
             moves_stores=None if mode is None else StoresMove(mode, self._head),
             sign_interval_ms=self._settings.leader.sign_interval_ms,
-            ask_leader=partial(ask_leader, tls=tls),
+            ask_leader=partial(ask_leader, tls=peer_tls_of(self._settings.server)),
         )
         service = await CommitService.lead(self._store, options)
         await service.step_down()

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX, PeerTls
 from holdfast.errors import Code, InvalidRequest
 from holdfast.private_files import openness_of
 from holdfast.server.http.auth import Authenticator, Grant, Role
@@ -56,6 +57,17 @@ def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
+def peer_tls_of(settings: ServerSettings) -> PeerTls:
+    """How this service verifies another one of its log."""
+    return PeerTls(settings.tls_certificate, settings.peer_ca_file, settings.peer_name)
+
+
+def warn_of_unverified(own: ssl.SSLContext, peers: PeerTls, advertised: str) -> None:
+    """Log it when the other processes of the log would not verify this one by its certificate."""
+    if (problem := peers.problem_of(own, advertised)) is not None:
+        log.warning("peers_cannot_verify", address=advertised, problem=problem, hint=UNVERIFIED_FIX)
+
+
 def warn_about_open_files(settings: ServerSettings) -> None:
     """Log each file with secrets that other users can read or replace."""
     named = (settings.tokens_file, settings.tls_key)
@@ -64,20 +76,24 @@ def warn_about_open_files(settings: ServerSettings) -> None:
 
 
 class Reloading:
-    """Replaces the tokens of ``authenticator`` and, by ``replace_tls``, the certificate."""
+    """Replaces the tokens of ``authenticator``, by ``replace_tls`` the certificate, and what ``peers`` trusts."""
 
     def __init__(
         self,
         settings: ServerSettings,
         authenticator: Authenticator,
         replace_tls: Callable[[ssl.SSLContext], None],
+        peers: PeerTls,
+        advertised: str,
     ) -> None:
         self._settings = settings
         self._authenticator = authenticator
         self._replace_tls = replace_tls
+        self._peers = peers
+        self._advertised = advertised
         self._files = [
             Path(name)
-            for name in (settings.tokens_file, settings.tls_certificate, settings.tls_key)
+            for name in (settings.tokens_file, settings.tls_certificate, settings.tls_key, settings.peer_ca_file)
             if name is not None
         ]
         self._seen = self._look()
@@ -94,13 +110,17 @@ class Reloading:
         self._seen = self._look()
         try:
             tokens, tls = tokens_of(self._settings), tls_of(self._settings)
+            trusted = self._peers.read() if self._settings.has_peer_files else None
         except InvalidRequest as error:
             log.error("reload_refused", why=why, error=error.statement())
             return False
         warn_about_open_files(self._settings)
         self._authenticator.replace(tokens)
+        if trusted is not None:
+            self._peers.replace(trusted)
         if tls is not None:
             self._replace_tls(tls)
+            warn_of_unverified(tls, self._peers, self._advertised)
         log.info("audit", act="reload", author=why, tokens=len(tokens), tls=tls is not None)
         return True
 

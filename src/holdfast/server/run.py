@@ -63,7 +63,14 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.reloading import Reloading, tls_of, tokens_of, warn_about_open_files
+from holdfast.server.reloading import (
+    Reloading,
+    peer_tls_of,
+    tls_of,
+    tokens_of,
+    warn_about_open_files,
+    warn_of_unverified,
+)
 from holdfast.server.route_table import route_table
 from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.commit_parts import PartsOfCommits
@@ -165,6 +172,9 @@ class _Process:
         self._standby = standby
         self._read_only = read_only
         self._tls = tls_of(settings.server)
+        self._peers = peer_tls_of(settings.server)
+        if settings.server.has_peer_files:
+            self._peers.replace(self._peers.read())
         self._tokens = tokens_of(settings.server)
         self._address = ""
         self._address_is_bound = False
@@ -236,8 +246,7 @@ class _Process:
         advertised = _advertised(settings, addresses)
         self._address, self._address_is_bound = on_interface(advertised), advertised in addresses
         self._bound = tuple(each if each.startswith(UNIX) or not self._tls else f"https://{each}" for each in addresses)
-        warn_about_open_files(settings.server)
-        reloading = Reloading(settings.server, self._gateway.authenticator, server.replace_tls)
+        reloading = self._reloading(server)
         loop.add_signal_handler(signal.SIGHUP, reloading.reload, "SIGHUP")
         watching = asyncio.ensure_future(reloading.watch())
         self._gateway.own = LeaderHint("", self._address)
@@ -250,6 +259,14 @@ class _Process:
             await self._subscriptions.close()
             await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.close()
+
+    def _reloading(self, server: HttpServer) -> Reloading:
+        """What replaces files of this configuration. Logs what is doubtful about them as they are."""
+        settings = self._settings.server
+        warn_about_open_files(settings)
+        if self._tls is not None:
+            warn_of_unverified(self._tls, self._peers, self._address)
+        return Reloading(settings, self._gateway.authenticator, server.replace_tls, self._peers, self._address)
 
     @contextlib.asynccontextmanager
     async def _with_console(self, bound: str) -> AsyncGenerator[None]:
@@ -540,7 +557,7 @@ class _Process:
             take_over=self._take_over and not self._gateway.stands_by_next,
             standby=self._standby or self._gateway.stands_by_next,
             following=self._stand_by,
-            ask_leader=partial(ask_leader, tls=self._tls is not None),
+            ask_leader=partial(ask_leader, tls=self._peers),
             rules=PipelineRules(
                 persist=PersistRules(
                     batch_timeout_ms=persist.batch_timeout_ms,

@@ -97,6 +97,11 @@ def test_a_leader_whose_signs_are_old_and_that_has_just_answered_is_not_given_up
         assert verdict.gone_in_ms == REPLY_MS_MIN - unanswered_ms
 
 
+def without_host(contact: Contact) -> Contact:
+    """Without the host that a certificate has to name: a test of its own looks at it."""
+    return Contact(contact.address, contact.is_same_place, contact.known)
+
+
 PLACE = Place(("127.0.0.1:8080", "unix:/run/h.sock"), (HERE,))
 UNREACHABLE = Contact("", False, Reply.UNREACHABLE)
 
@@ -129,9 +134,41 @@ UNREACHABLE = Contact("", False, Reply.UNREACHABLE)
 def test_how_a_leader_is_asked_follows_from_where_both_are(
     advertised: Address, bound: Address | None, asked: Contact
 ) -> None:
-    assert contact(advertised, bound, PLACE) == asked
+    assert without_host(contact(advertised, bound, PLACE)) == asked
 
 
 def test_a_place_without_known_scopes_is_the_same_as_none() -> None:
     assert not Place(("127.0.0.1:8080",), (UNKNOWN_SCOPE,)).has(UNKNOWN_SCOPE)
     assert contact(Address("127.0.0.1:8080", HERE), None, Place()) == UNREACHABLE
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("may_come", [True, False])
+def test_row_8_whose_answer_cannot_be_verified_is_judged_as_one_that_gives_no_answer(
+    same: bool, may_come: bool
+) -> None:
+    """Never as a refusal, which is a proof in the same place; and never as a life."""
+    for ms in (0.0, PATIENCE_MS - 1, PATIENCE_MS):
+        for unanswered_ms in (0.0, 1e9):
+            verdicts = {
+                judge(evidence(reply, same=same, may_come=may_come, reply_ms=1e9, ms=ms, unanswered_ms=unanswered_ms))
+                for reply in (Reply.UNVERIFIED, Reply.SILENT)
+            }
+            (verdict,) = verdicts
+            assert not verdict.is_proof and PATIENCE_MS - ms <= verdict.gone_in_ms < inf
+
+
+@pytest.mark.parametrize(
+    ("advertised", "bound", "host"),
+    [
+        (Address("log.example:80"), None, "log.example"),
+        (Address("https://log.example:80"), Address("https://127.0.0.1:9", HERE), "log.example"),
+        (Address("[fd00::1]:80", HERE), None, "fd00::1"),
+        (Address("unix:/run/other.sock", HERE), None, ""),
+        (Address("unix:/run/other.sock"), Address("https://127.0.0.1:9", HERE), ""),
+    ],
+)
+def test_the_certificate_has_to_name_what_the_leader_advertises_wherever_it_is_asked(
+    advertised: Address, bound: Address | None, host: str
+) -> None:
+    assert contact(advertised, bound, PLACE).host == host

@@ -501,3 +501,44 @@ def test_a_hole_that_a_second_listing_shows_is_damage() -> None:
     (effect,) = with_a_hole(steps)
     assert isinstance(effect, m.Fail)
     assert isinstance(effect.error, CorruptData)
+
+
+UNVERIFIED = LeaderAnswer(Reply.UNVERIFIED, problem="self-signed certificate")
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_leader_whose_answer_cannot_be_verified_is_gone_when_a_silent_one_is(standby: bool) -> None:
+    """In the same place, where a refusal is a proof after a second."""
+
+    def claims_at(answer: LeaderAnswer) -> tuple[float, str]:
+        head = head_of_a_leader(scope=HERE)
+        steps = machine_here(standby=standby)
+        effects = look(steps, reply(steps, asking(steps, head, sign(head)), 0, answer), 0, head.slot, sign(head))
+        assert isinstance(effects[-1], m.Wait)
+        reason, ms = effects[-1].reason, 0.0
+        while isinstance(effects[-1], m.Wait):
+            ms += effects[-1].ms
+            effects = steps.step(m.Woken(at(ms)))
+            if isinstance(effects[-1], m.AskLeader):
+                effects = reply(steps, effects, ms, answer)
+            if isinstance(effects[-1], m.Look):
+                effects = look(steps, effects, ms, head.slot, sign(head))
+        assert effects == [m.ListPage(1000)]
+        return ms, reason
+
+    assert claims_at(UNVERIFIED) == (5_000, "leader_not_verified")
+    assert claims_at(SILENT) == (5_000, "waiting_for_signs_of_life")
+    assert claims_at(REFUSES)[0] == 1_000
+
+
+def test_a_standby_that_cannot_verify_its_leader_any_more_watches_its_signs() -> None:
+    """Its certificate has expired, for example."""
+    head = head_of_a_leader(scope=HERE)
+    steps = machine_here(standby=True)
+    effects = reply(steps, asking(steps, head, sign(head)), 0, leads(head))
+    assert isinstance(effects[0], m.StandBy) and isinstance(effects[-1], m.Wait)
+    effects = reply(steps, steps.step(m.Woken(at(100))), 100, UNVERIFIED)
+    effects = look(steps, found(steps, replace(genesis(), address="a:8080"), head, ms=100), 100, head.slot, sign(head))
+    (wait,) = effects
+    assert isinstance(wait, m.Wait) and wait.reason == "leader_not_verified"
+    assert wait.facts["problem"] == "self-signed certificate"

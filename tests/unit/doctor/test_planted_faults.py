@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import authority, signed_by
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import FIRST_SLOT, object_name
+from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.doctor import Finding, Level, check_log, check_machine
 from holdfast.doctor import log as log_checks
 from holdfast.doctor import machine as machine_checks
@@ -40,8 +42,12 @@ def a_log() -> tuple[MemoryStore, RandomLog]:
     return MemoryStore(objects), log
 
 
-async def nobody(_: str) -> str | None:
-    return None
+async def nobody(_: str) -> LeaderAnswer:
+    return LeaderAnswer(Reply.SILENT)
+
+
+async def anybody(_: str) -> LeaderAnswer:
+    return LeaderAnswer(Reply.UNVERIFIED, problem="unable to get local issuer certificate")
 
 
 def look(store: MemoryStore, ask: Any = None) -> list[Finding]:
@@ -146,6 +152,11 @@ def test_a_leader_that_does_not_answer() -> None:
     only(look(store, nobody), Level.WARNING, "leader", "nothing answers")
 
 
+def test_a_leader_that_cannot_be_verified() -> None:
+    store, _ = a_log()
+    only(look(store, anybody), Level.WARNING, "leader", "unable to get local issuer certificate")
+
+
 def test_a_long_log_that_nothing_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = a_log()
     monkeypatch.setattr(log_checks, "LONG_LOG", 3)
@@ -217,6 +228,19 @@ def bad_certificate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Findi
     del monkeypatch
     (folder / "cert.pem").write_text("nonsense")
     return machine(folder, server__tls_certificate=str(folder / "cert.pem"), server__tls_key=str(folder / "cert.pem"))
+
+
+def test_a_certificate_that_others_of_the_log_do_not_verify(tmp_path: Path) -> None:
+    made = signed_by(authority(tmp_path, "root"), "one", "DNS:log.example")
+    own = {"server__tls_certificate": str(made), "server__tls_key": str(made.with_suffix(".key"))}
+    only(machine(tmp_path, **own), Level.WARNING, "TLS between services", "127.0.0.1")
+    assert machine(tmp_path, **own, server__peer_name="log.example") == []
+    assert machine(tmp_path, **own, server__advertised_address="log.example:8443") == []
+    other = authority(tmp_path, "other")
+    wrong = machine(tmp_path, **own, server__peer_name="log.example", server__peer_ca_file=str(other))
+    only(wrong, Level.WARNING, "TLS between services", "self-signed")
+    absent = machine(tmp_path, **own, server__peer_ca_file=str(tmp_path / "absent"))
+    only(absent, Level.ERROR, "TLS between services", "absent")
 
 
 def readable_secrets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Finding]:

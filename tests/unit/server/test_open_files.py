@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from holdfast.commit.leadership.peer_tls import PeerTls
 from holdfast.console.options import read_tokens
 from holdfast.errors import Code, InvalidRequest
 from holdfast.private_files import openness_of
@@ -45,7 +46,7 @@ def test_a_reload_of_such_a_file_keeps_the_old_tokens(file: Path) -> None:
     flags = {"log.url": "memory:", "server.tokens_file": str(file)}
     settings = load_configuration(flags=flags, environ={}, working_directory=file.parent).settings.server
     authenticator = Authenticator(tokens_of(settings))
-    reloading = Reloading(settings, authenticator, lambda _: None)
+    reloading = Reloading(settings, authenticator, lambda _: None, PeerTls(), "")
     file.write_text(f"admin:{NEW}\n")
     file.chmod(0o666)
     assert not reloading.reload("test")

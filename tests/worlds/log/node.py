@@ -253,7 +253,7 @@ class Node:
 
     # -- nodes ask one another who they are ---------------------------------------------------------------------------
 
-    async def _ask_leader(self, address: str, ms_max: float) -> LeaderAnswer:
+    async def _ask_leader(self, address: str, ms_max: float, _host: str) -> LeaderAnswer:
         asked: asyncio.Future[LeaderAnswer] = self._loop.create_future()
         loop = self._loop
 

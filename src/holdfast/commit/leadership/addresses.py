@@ -24,6 +24,19 @@ def without_scheme(address: str) -> str:
     return address.rstrip("/")
 
 
+def host_of(address: str) -> str:
+    """The host, an IPv6 address without brackets; empty for a Unix socket.
+
+    >>> host_of("https://log.example:8443"), host_of("[::1]:80"), host_of("unix:/run/h.sock"), host_of("log.example")
+    ('log.example', '::1', '', 'log.example')
+    """
+    if address.startswith(UNIX):
+        return ""
+    bare = without_scheme(address)
+    host, _, port = bare.rpartition(":")
+    return (host if host and port.isdigit() else bare).strip("[]")
+
+
 def is_wildcard(address: str) -> bool:
     """Whether the host of an address stands for every interface.
 

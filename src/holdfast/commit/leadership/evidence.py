@@ -9,14 +9,16 @@
     6    does not answer                           anywhere                      after 2.5 intervals without a sign
     7    cannot be reached: loopback or a socket   elsewhere                     after 2.5 intervals without a sign
          file of another place, or no address
+    8    answers, and cannot be verified (TLS)     anywhere                      after 2.5 intervals without a sign
 
 A sign is an object under ``meta/alive/`` (``signs``) or a batch. An interval is the one that the leader's signs name.
-The age of a sign counts from when this process first saw it, by this process's own clock; rows 5 to 7 hold for at least
+The age of a sign counts from when this process first saw it, by this process's own clock; rows 5 to 8 hold for at least
 a second after the last answer of the leader. The exception to row 3 is a
 claim without a sign whose address answers that no leader is there: it may come to lead in a moment, so row 5 holds.
 
 Rows 2 to 4 are proofs: a leader listens before it claims and until it has resigned, and no other process of that boot
-and namespace can have its address meanwhile. All of it is liveness: safety never depends on it.
+and namespace can have its address meanwhile. What a process says that cannot be verified is neither that the leader
+lives nor that it has gone. All of it is liveness: safety never depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from holdfast.commit.format.batch import UNKNOWN_SCOPE, AddressScope
-from holdfast.commit.leadership.addresses import is_wildcard, without_scheme
+from holdfast.commit.leadership.addresses import host_of, is_wildcard, without_scheme
 from holdfast.values import LOOPBACK, Slot
 
 SIGNS_MISSED: Final = 2.5
@@ -49,6 +51,7 @@ class Reply(Enum):
     OWN = "the address is this process's own"
     REFUSES = "it refuses"
     SILENT = "no answer"
+    UNVERIFIED = "the answer cannot be verified"
     UNREACHABLE = "it cannot be reached from here"
 
 
@@ -88,12 +91,14 @@ class Sign(Struct, frozen=True, kw_only=True):
 class LeaderAnswer(Struct, frozen=True):
     """The answer of the process at an address. ``leader_id`` is empty where no leader answers.
 
-    ``shown``: what the leader says that it has shown; None where the answer does not say it.
+    ``shown``: what the leader says that it has shown; None where the answer does not say it. ``problem``: why an answer
+    cannot be verified.
     """
 
     reply: Reply
     leader_id: str = ""
     shown: Shown | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,15 @@ NOWHERE: Final = Place()
 
 
 class Contact(Struct, frozen=True):
-    """How to ask a leader. ``known``: the reply where a question is needless; else ``address`` is to be asked."""
+    """How to ask a leader. ``known``: the reply where a question is needless; else ``address`` is to be asked.
+
+    ``host``: what the leader's certificate has to name, also where another address of it is asked.
+    """
 
     address: str
     is_same_place: bool
     known: Reply | None = None
+    host: str = ""
 
 
 class Address(Struct, frozen=True):
@@ -135,12 +144,12 @@ def contact(advertised: Address, bound: Address | None, here: Place) -> Contact:
     for address in (bound, advertised):
         if address is not None and address.text and here.has(address.scope):
             is_own = without_scheme(address.text) in map(without_scheme, here.bound)
-            return Contact(address.text, True, Reply.OWN if is_own else None)
+            return Contact(address.text, True, Reply.OWN if is_own else None, host_of(advertised.text))
     text, scopes = advertised.text, [advertised.scope] + ([] if bound is None else [bound.scope])
     is_local = without_scheme(text).startswith(LOOPBACK) and any(scope.is_known() for scope in scopes)
     if not text or is_wildcard(text) or is_local:
         return Contact("", False, Reply.UNREACHABLE)
-    return Contact(text, False)
+    return Contact(text, False, host=host_of(text))
 
 
 class Evidence(Struct, frozen=True):

@@ -8,7 +8,10 @@ from typing import Final
 
 import msgspec
 
+from holdfast.commit.leadership.addresses import host_of
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply, Shown
+from holdfast.commit.leadership.peer_tls import PeerTls, problem_in
+from holdfast.errors import InvalidRequest
 from holdfast.values import UNIX, parse_slot
 from holdfast.wire.log import Liveness
 
@@ -16,13 +19,22 @@ ANSWER_BYTES_MAX: Final = 65_536
 _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
-async def ask_leader(address: str, ms_max: float, *, tls: bool) -> LeaderAnswer:
-    """Whether the process at ``address`` leads, and what it has shown of itself. It has ``ms_max`` to answer."""
+async def ask_leader(address: str, ms_max: float, host: str = "", *, tls: PeerTls) -> LeaderAnswer:
+    """Whether the process at ``address`` leads, and what it has shown of itself. It has ``ms_max`` to answer.
+
+    Where it speaks TLS, ``tls`` verifies it as a leader that advertises ``host``; empty: the host of ``address``.
+    """
     try:
         async with asyncio.timeout(ms_max / 1000.0):
-            answer = await _get_livez(address, tls=tls)
+            answer = await _get_livez(address, host or host_of(address), tls)
     except ConnectionRefusedError:
         return LeaderAnswer(Reply.REFUSES)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # it has ended, or its network has
+        return LeaderAnswer(Reply.SILENT)
+    except ssl.SSLError as error:
+        return LeaderAnswer(Reply.UNVERIFIED, problem=problem_in(error))
+    except InvalidRequest as error:
+        return LeaderAnswer(Reply.UNVERIFIED, problem=error.statement())
     except (OSError, TimeoutError, ValueError, EOFError):
         return LeaderAnswer(Reply.SILENT)
     return answer_in(answer)
@@ -44,7 +56,7 @@ def answer_in(response: bytes) -> LeaderAnswer:
     return LeaderAnswer(Reply.LEADS, liveness.leader_id, shown)
 
 
-async def _get_livez(address: str, *, tls: bool) -> bytes:
+async def _get_livez(address: str, advertised: str, tls: PeerTls) -> bytes:
     if address.startswith(UNIX):
         reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
         host = "localhost"
@@ -52,13 +64,9 @@ async def _get_livez(address: str, *, tls: bool) -> bytes:
         name, _, port = address.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
         name = name.strip("[]").encode("idna").decode("ascii")
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-        context: ssl.SSLContext | None = None
-        # A job that leads has no certificate, and says so by the scheme of its address.
-        if address.startswith("https://") or (tls and not address.startswith("http://")):
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
+        context = tls.context_for(address)
+        named = None if context is None else tls.name_for(advertised)
+        reader, writer = await asyncio.open_connection(name, int(port), ssl=context, server_hostname=named)
     try:
         writer.write(f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return await _read_to_end(reader)

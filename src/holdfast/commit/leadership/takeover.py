@@ -34,11 +34,12 @@ from holdfast.values import Instant, LogId, Slot, sign_interval_ms
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
-AskLeader = Callable[[str, float], Awaitable[LeaderAnswer]]
-"""Ask the process at an address whether it leads, and wait for this many milliseconds.
+AskLeader = Callable[[str, float, str], Awaitable[LeaderAnswer]]
+"""Ask the process at an address whether it leads, and wait for this many milliseconds. Its certificate has to name the
+host that comes last.
 
-``Reply.REFUSES`` only where the address itself says that no process listens there; everything else without an answer is
-``Reply.SILENT``."""
+``Reply.REFUSES`` only where the address itself says that no process listens there; an answer whose sender cannot be
+verified is ``Reply.UNVERIFIED``, and everything else without an answer is ``Reply.SILENT``."""
 
 Clock = Callable[[], Instant]
 
@@ -221,7 +222,7 @@ class Driver:
 
     async def _ask_leader(self, question: t.AskLeader) -> LeaderAnswer:
         assert self._options.ask_leader is not None, "only a machine that can ask does"
-        return await self._options.ask_leader(question.address, question.ms_max)
+        return await self._options.ask_leader(question.address, question.ms_max, question.host)
 
     async def _ask_store(
         self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.Look | t.ReadHeader | t.ReadClaim

@@ -119,10 +119,14 @@ class Look(Struct, frozen=True):
 
 
 class AskLeader(Struct, frozen=True):
-    """Ask the process at this address whether it leads, for at most ``ms_max``. Answered by LeaderAnswered."""
+    """Ask the process at this address whether it leads, for at most ``ms_max``. Answered by LeaderAnswered.
+
+    ``host``: what its certificate has to name.
+    """
 
     address: str
     ms_max: float
+    host: str = ""
 
 
 class SendClaim(Struct, frozen=True):
@@ -377,6 +381,7 @@ class TakeoverMachine:
         self._reply_since_ms = 0.0
         self._unanswered_since_ms = 0.0
         self._another_leads = False
+        self._problem = ""
         self._questioned_ms = self._asked_ms = 0.0
         self._claim: Header | None = None
         self._checked_ms = 0.0
@@ -600,7 +605,7 @@ class TakeoverMachine:
         if self._contact.known is not None or not self._rules.asks:
             return self._replied(now, LeaderAnswer(self._contact.known or Reply.UNREACHABLE))
         ms_max = min(ANSWER_MS_MAX, max(ANSWER_MS_MIN, self._interval_ms / LOOKS_OF_AN_INTERVAL))
-        return self._send(now, AskLeader(self._contact.address, ms_max), self._leader_answered)
+        return self._send(now, AskLeader(self._contact.address, ms_max, self._contact.host), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
@@ -615,7 +620,7 @@ class TakeoverMachine:
             self._unanswered_since_ms = now.boot_ms
         if reply is not self._reply:
             self._reply, self._reply_since_ms = reply, now.boot_ms
-        self._another_leads = bool(answer.leader_id)
+        self._another_leads, self._problem = bool(answer.leader_id), answer.problem
         self._questioned_ms = now.boot_ms
         if reply is Reply.LEADS and answer.shown is not None:
             self._see(now, answer.shown)
@@ -713,6 +718,15 @@ class TakeoverMachine:
         newest, verdict = self._watched_leader(), self._verdict(now)
         if verdict.gone_in_ms <= 0.0:
             return self._weigh(now)
+        if self._reply is Reply.UNVERIFIED:
+            return self._wait_to_look(
+                verdict,
+                "leader_not_verified",
+                leader_address=self._contact.address,
+                problem=self._problem,
+                hint="its signs of life decide; server.peer_ca_file (of a job SSL_CERT_FILE) names whom to trust, and "
+                "server.peer_name the name in its certificate where its address is an IP address",
+            )
         return self._wait_to_look(
             verdict,
             "waiting_for_signs_of_life",
@@ -768,7 +782,8 @@ class TakeoverMachine:
         asks = self._rules.asks and self._contact.known is None
         if now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX or not asks:
             return self._stake(now)
-        return self._send(now, AskLeader(self._contact.address, ANSWER_MS_MAX), self._last_answered)
+        question = AskLeader(self._contact.address, ANSWER_MS_MAX, self._contact.host)
+        return self._send(now, question, self._last_answered)
 
     def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"

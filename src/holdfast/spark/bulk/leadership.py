@@ -40,6 +40,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.leadership.claims import Identity, has_successor
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply, Shown
 from holdfast.commit.leadership.leader_question import ask_leader
+from holdfast.commit.leadership.peer_tls import PeerTls
 from holdfast.commit.leadership.signs import Signs
 from holdfast.commit.leadership.takeover import (
     TakeoverOptions,
@@ -82,20 +83,21 @@ log = structlog.get_logger("holdfast.spark")
 
 RESPONSE_MS_MAX: Final = 2_000.0
 DRAIN_SECONDS_MAX: Final = 60.0
+SYSTEM_AUTHORITIES: Final = PeerTls()
 LIVENESS: Final = Request("GET", "/livez")
 STEP_DOWN: Final = Request("POST", "/v1/admin/step-down?then=stand_by")
 
 
-async def leader_at(address: str, ms_max: float = RESPONSE_MS_MAX) -> LeaderAnswer:
-    """Whether a service or a job leads at ``address``."""
-    return await ask_leader(address, ms_max, tls=False)
+async def leader_at(address: str, ms_max: float = RESPONSE_MS_MAX, host: str = "") -> LeaderAnswer:
+    """Whether a service or a job leads at ``address``, whose certificate has to name ``host``."""
+    return await ask_leader(address, ms_max, host, tls=SYSTEM_AUTHORITIES)
 
 
-async def ask_to_step_down(address: str, ms_max: float, *, token: str | None) -> LeaderAnswer:
+async def ask_to_step_down(address: str, ms_max: float, host: str = "", *, token: str | None) -> LeaderAnswer:
     """Ask the leader at ``address`` to stand by. Returns whether it still leads. A job is not asked. The address comes
     from the log, so a token is sent there only where ``HOLDFAST_TRUSTED_HOSTS`` allows it.
     """
-    answer = await leader_at(address, ms_max)
+    answer = await leader_at(address, ms_max, host)
     if answer.reply is not Reply.LEADS or await asyncio.to_thread(_is_job, address):
         return answer
     if token is not None and not _may_get_token(address):
@@ -103,7 +105,7 @@ async def ask_to_step_down(address: str, ms_max: float, *, token: str | None) ->
         return answer
     await asyncio.to_thread(_exchange, address, STEP_DOWN, DRAIN_SECONDS_MAX, token)
     # The response may be lost when the service closes its connections; what counts is whether it leads.
-    return await leader_at(address, ms_max)
+    return await leader_at(address, ms_max, host)
 
 
 def _may_get_token(address: str) -> bool:
