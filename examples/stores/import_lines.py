@@ -3,6 +3,8 @@
     holdfast serve --log file:$PWD/log --init &
     python -m examples.stores.import_lines lines.txt [--url URL]
 
+URL is the address of the service, with standbys all addresses with commas. A service with tokens needs HOLDFAST_TOKEN.
+
 The publisher's id is the file's name, and the number of a message is that of its line. The store confirms a number that
 it has already without keeping the line again, so a program that does not know how far it came just starts over.
 """
@@ -10,6 +12,7 @@ it has already without keeping the line again, so a program that does not know h
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from holdfast import StoreClient
@@ -40,7 +43,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--store", default="lines")
     arguments = parser.parse_args()
-    with StoreClient(arguments.url) as client:
+    with StoreClient(arguments.url, token=os.environ.get("HOLDFAST_TOKEN")) as client:
         client.define_store(arguments.store)
         client.define_durable(arguments.store, "all", {"type": "shared"})
         lines, duplicates = import_lines(client, arguments.file, arguments.store)

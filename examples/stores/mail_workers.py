@@ -3,6 +3,8 @@
     holdfast serve --log file:$PWD/log --init &
     python -m examples.stores.mail_workers [--url URL]
 
+URL is the address of the service, with standbys all addresses with commas. A service with tokens needs HOLDFAST_TOKEN.
+
 Each worker is a task; in earnest each is a process of its own, on any machine. A worker that is killed gives its mails
 to the others.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections import Counter
 
 from holdfast.aio import StoreClient
@@ -58,7 +61,7 @@ async def work(client: StoreClient, name: str, sent: Counter[bytes], done: async
 
 async def run(url: str) -> tuple[Counter[bytes], list[Delivery]]:
     """What was sent or given up, and the dead letters."""
-    async with StoreClient(url) as client:
+    async with StoreClient(url, token=os.environ.get("HOLDFAST_TOKEN")) as client:
         await client.define_store("undeliverable")
         await client.define_durable("undeliverable", "all", {"type": "shared"})
         await client.define_store("mails")

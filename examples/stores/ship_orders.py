@@ -11,6 +11,7 @@ writes the stock and publishes the invoice. Kill workers and the leader as you l
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from holdfast.client import BlockingTransaction
 from holdfast.client.stores import Delivery, SubscriberOptions
 from holdfast.errors import Closed
 
+TOKEN = os.environ.get("HOLDFAST_TOKEN")
 PRODUCTS = ("cake", "coffee", "juice", "milk", "rolls", "soup", "tea", "water")
 
 
@@ -29,7 +31,7 @@ def prepare(urls: Sequence[str], orders: int) -> None:
     for number in range(orders):
         pieces, product = order_of(number)
         stock[key_of(product)] += pieces
-    with Client(urls) as client, StoreClient(urls) as stores:
+    with Client(urls, token=TOKEN) as client, StoreClient(urls, token=TOKEN) as stores:
         client.commit([Write(key, str(pieces).encode()) for key, pieces in stock.items()])
         for store, durable in (("orders", "work"), ("invoices", "all")):
             stores.define_store(store)
@@ -70,8 +72,8 @@ def work(urls: Sequence[str], worker: str, done: threading.Event) -> int:
     shipped = 0
     options = SubscriberOptions(explicit_ack=True)
     with (
-        Client(urls) as client,
-        StoreClient(urls) as stores,
+        Client(urls, token=TOKEN) as client,
+        StoreClient(urls, token=TOKEN) as stores,
         stores.subscriber("orders", "work", subscriber=worker, options=options) as orders,
     ):
         while not done.is_set():
@@ -82,14 +84,14 @@ def work(urls: Sequence[str], worker: str, done: threading.Event) -> int:
 
 
 def invoices(urls: Sequence[str]) -> list[Delivery]:
-    with StoreClient(urls) as stores:
+    with StoreClient(urls, token=TOKEN) as stores:
         return list(stores.browser("invoices", "all"))
 
 
 def balance(urls: Sequence[str], orders: int) -> str:
     """What the books say: each order has one invoice, and of the stock of every product nothing is left."""
     found = invoices(urls)
-    with Client(urls) as client:
+    with Client(urls, token=TOKEN) as client:
         left = [int(item.value) for item in client.range(prefix=b"stock/").items]
     numbers = [invoice.fields["order"] for invoice in found]
     once = len(numbers) == len(set(numbers)) == orders
@@ -109,7 +111,7 @@ def main() -> None:
     workers = [threading.Thread(target=work, args=(urls, f"worker-{n}", done)) for n in range(asked.workers)]
     for worker in workers:
         worker.start()
-    while len(invoices(urls)) < asked.orders:
+    while len(invoices(urls)) < asked.orders and any(worker.is_alive() for worker in workers):
         done.wait(0.2)
     done.set()
     for worker in workers:

@@ -14,7 +14,9 @@ def console(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            "--service", envvar="HOLDFAST_URL", help="http://HOST:PORT, https:// or unix:/PATH; again for each standby."
+            "--service",
+            envvar="HOLDFAST_URL",
+            help="http://HOST:PORT, https:// or unix:/PATH; with standbys all addresses, with commas or again.",
         ),
     ] = None,
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT of the console.")] = "127.0.0.1:8081",
@@ -43,12 +45,13 @@ def console(
     ] = False,
 ) -> None:
     """Show a service in a browser. It listens on this machine only and reads only, unless the options say more."""
+    from holdfast.client.protocol.endpoint import addresses_of
     from holdfast.console.options import ConsoleOptions, parse_listen
     from holdfast.private_files import openness_of
 
     listen_host, listen_port = parse_listen(listen)
     options = ConsoleOptions(
-        services=tuple(service or ("http://127.0.0.1:8080",)),
+        services=tuple(address for given in service or ("http://127.0.0.1:8080",) for address in addresses_of(given)),
         listen_host=listen_host,
         listen_port=listen_port,
         hosts=tuple(host or ()),
