@@ -35,8 +35,8 @@ class Fate:
 class MortalClient(Client):
     """A client whose process has this fate."""
 
-    def __init__(self, url: str, fate: Fate, options: ClientOptions | None = None) -> None:
-        super().__init__(url, options=options)
+    def __init__(self, url: str, fate: Fate, options: ClientOptions | None = None, token: str | None = None) -> None:
+        super().__init__(url, token=token, options=options)
         self.fate = fate
 
     def run(self, procedure, decide=None, view=None):  # type: ignore[no-untyped-def]

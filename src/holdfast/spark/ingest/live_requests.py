@@ -188,7 +188,8 @@ def _require_right(url: str, store: str, right: str, request: Request) -> None:
             raise PermissionDenied(
                 f"the token of this job lacks the right to {right} in a store",
                 code=error.code,
-                hint=f"set {TOKEN_VARIABLE} to a token whose user has the right {right!r} for this store",
+                hint=f"set {TOKEN_VARIABLE} to a token whose user has the right {right!r} for this store; a token with "
+                "prefix= has none",
                 service=url,
                 store=store,
             ) from error
