@@ -103,6 +103,7 @@ class Code(StrEnum):
     MATCHER_MISMATCH = "matcher_mismatch"
     TYPE_MISMATCH = "type_mismatch"
     TOO_MANY_DURABLES = "too_many_durables"
+    TOO_MANY_SUBSCRIBERS = "too_many_subscribers"
     SEQUENCE_GAP = "sequence_gap"
     UNKNOWN_PUBLISHER = "unknown_publisher"
     REVISION_MISMATCH = "revision_mismatch"

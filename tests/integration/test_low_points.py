@@ -21,8 +21,11 @@ from holdfast.server.commit import commit_stream
 from holdfast.server.commit.commit_stream import JsonLines, MsgpackItems
 from holdfast.server.http.auth import Role
 from holdfast.server.http.http_server import HttpServer
+from holdfast.stores.definitions.cluster import DYNAMIC_DURABLES
+from holdfast.stores.machine import state
 
 TOKEN = "0123456789abcdef-admin"
+SHARED = {"type": "shared"}
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n"
 
 
@@ -192,3 +195,22 @@ def test_what_is_no_item_is_found_in_pieces_too() -> None:
         assert len(taken) == 1
         assert reader.problem is not None and problem in str(reader.problem), problem
     assert JsonLines(200).take(b"\n", last=True) == []
+
+
+def test_names_of_subscribers_and_of_durables_have_bounds_that_answers_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "SUBSCRIBERS_MAX", 2)
+
+    async def scenario() -> None:
+        async with stores_serving(
+            tmp_path, definition={"stores": {"orders": {"durables": {"work": SHARED}}}}
+        ) as stores:
+            target = "/v1/stores/orders/durables/work/messages?subscriber="
+            assert [(await stores.ask("GET", target + name)).status for name in ("one", "two", "one")] == [200] * 3
+            refused = await stores.ask("GET", target + "three")
+            assert (refused.status, refused.code) == (409, "too_many_subscribers")
+            assert "subscriber_timeout" in refused.json["error"]["hint"]
+            assert (await stores.ask("GET", "/v1/stores/orders")).json["dynamic_durable_limit"] == DYNAMIC_DURABLES
+
+    run(scenario)

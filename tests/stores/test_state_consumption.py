@@ -7,6 +7,7 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.durables import consumption
+from holdfast.stores.machine import state
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, DeadLettering, Ready
 from holdfast.stores.values.messages import Message
@@ -305,6 +306,24 @@ def test_one_dynamic_durable_more_than_the_limit_is_refused() -> None:
         machine.attach("newer", "one", template="shared")
     assert refused.value.code is Code.TOO_MANY_DURABLES
     assert refused.value.fields["limit"] == 1
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_ordered", "last_value", "map"])
+def test_one_subscriber_more_than_a_durable_has_room_for_is_refused_and_the_attached_ones_come_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "SUBSCRIBERS_MAX", 2)
+    definition = {"type": "shared", "key_ordered": True} if kind == "key_ordered" else {"type": kind}
+    machine = Machine(a=definition)
+    key = {"key": "k"} if kind == "last_value" else {}
+    for name in ("one", "two", "two"):
+        machine.attach("a", name, **key)
+    with pytest.raises(HoldfastError) as refused:
+        machine.attach("a", "three", **key)
+    assert refused.value.code is Code.TOO_MANY_SUBSCRIBERS
+    assert (refused.value.fields["durable"], refused.value.fields["limit"]) == ("a", 2)
+    machine.detach("a", "one")
+    machine.attach("a", "three", **key)
 
 
 def test_messages_of_one_key_are_with_one_subscriber_and_the_others_go_on() -> None:

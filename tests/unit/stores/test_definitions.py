@@ -62,7 +62,7 @@ def test_a_store_has_the_defaults_of_the_tables() -> None:
     store = definition_of({"stores": {"s": {}}}).stores["s"]
     assert store == StoreDefinition("s")
     assert (store.replicated, store.publisher_mode) == (True, "store_confirm_send")
-    assert (store.bytelimit, store.message_limit, store.dynamic_durable_limit) == (0, 0, 0)
+    assert (store.bytelimit, store.message_limit, store.dynamic_durable_limit) == (0, 0, 10_000)
     assert (store.max_message_size, store.swap_bytelimit) == (10 * MI, 0)
 
 

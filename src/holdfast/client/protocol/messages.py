@@ -214,7 +214,7 @@ _CODES_OF: Final[Mapping[type[HoldfastError], str]] = {
         "bad_configuration request_id_reused method_not_allowed rolled_back log_mismatch view_disabled read_only "
         "matcher_mismatch type_mismatch stores_not_in_log duplicate_part misdirected id_needs_tag"
     ),
-    errors.LimitExceeded: "too_large message_too_large too_many_durables",
+    errors.LimitExceeded: "too_large message_too_large too_many_durables too_many_subscribers",
     errors.Conflict: (
         "conflict too_old banned sequence_gap unknown_publisher revision_mismatch deletes_messages lock_held "
         "not_holder already_open store_refused duplicate"

@@ -36,6 +36,8 @@ PREFETCH_MAX: Final = 65_536
 MESSAGE_SIZE_DEFAULT: Final = 10 << 20
 MESSAGE_SIZE_MAX: Final = 256 << 20  # a message is written and checked whole, in memory
 MAX_DELIVERY_MAX: Final = 65_535
+DYNAMIC_DURABLES: Final = 10_000
+"""How many a store has by default: who may subscribe makes one with each new name."""
 DAY_MS: Final = 86_400_000
 SECTIONS: Final = frozenset({"cluster", "permissions"})
 """The sections of a definition that are not made of parts with names."""
@@ -218,7 +220,7 @@ class StoreDefinition:
     bytelimit: int = 0
     message_limit: int = 0
     max_message_size: int = MESSAGE_SIZE_DEFAULT
-    dynamic_durable_limit: int = 0
+    dynamic_durable_limit: int = DYNAMIC_DURABLES
     swap_bytelimit: int = 0
     durables: Mapping[str, DurableDefinition] = field(default_factory=dict[str, DurableDefinition])
     templates: Mapping[str, TemplateDefinition] = field(default_factory=dict[str, TemplateDefinition])
@@ -460,7 +462,7 @@ def read_store(
         bytelimit=reader.size("bytelimit"),
         message_limit=reader.limit("message_limit"),
         max_message_size=reader.size("max_message_size", default.max_message_size, 1, MESSAGE_SIZE_MAX),
-        dynamic_durable_limit=reader.limit("dynamic_durable_limit"),
+        dynamic_durable_limit=reader.limit("dynamic_durable_limit", default.dynamic_durable_limit),
         swap_bytelimit=reader.swap_limit("swap_bytelimit", default.swap_bytelimit),
         durables=durables,
         templates=templates,

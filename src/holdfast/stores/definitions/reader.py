@@ -224,9 +224,9 @@ class Reader:
         self.problem(name, f"a whole number {least} to {most}", value)
         return default
 
-    def limit(self, name: str) -> int:
+    def limit(self, name: str, default: int = 0) -> int:
         """A number of messages or other things; 0 is none."""
-        return self.whole(name, 0, 0, SIZE_MAX) if not self._is_none(name) else 0
+        return self.whole(name, default, 0, SIZE_MAX) if not self._is_none(name) else 0
 
     def fraction(self, name: str, default: float) -> float:
         """A number from 0 to 1, both included."""

@@ -9,7 +9,7 @@ the old entries back in steps. Until it is done its messages count against the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -397,6 +397,11 @@ class LastValue:
         key, seen = known
         entry = self.keyed.get(key)
         return entry if entry is not None and entry.revision > seen else None
+
+    @property
+    def attached(self) -> Mapping[str, object]:
+        """The attached subscribers."""
+        return self._seen
 
     def subscribers(self) -> list[tuple[str, str]]:
         """The attached subscribers with their keys, in the order in which they came."""

@@ -7,13 +7,13 @@ messages that the ports return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import cast
 
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Backpressure, Code, InvalidRequest, NotFound
 from holdfast.stores.definitions.built_in import STATISTICS_STORE
 from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
@@ -41,6 +41,8 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, 
 _Outcome = tuple["Result", bool]  # a result, and whether anything changed
 DEAD_LETTER_BYTES_MAX = 1 << 31
 """A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
+SUBSCRIBERS_MAX = 65_536
+"""Attached to one durable: their names are in memory, and in each snapshot."""
 
 
 class State(Cluster):
@@ -120,6 +122,7 @@ class State(Cluster):
             durable = store.add_dynamic(definition, command.at_ms, command.drawn)
         else:
             self._check_same(store.definition, durable.definition, command)
+            _require_room(store.name, durable, command.subscriber)
         displaced = ""
         if isinstance(durable, Consumption):
             displaced = durable.attach(command, effects)
@@ -451,6 +454,22 @@ class State(Cluster):
     def restore(self, data: bytes) -> None:
         """Load a snapshot into a new state. Raises ``CorruptData``."""
         snapshots.restore(self, data)
+
+
+def _require_room(store: str, durable: Durable, subscriber: str) -> None:
+    """Raise ``Backpressure`` (too_many_subscribers) where a durable has no room for one more name."""
+    if isinstance(durable, Consumption):
+        attached: Mapping[str, object] = durable.leases.of
+    else:
+        attached = durable.attached if isinstance(durable, LastValue) else durable.sessions
+    if len(attached) >= SUBSCRIBERS_MAX and subscriber not in attached:
+        raise Backpressure(
+            "the durable has too many subscribers",
+            code=Code.TOO_MANY_SUBSCRIBERS,
+            hint="use fewer names, or spread the subscribers over durables; a name that does not poll any more is "
+            "detached after subscriber_timeout",
+            facts={"store": store, "durable": durable.definition.name, "limit": SUBSCRIBERS_MAX},
+        )
 
 
 def _check_ranges(ranges: Iterable[tuple[int, int]]) -> None:

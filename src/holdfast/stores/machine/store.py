@@ -306,7 +306,7 @@ class Store:
     def add_dynamic(self, definition: DurableDefinition, now_ms: int, drawn: int) -> Durable:
         """Make a durable of a template. Raises ``Backpressure`` (too_many_durables)."""
         limit = self.definition.dynamic_durable_limit
-        if limit:
+        if 0 < limit <= len(self.durables):
             count = sum(1 for durable in self.durables.values() if durable.definition.dynamic)
             if count >= limit:
                 raise self._too_many(count, limit)
@@ -316,6 +316,7 @@ class Store:
         return Backpressure(
             "the store has too many durables",
             code=Code.TOO_MANY_DURABLES,
+            hint="delete those that nobody needs (unsubscribe), or raise dynamic_durable_limit of the store",
             facts={"store": self.name, "durables": count, "limit": limit},
         )
 

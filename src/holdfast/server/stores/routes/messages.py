@@ -152,7 +152,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
                 _poll, answer=wire.DeliveredResponse, changes=True,
                 codes=(
                     Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
-                    Code.TOO_MANY_DURABLES,
+                    Code.TOO_MANY_DURABLES, Code.TOO_MANY_SUBSCRIBERS,
                 ),
                 parameters=POLL_PARAMETERS,
             )
@@ -452,7 +452,7 @@ def subscribe_routes(host: StoreHost) -> tuple[Route, ...]:
             answer=wire.NothingMore,
             codes=(
                 Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.DURABLE_BUSY,
-                Code.TOO_MANY_DURABLES, Code.NO_QUORUM,
+                Code.TOO_MANY_DURABLES, Code.TOO_MANY_SUBSCRIBERS, Code.NO_QUORUM,
             ),
             parameters=(
                 parameter("subscriber", "string", "The subscriber's name", minLength=1, maxLength=256),
