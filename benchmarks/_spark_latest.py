@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from holdfast.spark.pipeline import Latest, Schedule, run_pipeline
+from holdfast.spark import Latest, Schedule, run_pipeline
 from holdfast.spark.source.chain import log_head
 
 INCREMENTS = 4

@@ -22,7 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from holdfast.commit.format.transaction import Write
-from holdfast.spark.pipeline import Latest, Schedule, run_pipeline
+from holdfast.spark import Latest, Schedule, run_pipeline
 
 PHASES = {"create": 1.0, "change 1 %": 0.01, "change 50 %": 0.5}
 """The share of the keys that each phase writes."""

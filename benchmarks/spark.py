@@ -1,7 +1,7 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
     python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--json FILE] [--plot FILE]
-                               [--only scan,columns,small,stream,sink,resolve,load,latest,tables]
+                               [--only scan,columns,small,stream,sink,micro,resolve,load,latest,tables]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
 on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
@@ -11,8 +11,9 @@ missed is printed as missed and fails nothing.
     columns  the sum of one 8-byte column of a table with wide values, next to Spark's native scan of its files
     small    5,000 objects of about 10 KB, beside the same rows in 8 objects
     stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
-    sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
-             loads and streams, and bulk loads write batch objects themselves
+    sink     rows to transactions through a service on a directory and on the S3 test server: what it costs to fix
+             them before the first is sent (``--sink-share 1`` writes all rows)
+    micro    small micro-batches into the sink, on both
     resolve  commit requests to verdicts, a quarter of them and all, and the kernel alone
     load     a quarter of the rows and all to batch objects by the four stages, next to native Parquet in the same
              order; and what it costs to fix the rows first, as for an input that may be another one each time
@@ -39,21 +40,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 from benchmarks._spark_latest import INCREMENTS, LatestRace  # noqa: E402
 from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from benchmarks._spark_tables import PHASES, WAYS, TableLife  # noqa: E402
 from deltalake import write_deltalake  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
+from tests.rgw import Gateway  # noqa: E402
 
 from holdfast.spark import read_table, session  # noqa: E402
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests  # noqa: E402
@@ -73,6 +78,7 @@ STREAM_OBJECTS = 40
 STREAM_WARM = 8
 SINK_SHARE = 15
 """The sink writes one in so many of the rows: it is measured as a rate."""
+MICRO_WARM, MICRO_BATCHES, MICRO_ROWS = 5, 30, 20
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Bench:
     spark: SparkSession
     root: Path
     rows: int
+    sink_share: int = SINK_SHARE
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -225,48 +232,108 @@ def measure_stream(bench: Bench) -> list[Finding]:
     ]
 
 
+@contextmanager
+def served(bench: Bench, log: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The address of a service on ``log``."""
+    command = ["-m", "holdfast.cli.main", "serve", "--log", log, "--listen", "127.0.0.1:0", "--init"]
+    service = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=bench.root,
+        env={**os.environ, **environment},
+    )
+    try:
+        assert service.stdout is not None
+        found = re.match(r"ready listen=(\S+) ", service.stdout.readline())
+        assert found is not None, "the service starts"
+        threading.Thread(target=service.stdout.read, daemon=True).start()
+        yield f"http://{found[1]}"
+    finally:
+        service.terminate()
+        service.wait(30)
+
+
+@contextmanager
+def logs(bench: Bench) -> Iterator[dict[str, tuple[str, Mapping[str, str]]]]:
+    """A directory and the S3 test server, each with what its service needs in its environment."""
+    with Gateway(bench.root / "gateway") as gateway:
+        gateway.create_bucket("sink")
+        yield {
+            "a directory": ((bench.root / "served").as_uri(), {}),
+            "S3": (gateway.url("sink"), {**gateway.environment(), "HOLDFAST_VIEW__ENABLED": "true"}),
+        }
+
+
 def measure_sink(bench: Bench) -> list[Finding]:
     """Rows to transactions through a service on the same cores."""
-    spark, rows = bench.spark, max(1, bench.rows // SINK_SHARE)
+    spark, rows = bench.spark, max(1, bench.rows // bench.sink_share)
     frame = spark.range(0, rows, numPartitions=2).selectExpr(
         "format_string('account/%012d', id) AS key", "repeat('v', 100) AS value"
     )
     data = str(bench.root / "rows")
     frame.write.parquet(data)
     source = spark.read.parquet(data)
-    folder = bench.root / "served"
-    folder.mkdir()
-    command = ["-m", "holdfast.cli.main", "serve", "--log", folder.as_uri(), "--listen", "127.0.0.1:0", "--init"]
-    service = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder
-    )
-    assert service.stdout is not None
-    found = re.match(r"ready listen=(\S+) ", service.stdout.readline())
-    assert found is not None, "the service starts"
-    threading.Thread(target=service.stdout.read, daemon=True).start()
+    found: list[Finding] = []
 
-    def write(direct: str = "false") -> None:
-        writer = source.write.format("holdfast").mode("append").option("url", f"http://{found[1]}")
+    def write(url: str, direct: str = "false") -> None:
+        writer = source.write.format("holdfast").mode("append").option("url", url)
         writer.option("application", f"benchmark-{direct}").option("direct", direct).save()
 
     def native() -> None:
         source.write.mode("overwrite").parquet(str(bench.root / "copied"))
 
-    try:
-        write()
-        native()
-        own, _, to_direct = in_pairs(write, lambda: write("true"), SINK_PAIRS)
-        plain = statistics.median(timed(native) for _ in range(3))
-    finally:
-        service.terminate()
-        service.wait(30)
-    return [
-        Finding("sink, one transaction a row, through a service", rows / own / 1000, "k rows/s", detail=f"{rows} rows"),
-        Finding(
-            "the same, time to direct=true", to_direct, "x", 1.15, detail="rows are fixed before the first is sent"
-        ),
-        Finding("the same, time to native Parquet write", own / plain, "x", detail=f"{own:.2f} s and {plain:.2f} s"),
-    ]
+    native()
+    plain = statistics.median(timed(native) for _ in range(3))
+    with logs(bench) as places:
+        for name, (log, environment) in places.items():
+            with served(bench, log, environment) as url:
+                own, direct, price = in_pairs(partial(write, url), partial(write, url, "true"), SINK_PAIRS)
+            rate = f"{rows} rows, {own:.2f} s and {direct:.2f} s with direct=true; {plain:.2f} s to native Parquet"
+            found += [
+                Finding(f"sink, a transaction a row, log in {name}", rows / own / 1000, "k rows/s", detail=rate),
+                Finding(
+                    "the same, time to direct=true", price, "x", 1.15, detail="rows are fixed before the first is sent"
+                ),
+            ]
+    return found
+
+
+def measure_micro(bench: Bench) -> list[Finding]:
+    """Small micro-batches into the sink, one after the other."""
+    folder = bench.root / "small"
+    folder.mkdir()
+    for number in range(MICRO_WARM + MICRO_BATCHES):
+        keys = [b"key/%06d" % (number * MICRO_ROWS + each) for each in range(MICRO_ROWS)]
+        pq.write_table(pa.table({"key": keys, "value": [bytes(100)] * MICRO_ROWS}), folder / f"{number:04}.parquet")
+    found: list[Finding] = []
+    with logs(bench) as places:
+        for name, (log, environment) in places.items():
+            with served(bench, log, environment) as url:
+                times = {direct: _micro_batches(bench, folder, url, direct) for direct in ("false", "true")}
+            fixed, plain = (statistics.median(times[direct]) for direct in ("false", "true"))
+            detail = f"{plain:.0f} ms with direct=true, {MICRO_BATCHES} micro-batches of {MICRO_ROWS} rows"
+            found.append(Finding(f"micro-batch into the sink, p50, log in {name}", fixed, "ms", detail=detail))
+    return found
+
+
+def _micro_batches(bench: Bench, folder: Path, url: str, direct: str) -> list[float]:
+    """Milliseconds of each micro-batch after the first ones."""
+    checkpoint = bench.root / f"checkpoint-{abs(hash(url))}-{direct}"
+    query = (
+        bench.spark.readStream.schema("key binary, value binary")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder))
+        .writeStream.format("holdfast")
+        .options(url=url, application=f"micro-{direct}", direct=direct, checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    times = [float(one.durationMs["addBatch"]) for one in query.recentProgress if one.numInputRows]
+    assert len(times) == MICRO_WARM + MICRO_BATCHES, "a micro-batch for each file"
+    return times[MICRO_WARM:]
 
 
 def measure_latest(bench: Bench) -> list[Finding]:
@@ -402,6 +469,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
     "small": measure_small,
     "stream": measure_stream,
     "sink": measure_sink,
+    "micro": measure_micro,
     "resolve": measure_resolve,
     "load": measure_load,
     "latest": measure_latest,
@@ -437,6 +505,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_500_000)
     parser.add_argument("--quick", action="store_const", dest="rows", const=QUICK_ROWS, help="few rows")
+    parser.add_argument(
+        "--sink-share", type=int, default=SINK_SHARE, metavar="N", help="the sink writes 1/N of the rows"
+    )
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="names of measurements, with commas")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -450,7 +521,7 @@ def main() -> None:
     for name in arguments.only.split(","):
         folder = Path(tempfile.mkdtemp(prefix="holdfast-benchmark-"))
         try:
-            for finding in MEASUREMENTS[name](Bench(spark, folder, arguments.rows)):
+            for finding in MEASUREMENTS[name](Bench(spark, folder, arguments.rows, arguments.sink_share)):
                 findings.append(finding)
                 print(line(finding), flush=True)
         finally:

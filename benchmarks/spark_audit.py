@@ -42,8 +42,7 @@ from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import CREATED
-from holdfast.spark import session
-from holdfast.spark.pipeline import Latest, StepReport, Verify, run_pipeline
+from holdfast.spark import Latest, StepReport, Verify, run_pipeline, session
 from holdfast.values import Instant, LeaderId, LogId, Slot
 from holdfast.view import View
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -25,3 +27,13 @@ def test_a_benchmark_starts_without_an_environment(script: Path, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_of_the_product_exists(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("holdfast", "tests"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                if not hasattr(module, name.name):
+                    importlib.import_module(f"{node.module}.{name.name}")
