@@ -220,7 +220,9 @@ def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_is_done(metho
             assert (answered.status, answered.code) == (408, "too_slow")
             client.send(body[20:])
             assert await client.is_closed_by_peer()
-            assert here.front.counters.answers["/v1/commit", 200] == 0
+            counted = here.front.counters.answers
+            assert counted["/v1/commit", 200] == 0
+            assert counted["/v1/commit", 408] == (target == "/v1/commit")
 
     run(scenario)
 

@@ -27,6 +27,10 @@ class _Transport:
         """An address."""
         return ("10.0.0.1", 4_000) if name == "peername" else None
 
+    def get_write_buffer_size(self) -> int:
+        """Everything is sent at once."""
+        return 0
+
     def pause_reading(self) -> None:
         """What arrives meanwhile waits in the socket."""
 

@@ -219,15 +219,20 @@ async def _status(gateway: Gateway, call: Call) -> Response:
     problem = problem_with_request_id(request_id, length_min=gateway.limits.request_id_length_min)
     if problem is not None:
         raise problem
-    if call.need.scope is ScopeRule.IDS and not call.scope.owns(request_id):
-        # Asking would ban an attempt of another writer, or show its receipt.
-        raise PermissionDenied("the token may not ask for attempts of other writers", hint=HINT)
+    _require_own(call, request_id)
     min_version = gateway.version_of(call.required_position("min_version"))
     answer = await gateway.status(request_id, min_version)
     call.require_right_to_see()
+    _require_own(call, request_id)  # the token may have been replaced by one for other keys
     if answer.stores is not None:
         answer = replace(answer, stores=stores_receipt(answer.stores))
     return json_response(answer)
+
+
+def _require_own(call: Call, request_id: str) -> None:
+    if call.need.scope is ScopeRule.IDS and not call.scope.owns(request_id):
+        # Asking would ban an attempt of another writer, or show its receipt.
+        raise PermissionDenied("the token may not ask for attempts of other writers", hint=HINT)
 
 
 async def _step_down(gateway: Gateway, call: Call) -> Response:

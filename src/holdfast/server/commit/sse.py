@@ -269,11 +269,12 @@ class _Subscriber:
     async def end_for(self, problem: HoldfastError) -> None:
         """See ``OpenAct``."""
         self.has_ended = True
+        self.call.connection.abort_within(LAST_WORDS_SECONDS)
         try:
             if not self.writing:
                 await self.say(problem, LAST_WORDS_SECONDS)
         finally:
-            self.call.connection.close_within(LAST_WORDS_SECONDS)
+            self.call.connection.close()
 
     async def say(self, error: HoldfastError, seconds: float = LINGER_SECONDS) -> None:
         """Say why the stream ends: a reader that meets the same damage again and again would never know it."""

@@ -95,11 +95,14 @@ class ConnectionView:
         if self.body_open:
             asyncio.get_running_loop().call_later(seconds, look)
 
+    def abort_within(self, seconds: float) -> None:
+        """End the connection after ``seconds``, whatever is written until then."""
+        asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
     def close_within(self, seconds: float) -> None:
         """End the connection after what is written has been sent, and in any case after ``seconds``."""
-        transport = self._transport
-        transport.close()
-        asyncio.get_running_loop().call_later(seconds, transport.abort)
+        self._transport.close()
+        self.abort_within(seconds)
 
 
 class Framework:

@@ -488,7 +488,9 @@ class Connection(asyncio.Protocol):
             since is not None and now - since > partial_seconds_max + len(self._unread) // rate
         ):
             if self._needed:
-                self._refuse(self.context.error_response(too_slow(rate), closes=True))
+                problem = too_slow(rate)
+                self._state.counters.answers[self._request.route, STATUS_OF[problem.code]] += 1
+                self._refuse(self.context.error_response(problem, closes=True))
             else:
                 self._close()
 

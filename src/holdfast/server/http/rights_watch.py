@@ -14,8 +14,9 @@ from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
 
 LOOK_SECONDS: Final = 0.5
-LAST_WORDS_SECONDS: Final = 1.0
-"""How long a peer may still take what was written for it, and why the act ends. Then its connection is aborted."""
+LAST_WORDS_SECONDS: Final = 0.4
+"""How long a peer may still take what was written for it, and why the act ends. Then its connection is aborted: both
+together are less than the second after which nothing is shown."""
 
 
 class OpenAct(Protocol):

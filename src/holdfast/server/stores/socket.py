@@ -38,6 +38,7 @@ from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.browsing import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
+from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
@@ -443,12 +444,18 @@ class SubscribeSocket(asyncio.Protocol):
             return
         self._lost_right = problem
         self._leave("closed")
+        self._gateway.loop.call_later(LAST_WORDS_SECONDS, self._cut_off_if_slow)
         if not self._open:
             self._refuse(problem)
         elif self._unanswered:
             self._gateway.loop.call_later(self._gateway.limits.receipts_seconds_max, self.fail, problem)
         else:
             self.fail(problem)
+
+    def _cut_off_if_slow(self) -> None:
+        """A peer that takes nothing would get old messages later."""
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self._transport.abort()
 
     def _end_if_answered(self) -> None:
         if self._lost_right is not None and not self._unanswered:

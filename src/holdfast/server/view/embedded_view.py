@@ -21,7 +21,7 @@ import structlog
 
 from holdfast.commit.format.transaction import job_operations
 from holdfast.commit.leadership.log_remains import view_directory
-from holdfast.commit.reading.feed import EventBatch, TransactionEvent
+from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
@@ -230,7 +230,7 @@ class ViewInProcess:
                 if isinstance(event, TransactionEvent) and event.jobs and event.version > self._view.version:
                     self._jobs.apply(event.version, job_operations(event.jobs))
             # On the loop on purpose: a thread would hold the interpreter while commits wait for it.
-            self._view.apply(batch.events)
+            self._view.apply(event for event in batch.events if not isinstance(event, StoresEvent))
             since_yield += batch.size
             if since_yield >= YIELD_EVERY_BYTES:
                 since_yield = 0
