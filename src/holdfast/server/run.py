@@ -275,7 +275,9 @@ class _Process:
             yield
             return
         url = url_for_console(bound, self._address, with_tls=self._tls is not None)
-        console = ConsoleChild(self._console_options, url, _say)
+        trusted = self._settings.server.peer_ca_file
+        options = (*self._console_options, *(() if trusted is None else ("--ca-file", trusted)))
+        console = ConsoleChild(options, url, _say)
         try:
             yield
         finally:
