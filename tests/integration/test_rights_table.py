@@ -2,7 +2,7 @@
 
 ``tests/expected_rights.txt`` has one line for each request and one letter for each caller: ``.`` allowed, ``U`` 401
 unauthenticated, ``D`` 403 permission_denied, ``T`` id_needs_tag, ``-`` not asked. A request that is allowed may fail
-for other reasons.
+for other reasons. ``test_rights_by_rule`` has the same answers from a few rules.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from tests.integration import test_ended_rights, test_ended_rights_of_stores
-from tests.integration.http_harness import Client, request, run, serving
-from tests.integration.stores_harness import StoresServing, stores_serving
+from tests.integration.http_harness import Answered, Client, request, run
+from tests.integration.virtual_time import run_virtually
+from tests.integration.whole_application import Application, application
+from tests.matrix import matrix
 
 from holdfast.server.http import rights_table
 from holdfast.server.http.auth import Authenticator, Grant, HeldRight, Role
@@ -70,7 +73,14 @@ def change(key: str, **more: object) -> dict[str, object]:
     return {"operations": [{"type": "delete", "key_text": key}], **more}
 
 
-PUBLISH = {"operations": [], "publish": [{"store": "orders", "publisher_id": "p", "messages": []}]}
+ID = {"request_id": OWN_ID, "read_version": 1}
+PUBLISH = {"operations": [], "publish": [{"store": "orders", "publisher_id": "p", "messages": [{"body": "aGk="}]}]}
+MAPS = {"operations": [], "maps": [{"store": "orders", "map": "map", "changes": [{"key": "k", "value": "dg=="}]}]}
+ACKNOWLEDGE = {
+    "operations": [],
+    **ID,
+    "acknowledge": [{"store": "orders", "durable": "work", "subscriber": "s", "ack": [1]}],
+}
 JOBS = {"operations": [], "jobs": [{"name": "sink/a", "value": "eA=="}], "read_version": 1}
 VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
     # name, query, body; "{...}" of the path may be overridden by "part=value|" before the query
@@ -81,12 +91,18 @@ VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
         ("foreign id", "", change("seat/1", request_id=FOREIGN_ID, read_version=1)),
         ("jobs", "", JOBS),
         ("publish", "", PUBLISH),
+        ("maps", "", MAPS),
+        ("acknowledge", "", ACKNOWLEDGE),
     ),
     "POST /v1/commits": (
         ("own key", "", change("seat/1")),
         ("foreign key", "", change("row/1")),
+        ("own id", "", change("seat/1", request_id=OWN_ID, read_version=1)),
+        ("foreign id", "", change("seat/1", request_id=FOREIGN_ID, read_version=1)),
         ("jobs", "", JOBS),
         ("publish", "", PUBLISH),
+        ("maps", "", MAPS),
+        ("acknowledge", "", ACKNOWLEDGE),
     ),
     "GET /v1/status/{request_id}": (
         ("own id", "?min_version=1", None),
@@ -121,7 +137,8 @@ VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
         ("static", "", None),
     ),
 }  # fmt: skip
-LAST = ("POST /v1/admin/step-down", "POST /v1/cluster/suspend", "DELETE /v1/stores/{store}")
+STEP_DOWN = "POST /v1/admin/step-down"
+LAST = ("POST /v1/cluster/suspend", "DELETE /v1/stores/{store}", STEP_DOWN)
 """Where they are allowed, later requests would find another service."""
 
 
@@ -142,8 +159,12 @@ def lines_of(name: str) -> Iterator[tuple[str, str, object]]:
         yield f"{name} {variant}".strip(), target + query, own
 
 
-def of_stores(name: str) -> bool:
-    return "/v1/stores" in name or "/v1/cluster" in name
+def has_users(line: str) -> bool:
+    """Whether users of the definition are asked, too: with permissions and without tokens all else is open."""
+    return any(part in line for part in ("/v1/stores", "/v1/cluster", "/metrics", *PARTS_OF_STORES))
+
+
+PARTS_OF_STORES = (" publish", " maps", " acknowledge", "/v1/subscribe stores")
 
 
 def read_expected() -> dict[str, str]:
@@ -167,11 +188,13 @@ def token_of(caller: str) -> str:
 Connect = Callable[[], Awaitable[Client]]
 
 
-async def letter_of(connect: Connect, name: str, target: str, body: object, caller: str) -> str:
+async def letter_of(
+    connect: Connect, name: str, target: str, body: object, caller: str, headers: Mapping[str, str]
+) -> str:
     """What this caller gets."""
     method = name.partition(" ")[0]
     client = await connect()
-    headers = bearer(caller)
+    headers = {**headers, **bearer(caller)}
     if target.partition("?")[0].endswith("/subscribe") and "/durables/" in target:
         headers |= {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         headers |= {
@@ -191,19 +214,6 @@ async def letter_of(connect: Connect, name: str, target: str, body: object, call
     return {"unauthenticated": "U", "permission_denied": "D", "id_needs_tag": "T"}.get(code, ".")
 
 
-async def letters_of_log(names: list[str]) -> dict[str, str]:
-    tokens = {token_of(caller): grant for caller, grant in TOKENS.items()}
-    found: dict[str, str] = {}
-    async with serving(tokens=tokens) as here:
-        for name in sorted(names, key=lambda each: each in LAST):
-            for line, target, body in lines_of(name):
-                found[line] = ""
-                for caller in CALLERS:
-                    asked = name not in LAST or caller != "admin"
-                    found[line] += await letter_of(here.connect, name, target, body, caller) if asked else "-"
-    return found
-
-
 DEFINITION: dict[str, Any] = {
     "stores": {
         "orders": {
@@ -213,72 +223,96 @@ DEFINITION: dict[str, Any] = {
         "other": {},
     }
 }
+Ask = Callable[..., Awaitable[Answered]]
 
 
-async def letters_of_stores(names: list[str], folder: Path, *, users: bool) -> dict[str, str]:
-    """Where ``users``, rights come from the definition; else from the tokens of the service."""
-    tokens: dict[str, Role | Grant] = {} if users else {token_of(each): grant for each, grant in TOKENS.items()}
-    definition = dict(DEFINITION)
-    if users:
-        roles = ROLES | {KEEPER: {"stores": {"*": list(Right)}, "cluster": list(Right)}}
-        named = {each: {"token": token_of(each), "roles": [each]} for each in roles}
-        definition["permissions"] = {"enabled": True, "users": named, "roles": roles}
-    found: dict[str, str] = {}
-    async with stores_serving(folder, tokens=tokens) as here:
-        for name in sorted(names, key=lambda each: LAST.index(each) if each in LAST else -1):
-            for line, target, body in lines_of(name):
-                found[line] = ""
-                for caller in USERS if users else CALLERS:
-                    await restore(here, definition)
-                    found[line] += await letter_of(here.connect, name, target, body, caller)
-    return found
+def definition_of(*, users: bool) -> dict[str, Any]:
+    if not users:
+        return DEFINITION
+    roles = ROLES | {KEEPER: {"stores": {"*": list(Right)}, "cluster": list(Right)}}
+    named = {each: {"token": token_of(each), "roles": [each]} for each in roles}
+    return {**DEFINITION, "permissions": {"enabled": True, "users": named, "roles": roles}}
 
 
-async def restore(here: StoresServing, definition: dict[str, Any]) -> None:
-    """What an allowed request before this one may have changed is there again."""
-    here.host.resume()
+BY_FRAMEWORK = {"Sec-Fetch-Site": "none"}
+"""A header of browsers, which the fast lane leaves to the framework."""
+
+
+async def ask_all(
+    connect: Connect,
+    ask: Ask,
+    names: list[str],
+    *,
+    users: bool,
+    headers: Mapping[str, str],
+    is_whole: Callable[[], object],
+) -> dict[str, str]:
+    """The letters of each line. Where ``users``, rights come from the definition; else from tokens.
+
+    ``is_whole``: whether everything is as at the beginning; else it is restored after each request that was allowed.
+    """
+    definition, keeper = definition_of(users=users), bearer(KEEPER if users else "admin")
+
+    async def restore() -> None:
+        if not is_whole():
+            await ask("POST", "/v1/cluster/resume", **keeper)
+            answered = await ask("PUT", "/v1/cluster/definition?delete=true", definition, **keeper)
+            assert answered.status == 200, answered.body
+
+    await restore()
+    letters: dict[str, str] = {}
+    lines = [(name, *each) for name in names for each in lines_of(name) if not users or has_users(each[0])]
+    for name, line, target, body in sorted(lines, key=lambda each: LAST.index(each[0]) if each[0] in LAST else -1):
+        letters[line] = ""
+        for caller in USERS if users else CALLERS:
+            if name == STEP_DOWN and caller == "admin":
+                letters[line] += "-"
+                continue
+            letter = await letter_of(connect, name, target, body, caller, headers)
+            letters[line] += letter
+            if letter == "." and not name.startswith("GET") and name != STEP_DOWN:
+                await restore()
+    return letters
+
+
+def joined(by_token: dict[str, str], by_user: dict[str, str]) -> dict[str, str]:
+    return {line: f"{letters} {by_user[line]}" if line in by_user else letters for line, letters in by_token.items()}
+
+
+def is_unchanged(here: Application, *, users: bool) -> bool:
     defined = here.opened.definitions.cluster
     orders = defined.stores.get("orders")
     whole = orders is not None and {"work", "map"} <= orders.durables.keys() and "jobs" in orders.templates
-    if not whole or defined.permissions.enabled != ("permissions" in definition):
-        keeper = bearer(KEEPER if "permissions" in definition else "admin")
-        answered = await here.ask("PUT", "/v1/cluster/definition?delete=true", definition, **keeper)
-        assert answered.status == 200, answered.body
+    return whole and not here.host.suspended and defined.permissions.enabled is users
 
 
-async def letters(folder: Path, names: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    log = [name for name in names if not of_stores(name)]
-    stores = [name for name in names if of_stores(name)]
-    if log:
-        found |= await letters_of_log(log)
-    if stores:
-        folders = [folder / "tokens", folder / "users"]
-        for each in folders:
-            each.mkdir(exist_ok=True)
-        by_token = await letters_of_stores(stores, folders[0], users=False)
-        by_user = await letters_of_stores(stores, folders[1], users=True)
-        found |= {line: f"{by_token[line]} {by_user[line]}" for line in by_token}
-    return found
+async def letters(folder: Path, names: list[str], headers: Mapping[str, str]) -> dict[str, str]:
+    found: list[dict[str, str]] = []
+    for users in (False, True):
+        tokens: dict[str, Role | Grant] = {} if users else {token_of(each): grant for each, grant in TOKENS.items()}
+        (folder / str(users)).mkdir(exist_ok=True)
+        async with application(folder / str(users), tokens=tokens) as here:
+            is_whole = partial(is_unchanged, here, users=users)
+            found.append(await ask_all(here.connect, here.ask, names, users=users, headers=headers, is_whole=is_whole))
+    return joined(*found)
 
 
-def differences(folder: Path, names: list[str]) -> list[str]:
+def differences(folder: Path, names: list[str], headers: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Lines whose answers are not those of the file."""
+    found = run_virtually(lambda: letters(folder, names, headers))
+    assert found.keys() == {line for name in names for line, *_ in lines_of(name)}
+    return unexpected(found)
+
+
+def unexpected(found: dict[str, str]) -> list[str]:
     expected = read_expected()
-    lines = {line for name in names for line, *_ in lines_of(name)}
-    found: dict[str, str] = {}
-
-    async def scenario() -> None:
-        found.update(await letters(folder, names))
-
-    run(scenario)
-    assert found.keys() == lines
     return [f"{found[line]}  {line}" for line in found if expected.get(line) != found[line]]
 
 
-def test_every_route_answers_every_caller_as_the_file_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("headers", matrix([{}, BY_FRAMEWORK]), ids=["as it comes", "by the framework"])
+def test_every_route_answers_every_caller_as_the_file_says(tmp_path: Path, headers: dict[str, str]) -> None:
     names = list(RIGHTS)
-    wrong = differences(tmp_path, names)
+    wrong = differences(tmp_path, names, headers)
     assert wrong == [], "\n".join(wrong)
     assert read_expected().keys() == {line for name in names for line, *_ in lines_of(name)}
 
@@ -295,10 +329,8 @@ OTHER_RIGHT = {
     Right.BROWSE: Right.SUBSCRIBE,
     Right.ADMINISTER: Right.BROWSE,
 }
-UNSEEN_PARTS = {
-    *("GET /metrics", "GET /v1/subscribe", "POST /v1/stores/{store}/durables/{durable}/redeliver"),
-}
-"""Their parts need more than one request: ``test_stream_of_stores`` and ``test_dead_letters_rights`` make them."""
+UNSEEN_PARTS = {"POST /v1/stores/{store}/durables/{durable}/redeliver"}
+"""Its part needs more than one request: ``test_dead_letters_rights`` makes them."""
 
 
 def with_weaker_needs(need: Need) -> Need:
@@ -308,7 +340,7 @@ def with_weaker_needs(need: Need) -> Need:
 
 def with_weaker_parts(need: Need) -> Need:
     weaker = {
-        part: LOWER_ROLE[each] if isinstance(each, Role) else Right.SUBSCRIBE for part, each in need.parts.items()
+        part: LOWER_ROLE[each] if isinstance(each, Role) else OTHER_RIGHT[each] for part, each in need.parts.items()
     }
     return replace(need, parts=weaker)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 from tests.integration.http_harness import Client, Serving, commit, request, run, serving, until
 from tests.integration.stores_harness import StoresServing, stores_serving
 from tests.matrix import matrix
+from tests.one_line_mutants import mutated
 
 from holdfast.server.gateway import GatewayLimits
+from holdfast.server.http import turns as turns_module
 from holdfast.server.http.auth import Role
 from holdfast.server.http.turns import TURN, UNKNOWN, VISIT, Turns
 from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
@@ -190,9 +194,34 @@ def test_those_that_wait_are_served_in_a_circle() -> None:
         turn()
         assert len(taken) - before == TURN
         assert sum(name < 20 for name in taken[before:]) == UNKNOWN
+        assert max(Counter(taken[before:]).values()) <= VISIT
     counts = [taken.count(name) for name in range(40)]
     assert set(counts[:20]) == {20 * UNKNOWN // 20}
     assert max(counts[20:]) - min(counts[20:]) <= VISIT
+
+
+MUTANTS = {
+    "a visit without a bound": ("return min(left, VISIT)", "return left"),
+    "a turn without a bound": ("self._left -= units", "pass"),
+    "no share for those without a token": ("UNKNOWN: Final = TURN // 4", "UNKNOWN: Final = TURN"),
+    "no circle": ("self._waiting[connection.is_known].append(connection)",
+                  "self._waiting[connection.is_known].appendleft(connection)"),
+    "those without a token are served last": ("for waiting in self._waiting:", "for waiting in self._waiting[::-1]:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_turns_that_are_wrong_are_noticed(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Turns", mutated(turns_module, *MUTANTS[mutant]).Turns)
+    with pytest.raises(AssertionError):
+        test_those_that_wait_are_served_in_a_circle()
+
+
+def test_input_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a connection takes all it has at once."""
+    monkeypatch.setattr(Turns, "left", lambda *_: 1_000_000)
+    with pytest.raises(AssertionError, match="in one of the ticker"):
+        test_sixteen_that_pipeline_get_a_part_of_each_turn_and_every_answer(LIVEZ)
 
 
 SLOW = [("POST", "/v1/commit"), ("PUT", "/v1/admin/log-level")]
