@@ -18,6 +18,7 @@ from tests.crash.server_process import NO_VIEW, ServerProcess
 from tests.integration.http_harness import run, serving
 from tests.rgw import free_port
 
+from holdfast.cli.main import main
 from holdfast.commit.leadership.evidence import Reply
 from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.leadership.peer_tls import PeerTls
@@ -161,11 +162,15 @@ def test_what_is_trusted_is_replaced_with_a_reload_and_kept_where_the_file_is_wr
     assert not reloading.reload("test") and peers.problem_of(own, address) is None
 
 
-def test_a_file_of_authorities_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+def test_a_file_of_authorities_that_cannot_be_read_ends_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for missing in (tmp_path / "absent", tmp_path):
         with pytest.raises(InvalidRequest) as caught:
             PeerTls(ca_file=str(missing)).read()
         assert caught.value.code is Code.BAD_CONFIGURATION and str(missing) in caught.value.statement()
+    command = ["serve", "--log", "memory:", "--listen", "127.0.0.1:0", "--set", f"server.peer_ca_file={missing}"]
+    assert main(command) == 2 and str(missing) in capsys.readouterr().err
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class _Etiquette(World):
         super().__init__(seed, shape=shape)
         self.answer_timeout_ms = ANSWER_TIMEOUT_MS
         self.refused: set[frozenset[int]] = set()
+        self.unverified: set[frozenset[int]] = set()
         self.signs_late_ms = 0.0
         self.signs_fail = False
         self.shown_ms = 0.0
@@ -133,14 +134,27 @@ class _Etiquette(World):
         """A connection between these two fails at once, as at a firewall."""
         self.refused.add(frozenset((one.number, other.number)))
 
+    def distrust(self, one: Node, other: Node) -> None:
+        """These two cannot verify one another, as with certificates of two authorities."""
+        self.unverified.add(frozenset((one.number, other.number)))
+
     def separate(self, one: Node, other: Node) -> None:
-        """One way or the other, these two cannot reach one another."""
-        self.random.choice((self.cut_off, self.refuse))(one, other)
+        """In one of these ways, the two cannot hear one another."""
+        self.random.choice((self.cut_off, self.refuse, self.distrust))(one, other)
+
+    def unite(self) -> None:
+        """All can hear one another again."""
+        for apart in (self.cut, self.refused, self.unverified):
+            apart.clear()
 
     def ask(self, asker: Node, address: str, ms_max: float, reply: Callable[[LeaderAnswer], None]) -> None:
-        """As in any world, except where connections are refused."""
-        if frozenset((asker.number, self.node_at(address).number)) in self.refused:
+        """As in any world, except where connections are refused or not verified."""
+        node = self.node_at(address)
+        both = frozenset((asker.number, node.number))
+        if both in self.refused:
             self.agenda.after(self.network.delay_ms(), asker, reply, LeaderAnswer(Reply.REFUSES))
+        elif both in self.unverified and node.up:
+            self.agenda.after(self.network.delay_ms(), asker, reply, LeaderAnswer(Reply.UNVERIFIED))
         else:
             super().ask(asker, address, ms_max, reply)
 
@@ -208,8 +222,7 @@ def _cut(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
         world.separate(leader, far)
     world.pass_time(world.random.choice((12_000.0, 180_000.0, 600_000.0)))
     world.require_not_deposed(leader)
-    world.cut.clear()
-    world.refused.clear()
+    world.unite()
     world.pass_time(45_000.0)
     world.require_not_deposed(leader)
     world.require(world.objects() == before, "an idle leader writes nothing", f"{world.objects() - before}")

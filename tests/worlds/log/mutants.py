@@ -498,6 +498,12 @@ def silence_is_a_proof(seen: evidence.Evidence) -> evidence.Verdict:
     return evidence.Verdict(0.0, is_proof=True) if seen.reply is evidence.Reply.SILENT else _judged(seen)
 
 
+@MUTANTS.breaks("row 8: what is not verified is no proof", "judge", takeover_machine, play=run_etiquette)
+def unverified_is_a_proof(seen: evidence.Evidence) -> evidence.Verdict:
+    """A process with a certificate of its own deposes the leader."""
+    return evidence.Verdict(0.0, is_proof=True) if seen.reply is evidence.Reply.UNVERIFIED else _judged(seen)
+
+
 MUTANTS.add("one_missed_sign", "2.5 intervals pass", (evidence, "SIGNS_MISSED", 1.0), play=run_etiquette)
 MUTANTS.add(
     "ten_missed_signs", "a dead leader is followed in time", (evidence, "SIGNS_MISSED", 10.0), play=run_etiquette
