@@ -23,6 +23,7 @@ import pytest
 from tests.integration.test_stores_in_log import Machine, begin
 
 from holdfast import Client, ClientOptions, StoreClient, Write
+from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +151,7 @@ def services(directory: Path) -> Iterator[Services]:
 
 
 class Committing(threading.Thread):
-    """A client that commits and publishes in a loop, from before the kill to after it."""
+    """A client that commits, publishes and consumes in a loop, from before the kill to after it."""
 
     def __init__(self, urls: str) -> None:
         super().__init__(daemon=True)
@@ -166,10 +167,14 @@ class Committing(threading.Thread):
                 Client(self._urls, token=TOKEN) as client,
                 StoreClient(self._urls, token=TOKEN) as stores,
                 stores.publisher("kept") as publisher,
+                stores.subscriber("kept", "all", options=SubscriberOptions(explicit_ack=True)) as messages,
             ):
                 while not self.over.wait(0.05):
                     client.transact(lambda txn: txn.write(b"k", b"v"))
                     publisher.publish(b"m")
+                    # The messages are shared: another client may have the one that was just published.
+                    if (message := messages.receive(timeout=0.5)) is not None:
+                        messages.acknowledge(message, confirmed=True)
                     self.done_at = time.monotonic()
         except HoldfastError as error:
             self.failure = error
