@@ -30,7 +30,7 @@ from holdfast import __version__
 __all__ = ["Busy", "Served", "etcd", "free_port", "holdfast", "machine", "processor_seconds"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
-READY_SECONDS = 30.0
+READY_SECONDS = 90.0
 STOP_SECONDS = 30.0
 
 

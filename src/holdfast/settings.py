@@ -314,6 +314,9 @@ class ServerSettings:
         "at least 0; 0 means unlimited; with tokens, connections that have sent no valid one get a quarter")]
     min_body_bytes_per_second: Annotated[int, Key(_size(1), 16_384,
         "at least 1 byte; the body of a request that is slower after 30 s gets 408")]
+    max_unsent_bytes: Annotated[int, Key(_size(MEBI), 256 * MEBI,
+        "at least 1 MiB; bytes of streams that wait until clients take them; one client, a token or without tokens an "
+        "address, gets a quarter; at the bound the stream with the most ends as `lagging`")]
     max_in_flight_commits: Annotated[int, Key(_whole(1), 65_536,
         "at least 1; counts commits that are accepted and not answered yet; more commits get 503")]
     max_in_flight_bytes: Annotated[int, Key(_size(1), 256 * MEBI,

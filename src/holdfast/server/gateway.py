@@ -22,7 +22,7 @@ from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.auth import Authenticator, ClientKey
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import (
     NOT_LEADING_RETRY_MS,
@@ -356,8 +356,6 @@ class Gateway(HttpState):
 CLIENTS_MAX: Final = 16_384
 BURST_SECONDS: Final = 1.0
 _ROUNDING_SECONDS: Final = 1e-6
-
-ClientKey = bytes | str
 
 
 class ClientRates:

@@ -641,6 +641,7 @@ def _limits(settings: Settings) -> GatewayLimits:
         in_flight_bytes_max=settings.server.max_in_flight_bytes,
         connections_max=settings.server.max_connections,
         body_bytes_per_second_min=settings.server.min_body_bytes_per_second,
+        unsent_bytes_max=settings.server.max_unsent_bytes,
         client_commits_per_second_max=settings.server.client_commits_per_second_max,
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
         keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,

@@ -14,6 +14,7 @@ from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.buffers import Buffers
 from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.turns import Turns
 from holdfast.server.stores.hosting import StoreHost
@@ -128,6 +129,7 @@ class Server:
                 authenticator=tokens,
                 rights=RightsWatch(tokens, cast("Any", self.loop)),
                 turns=Turns(self.loop.call_soon),
+                buffers=Buffers(1 << 30),
                 guard=None,
                 service=object(),
                 draining=False,

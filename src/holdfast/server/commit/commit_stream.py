@@ -4,7 +4,8 @@ Items are decided one by one, in order; they do not form one transaction. An ite
 result and the stream continues; an item that cannot be decoded or is too large gets an error result and ends the
 stream. The status is 200 unless the stream is refused before its first item. Items without a result are unknown to the
 client, which asks for their status. Reading pauses while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait for their outcome,
-or while the client is over its rate.
+or while the client is over its rate. A stream whose results are not read ends where its client holds too much
+(``buffers``).
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from starlette.requests import ClientDisconnect
 from holdfast.commit.format.json_request import JsonTransaction, decode_json, decode_json_lines
 from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items, problem_with
 from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.rights_table import ScopeRule
+from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import MSGPACK, MSGPACK_NAMES, NDJSON, WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted
@@ -238,6 +241,7 @@ class _CommitStream:
         self._lost_right: HoldfastError | None = None
         self._held = call.held_right()
         self._client = call.client
+        self._is_counted = False
         rates = self._gateway.client_rates
         self._block_items = (
             WINDOW_ITEMS if rates is None else min(WINDOW_ITEMS, max(1, rates.per_second_max // RATE_SLICES))
@@ -279,6 +283,30 @@ class _CommitStream:
         if self._writer is not None and not self._writer.done():
             self._call.connection.close_within(0.0)
 
+    # What it holds: see ``Buffer``
+
+    def _count(self) -> None:
+        held = self.held_bytes()
+        if held > MARK_BYTES or self._is_counted:
+            self._is_counted = True
+            self._gateway.buffers.count(self._client, self, held)
+
+    def held_bytes(self) -> int:
+        """Results that the peer has not taken, and the items of those that cannot be written for that reason."""
+        connection = self._call.connection
+        return connection.unsent_bytes() + (0 if connection.takes_more else self._due_bytes)
+
+    def end_lagging(self, problem: Unavailable) -> None:
+        """See ``Buffer``."""
+        self._lost_right = problem
+        if self._reading is not None:
+            self._reading.cancel()
+        self._gateway.loop.call_later(LAST_WORDS_SECONDS, self._cut_off)
+
+    def abort(self) -> None:
+        """See ``Buffer``."""
+        self._call.connection.abort()
+
     async def _submit(self, part: bytes, *, last: bool) -> None:
         reader = self._reader
         size = reader.unfinished_bytes + len(part)
@@ -300,6 +328,7 @@ class _CommitStream:
             self._call.connection.awaits_item(reader.unfinished_bytes)
         if self._reader.problem is not None:
             self._add_problem(self._reader.problem)
+        self._count()
 
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
         gateway = self._gateway
@@ -394,6 +423,8 @@ class _CommitStream:
         if writer is not None:
             writer.cancel()
         self._due.clear()
+        if self._is_counted:
+            self._gateway.buffers.discard(self._client, self)
 
     def _complete(self, entry: CommitEntry) -> None:
         self._gateway.settled(1, entry.size)

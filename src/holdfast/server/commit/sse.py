@@ -13,9 +13,10 @@
 
 ``after`` and ``Last-Event-ID`` take ids with and without the log's id; an id of another log is ``log_mismatch``. A
 reader that has caught up may fall ``subscriber_unsent_bytes_max`` behind on its connection; then it gets ``lagging``,
-is closed, and resumes by ``Last-Event-ID``. One batch may be larger than that: a reader within the bound gets it, and
-is measured by what follows. So a connection holds at most three times the bound, and two such batches, of which the
-second ends it. Subscribers without a filter share one encoded text of each batch.
+is closed, and resumes by ``Last-Event-ID``. So does one whose client holds too much (``buffers``). One batch may be
+larger than that: a reader within the bound gets it, and is measured by what follows. So a connection holds at most
+three times the bound, and two such batches, of which the second ends it. Subscribers without a filter share one encoded
+text of each batch.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, StoresEvent, TransactionEvent
-from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied
+from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.server.commit.stream_source import READERS_MAX, READERS_OF_CLIENT, StreamSource
 from holdfast.server.gateway import Gateway, ShownStores
+from holdfast.server.http.buffers import MARK_BYTES
+from holdfast.server.http.client_turns import ClientTurns
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 from holdfast.server.http.responses import LeaderHint, error_body
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
@@ -241,18 +245,58 @@ class _Subscriber:
     """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
 
     __slots__ = (
-        "_generation", "_held", "_leader", "_scope", "_stores", "call", "has_ended", "quiet_ticks", "writing",
+        "_client", "_end_lagging", "_generation", "_held", "_is_counted", "_leader", "_scope", "_stores", "call",
+        "ending", "has_ended", "quiet_ticks", "waiting", "writing",
     )  # fmt: skip
 
-    def __init__(self, call: Call, stores: ShownStores | None, leader: Callable[[], LeaderHint]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        stores: ShownStores | None,
+        leader: Callable[[], LeaderHint],
+        end_lagging: Callable[[_Subscriber], asyncio.Task[None]],
+    ) -> None:
         self.call = call
+        self._client = call.client
+        self._end_lagging = end_lagging
+        self._is_counted = False
         self._held = call.held_right()
         self._stores = stores
         self._leader = leader
         self._scope, self._generation = NOTHING, -1
         self.quiet_ticks = 0
+        self.waiting = 0
+        """Bytes that are to be written."""
         self.writing = False
         self.has_ended = False
+        self.ending: asyncio.Task[None] | None = None
+
+    def has_room(self, size: int) -> bool:
+        """Whether this many more bytes may be written: False where the stream had to end for them."""
+        self.waiting = size
+        held = self.held_bytes()
+        if held > MARK_BYTES or self._is_counted:
+            self._is_counted = True
+            self.call.state.buffers.count(self._client, self, held)
+        return not self.has_ended
+
+    def discard(self) -> None:
+        """It holds nothing any more."""
+        if self._is_counted:
+            self.call.state.buffers.discard(self._client, self)
+
+    def held_bytes(self) -> int:
+        """See ``Buffer``."""
+        return self.call.connection.unsent_bytes() + self.waiting
+
+    def end_lagging(self, problem: Unavailable) -> None:
+        """See ``Buffer``."""
+        del problem  # the event of a stream that lags says it
+        self.ending = self._end_lagging(self)
+
+    def abort(self) -> None:
+        """See ``Buffer``."""
+        self.call.connection.abort()
 
     def problem(self) -> HoldfastError | None:
         """None while the caller may read these keys and stores, else the error."""
@@ -285,6 +329,50 @@ class _Subscriber:
                 await self.call.finish()
 
 
+class _Writer:
+    """Writes the text of a stream. A reader that has caught up may be ``bytes_max`` behind, but for one larger text."""
+
+    def __init__(self, subscriber: _Subscriber, bytes_max: int) -> None:
+        self._subscriber = subscriber
+        self._bytes_max = bytes_max
+        self.caught_up = False
+        self._written = self._counted_from = 0
+        """Bytes of this stream; only those after the second make a reader lag."""
+
+    async def write(self, text: bytes) -> bool:
+        """False: the stream ended instead, because its client holds too much."""
+        subscriber, size = self._subscriber, len(text)
+        connection, bytes_max = subscriber.call.connection, self._bytes_max
+        self._written += size
+        if self.caught_up and size > bytes_max and connection.unsent_bytes() <= bytes_max:
+            self._counted_from = self._written
+            connection.bound_unsent_bytes(4 * bytes_max + size)
+        if not text:
+            return True
+        subscriber.quiet_ticks = 0
+        if not subscriber.has_room(size):
+            return False
+        subscriber.writing = True
+        await subscriber.call.write(text)
+        subscriber.writing, subscriber.waiting = False, 0
+        return True
+
+    def measure(self) -> None:
+        """The reader has caught up: from here on a slow one is measured, not waited for."""
+        self.caught_up = True
+        self._counted_from = self._written
+        connection = self._subscriber.call.connection
+        connection.bound_unsent_bytes(2 * self._bytes_max + connection.unsent_bytes())
+
+    def is_lagging(self) -> bool:
+        """Whether the reader is too far behind."""
+        if not self.caught_up:
+            return False
+        return (
+            min(self._subscriber.call.connection.unsent_bytes(), self._written - self._counted_from) > self._bytes_max
+        )
+
+
 class Subscriptions:
     """All open streams of a server."""
 
@@ -299,6 +387,8 @@ class Subscriptions:
         self.lagged = 0
         self.bytes_sent = 0
         self._keepalives: asyncio.Task[None] | None = None
+        self._turns = ClientTurns(READERS_MAX, READERS_OF_CLIENT)
+        self._ending: set[asyncio.Task[None]] = set()
 
     def unsent_bytes_max(self) -> int:
         """How far the slowest reader is behind on its connection, in bytes."""
@@ -307,14 +397,20 @@ class Subscriptions:
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
         start, durable, selection = self._parameters(call)
-        batches = self._subscribe(self._gateway.version_of(start), durable, selection.stores is None)
+        source = StreamSource(
+            lambda after: self._subscribe(after, durable, selection.stores is None),
+            self._gateway.version_of(start),
+            self._turns,
+            call.client,
+            self._is_recent,
+        )
         log_id = self._gateway.log_id
-        subscriber = _Subscriber(call, selection.stores, lambda: self._gateway.leader)
+        subscriber = _Subscriber(call, selection.stores, lambda: self._gateway.leader, self._end_soon)
         self._keep_alive()
         try:
             with ended_by_disconnect(call):
                 try:
-                    await self._run(call, subscriber, batches, log_id, durable, selection)
+                    await self._run(call, subscriber, source, log_id, durable, selection)
                 except HoldfastError as error:
                     if call.started and isinstance(error, PermissionDenied):
                         await subscriber.end_for(error)
@@ -324,21 +420,20 @@ class Subscriptions:
         finally:
             self.open.discard(subscriber)
             self._gateway.rights.discard(subscriber)
-            close = getattr(batches, "aclose", None)
-            if close is not None:
-                await close()
+            subscriber.discard()
+            await source.close()
 
     async def _run(
         self,
         call: Call,
         subscriber: _Subscriber,
-        batches: AsyncIterator[EventBatch],
+        source: StreamSource,
         log_id: str,
         durable: bool,
         selection: Selection,
     ) -> None:
         # An error of the start point comes before the first batch, and belongs into the status.
-        first = asyncio.ensure_future(anext(batches, None))
+        first = asyncio.ensure_future(source.next())
         try:
             await asyncio.wait({first}, timeout=FIRST_BATCH_SECONDS)
             if first.done():
@@ -357,39 +452,33 @@ class Subscriptions:
             # The batches cannot be closed while somebody still waits for the next one.
             first.cancel()
             await asyncio.wait({first})
-        bytes_max = self._gateway.limits.subscriber_unsent_bytes_max
+        del first  # it has the first batch
         connection = call.connection
-        caught_up = False
-        written = counted_from = 0  # bytes of this stream; only those after the second make a reader lag
+        writer = _Writer(subscriber, self._gateway.limits.subscriber_unsent_bytes_max)
         while batch is not None:
             if subscriber.has_ended:
+                await self._ended(subscriber)
                 return
             if (problem := subscriber.problem()) is not None:
                 subscriber.has_ended = True
                 raise problem
             text = selection.encode(batch, durable_stream=durable, scope=subscriber.scope())
-            written += len(text)
-            if caught_up and len(text) > bytes_max and connection.unsent_bytes() <= bytes_max:
-                counted_from = written
-                connection.bound_unsent_bytes(4 * bytes_max + len(text))
-            if text:
-                subscriber.quiet_ticks = 0
-                self.bytes_sent += len(text)
-                subscriber.writing = True
-                await call.write(text)
-                subscriber.writing = False
-            if caught_up:
-                unsent = connection.unsent_bytes()
-                if min(unsent, written - counted_from) > bytes_max:
-                    await self._end_lagging(call, unsent)
-                    return
-            elif self._is_live(batch):
-                caught_up = True
-                counted_from = written
-                # From here on a slow reader is measured, not waited for.
-                connection.bound_unsent_bytes(2 * bytes_max + connection.unsent_bytes())
+            is_live, batch = self._is_live(batch), None
+            self.bytes_sent += len(text)
+            if not await writer.write(text):
+                await self._ended(subscriber)
+                return
+            del text  # while its reader takes nothing, a stream holds nothing twice
+            if writer.is_lagging():
+                await self._end_lagging(call, connection.unsent_bytes())
+                return
+            if is_live and not writer.caught_up:
+                source.caught_up()
+                writer.measure()
+            elif not writer.caught_up:
+                await source.wait_for(connection)
             try:
-                batch = await anext(batches, None)
+                batch = await source.next()
             except Backpressure:
                 await self._end_lagging(call, connection.unsent_bytes())
                 return
@@ -400,10 +489,32 @@ class Subscriptions:
         reader = self._gateway.reader
         return reader is not None and batch.last_version >= reader.local_version()
 
-    async def _end_lagging(self, call: Call, unsent: int) -> None:
+    def _is_recent(self, after: int) -> bool:
+        reader = self._gateway.reader
+        return reader is not None and reader.feed.durable.find(after) is not None
+
+    def _end_soon(self, subscriber: _Subscriber) -> asyncio.Task[None]:
+        """End a stream whose client holds too much: see ``Buffers``."""
+        subscriber.has_ended = True
+        call = subscriber.call
+        if subscriber.writing:  # nothing can be said: it does not take what is being written
+            call.connection.close_within(LAST_WORDS_SECONDS)
+        task = asyncio.ensure_future(self._end_lagging(call, call.connection.unsent_bytes(), LAST_WORDS_SECONDS))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    @staticmethod
+    async def _ended(subscriber: _Subscriber) -> None:
+        """Return when it was said why the stream has ended."""
+        if subscriber.ending is not None:
+            await asyncio.wait({subscriber.ending})
+
+    async def _end_lagging(self, call: Call, unsent: int, linger_seconds: float = LINGER_SECONDS) -> None:
         self.lagged += 1
         connection = call.connection
-        linger_seconds = LINGER_SECONDS
+        if connection.is_over:
+            return
         try:
             async with asyncio.timeout(linger_seconds):  # one large batch may leave more unsent than writers wait for
                 await call.write(b"event: lagging\ndata: %b\n\n" % _encode(LaggingData(unsent)))

@@ -41,7 +41,10 @@ MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
 class ConnectionView:
     """What a streaming route may know about the connection under it."""
 
-    __slots__ = ("_framework", "_transport", "body_bytes", "body_open", "body_since", "heads", "on_end")
+    flow: FlowControl
+    """That of the protocol, which sets it."""
+
+    __slots__ = ("_framework", "_transport", "body_bytes", "body_open", "body_since", "flow", "heads", "on_end")
 
     def __init__(self, framework: Framework, transport: asyncio.Transport) -> None:
         self._framework = framework
@@ -73,6 +76,15 @@ class ConnectionView:
         """Bytes written that the peer has not taken yet, beyond what the kernel holds for it."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether the peer has taken so much that a writer need not wait."""
+        return not self.flow.write_paused
+
+    async def until_it_takes_more(self) -> None:
+        """Wait for that. Also returns when the connection ends."""
+        await self.flow.drain()
+
     def bound_unsent_bytes(self, high: int) -> None:
         """Let a stream hold up to ``high`` unsent bytes before its writer is made to wait."""
         self._transport.set_write_buffer_limits(high=high)
@@ -80,6 +92,10 @@ class ConnectionView:
     def close(self) -> None:
         """End the connection after what is written has been sent."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
 
     def end_unless_whole(self, seconds: float) -> None:
         """End the connection if the rest of a refused request has not arrived within ``seconds``.
@@ -268,7 +284,7 @@ class AsgiConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The connection is this protocol's from now on."""
         super().connection_made(transport)
-        self.flow = FlowControl(cast(asyncio.Transport, self._reading))
+        self.flow = self._connection.flow = FlowControl(cast(asyncio.Transport, self._reading))
         self._framework.open.add(self)
         if not self.is_known:
             self._framework.http.unknown.opened(self)

@@ -19,6 +19,9 @@ from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 EXPIRED_HINT: Final = "ask the operator of the service for a new token"
 TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
 
+ClientKey = bytes | str
+"""Whose requests count together: see ``Authenticator.client_of``."""
+
 
 class Role(IntEnum):
     """What a caller may do. A higher role includes the lower ones; ``OPEN`` needs no token.
@@ -109,7 +112,7 @@ class Authenticator:
         held = None if digest is None else self._grants.get(digest)
         return "" if held is None or digest is None else f"{held.role.name.lower()}#{digest.hex()[:8]}"
 
-    def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
+    def client_of(self, authorization: bytes | None, peer: object) -> ClientKey:
         """The client for limits: its token, or without tokens the address of ``peer``. Unix sockets are one client."""
         if self.required:
             return _digest_of(authorization) or b""

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.asgi_connection import ConnectionView
-from holdfast.server.http.auth import HeldRight
+from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
@@ -132,7 +132,7 @@ class Call(PendingResponse):
         return self.state.authenticator.scope_of(self.authorization)
 
     @property
-    def client(self) -> bytes | str:
+    def client(self) -> ClientKey:
         """Whose request this is, as limits count it."""
         return self.state.authenticator.client_of(self.authorization, self.peer)
 

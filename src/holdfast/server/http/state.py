@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
 from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.buffers import Buffers
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.turns import Turns
@@ -35,6 +36,8 @@ class HttpLimits:
     connections_max: int = 50_000
     body_bytes_per_second_min: int = 16_384
     """How fast the body of a request comes, after its first ``PARTIAL_SECONDS_MAX``."""
+    unsent_bytes_max: int = 256 * 1_048_576
+    """Bytes of streams that wait for their peers; see ``buffers``."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class HttpState:
         self.counters = RequestCounters()
         self.leader = LeaderHint()
         self.turns = Turns(loop.call_soon)
+        self.buffers = Buffers(limits.unsent_bytes_max)
         self.unknown = UnknownConnections((limits.connections_max or sys.maxsize) // UNKNOWN_PART)
         self.in_flight_commits = 0
         self.knows_user: Callable[[bytes | None], bool] = lambda _: False

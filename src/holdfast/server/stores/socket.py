@@ -10,7 +10,8 @@
 
 A connection gets a part of each turn of the loop (``turns``); the rest of its input waits.
 A wrong frame ends the connection with ``malformed``. A slow reader (``UNSENT_BYTES_MAX``) gets nothing more; one that
-sends and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``. A peer that is silent for the durable's subscriber
+sends and reads no reply (``UNREAD_BYTES_MAX``) is ``lagging``, as is one whose client holds too much (``buffers``).
+A peer that is silent for the durable's subscriber
 timeout is detached, and what it held is delivered to others.
 """
 
@@ -34,8 +35,9 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import HeldRight
+from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.browsing import problem_with_browser
+from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
@@ -86,13 +88,16 @@ class SubscribeSocket(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._open = False
-        self._parts: list[bytes] = []
+        self._message_begun = bytearray()
+        """The parts of a message before its last one."""
         self._unread = bytearray()
         """Input that waits for its turn."""
         self._unread_bytes = 0
         self._unsent_bytes = self._uncounted_bytes = 0
         """Of frames that are sent together at the end of this turn of the loop; of those that carry messages."""
         self._held: HeldRight | None = None
+        self._client: ClientKey = ""
+        self._is_counted = False
         self._token = ""
         """Of the durable that it is attached to."""
         self._unanswered = 0
@@ -113,6 +118,8 @@ class SubscribeSocket(asyncio.Protocol):
         del exc
         self._transport = None
         self._host.sockets.pop(self, None)
+        if self._is_counted:
+            self._gateway.buffers.discard(self._client, self)
         self._leave(DISCONNECTED)
         # A suspended parser refers to its protocol, and an error's traceback does: either would keep half a message.
         self._protocol.parser.close()
@@ -129,6 +136,7 @@ class SubscribeSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer has read enough."""
         self._unread_bytes = 0
+        self._count()
         if self._subscriber is not None and self._opened is not None:
             self._opened.deliveries.resume(self._subscriber)
         if self._map_watch is not None:
@@ -169,6 +177,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._transport.pause_reading()
             turns.wait(self)
         self._flush()
+        self._count()
         if self._unread_bytes > UNREAD_BYTES_MAX:
             self.fail(Unavailable("the subscriber reads no answers", code=Code.LAGGING, bytes_max=UNREAD_BYTES_MAX))
         if protocol.parser_exc is not None or protocol.close_expected():
@@ -262,6 +271,8 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _require_rights(self, opened: OpenStores, request: Request, asked: SubscribeRequest) -> None:
         authorization, need = _authorization_of(request), need_of("GET", ROUTE)
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        self._client = self._gateway.authenticator.client_of(authorization, peer)
         assert need.right is not None, "a subscriber needs a right on the store"
         self._held = opened.access.held(authorization, need.right, asked.store)
         if (problem := self._held.problem()) is not None:
@@ -299,10 +310,13 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            self._parts.append(bytes(frame.data))
-            if frame.fin:
-                data, self._parts = b"".join(self._parts), []
-                self._message(data)
+            if not frame.fin:
+                self._message_begun += frame.data
+                return
+            data = bytes(frame.data)
+            if self._message_begun:
+                data, self._message_begun = bytes(self._message_begun + data), bytearray()
+            self._message(data)
         # Pings are answered by the library; pongs and closes need nothing but their arrival.
 
     def _message(self, data: bytes) -> None:
@@ -477,6 +491,32 @@ class SubscribeSocket(asyncio.Protocol):
             transport.write(data)
             if self.is_paused:
                 self._unread_bytes += len(data) - uncounted
+            if self._is_counted or transport.get_write_buffer_size() > MARK_BYTES:
+                self._count()
+
+    # What it holds: see ``Buffer``
+
+    def _count(self) -> None:
+        held = self.held_bytes()
+        if held > MARK_BYTES or self._is_counted:
+            self._is_counted = True
+            self._gateway.buffers.count(self._client, self, held)
+
+    def held_bytes(self) -> int:
+        """What the peer has not taken, and what it has sent of a message that is not whole."""
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        begun = len(self._message_begun) + len(self._protocol.reader.buffer) + len(self._unread)
+        return self._transport.get_write_buffer_size() + self._unsent_bytes + begun
+
+    def end_lagging(self, problem: Unavailable) -> None:
+        """See ``Buffer``."""
+        self.fail(problem)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
 
     # The end
 
@@ -545,11 +585,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._leave(DISCONNECTED)
         if self._transport is not None:
             self._transport.close()
-            self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+            self._gateway.loop.call_later(LAST_WORDS_SECONDS_MAX, self.abort)
 
 
 def _authorization_of(request: Request) -> bytes | None:
