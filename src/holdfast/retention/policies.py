@@ -26,6 +26,8 @@ FORMAT: Final = 1
 POLICIES_MAX: Final = 64
 HOLDS_MAX: Final = 1_000
 DAY_MS: Final = 86_400_000
+LOAD_PREFIX: Final = "load:"
+"""How the holds of readers begin that a service sends a snapshot."""
 CONFIGURATION: Final = "configuration"
 """The policy that the configuration file gives. Requests cannot change it."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")

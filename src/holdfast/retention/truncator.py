@@ -40,6 +40,7 @@ from holdfast.retention.held import HeldBytes
 from holdfast.retention.job_holds import JobHold
 from holdfast.retention.policies import (
     CONFIGURATION,
+    LOAD_PREFIX,
     Change,
     Content,
     Generation,
@@ -114,6 +115,8 @@ class RetentionState:
     jobs: dict[str, HoldState] = field(default_factory=dict[str, HoldState])
     """The unfinished jobs that hold the log, at most ``JOBS_SHOWN`` of them, the oldest first."""
     warning: str | None = None
+    waits_for_loads: bool = False
+    """Whether more of the log would go without the holds of readers that are sent a snapshot."""
     swept: Swept = field(default_factory=Swept)
 
 
@@ -227,7 +230,7 @@ class Truncator:
         if content.policies:
             await self._truncate(content, oldest, jobs)
         else:
-            self.state.kept, self.state.warning = {}, None
+            self.state.kept, self.state.warning, self.state.waits_for_loads = {}, None, False
         await self._sweep()
         if generation is not None:
             await self.generations.remove_old(generation)
@@ -279,9 +282,8 @@ class Truncator:
         self._warn_of_held_back(content)
         borders = borders_of(content, needs, watermark=newest.slot, now=now, bytes_border=bytes_border)
         self._warn(content, needs)
-        if borders is None:
-            return
-        cut = await find_cut(self._store, claim, newest, borders)
+        cut = None if borders is None else await find_cut(self._store, claim, newest, borders)
+        self.state.waits_for_loads = await self._waits_for_loads(content, needs, cut, bytes_border)
         if cut is None or not await self._is_worth_it(cut, newest):
             return
         if not await self._can_do_without(cut.last_version, needs, newest):
@@ -290,6 +292,27 @@ class Truncator:
             return
         await self._service.truncate(Version(cut.last_version))
         log.info("log_truncated", through=cut.last_version, leader_id=self._service.leader_id)
+
+    async def _waits_for_loads(
+        self, content: Content, needs: Needs, cut: Header | None, bytes_border: dict[int, int]
+    ) -> bool:
+        """Whether more would go if no reader was sent a snapshot. *Cost*: none without such a reader; else a LIST."""
+        rest = {name: hold for name, hold in content.holds.items() if not name.startswith(LOAD_PREFIX)}
+        if len(rest) == len(content.holds):
+            return False
+        newest, claim, now = self._service.durable_header(), self._service.claim, self._service.moment()
+        content = replace(content, holds=rest)
+        try:
+            needs = replace(needs, snapshot=await self._snapshots.expected(_held_snapshots(content, now)))
+        except Unavailable:  # a new snapshot is not verified yet; the next look knows
+            return False
+        borders = borders_of(content, needs, watermark=newest.slot, now=now, bytes_border=bytes_border)
+        more = None if borders is None else await find_cut(self._store, claim, newest, borders)
+        return (
+            more is not None
+            and (cut is None or more.last_version > cut.last_version)
+            and await self._is_worth_it(more, newest)
+        )
 
     async def _can_do_without(self, through: int, needs: Needs, newest: Header) -> bool:
         """Whether the log can produce its state at its new beginning once everything up to ``through`` has gone.

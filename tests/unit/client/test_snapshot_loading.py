@@ -48,6 +48,9 @@ def rows_of(draw: Random) -> list[Found]:
     return [Found(key, draw.randbytes(draw.randrange(9)), draw.randint(1, 80)) for key in keys]
 
 
+LAST_LINE = b'{"error":{"code":"lagging","message":"too slow"},"index":-1}\n'
+
+
 class Service:
     """Answers the effects of a procedure: its connections break at random places, and lose what was under way."""
 
@@ -78,6 +81,10 @@ class Service:
                     kept = self.rows[last + 1 :]
                 self._left = msgspec.json.Encoder().encode_lines(kept)
                 self._breaks_after = self._draw.randrange(1, len(self._left) + 400)
+                if self._draw.random() < 0.4:  # the service ends it, and says why
+                    some = kept[: self._draw.randrange(len(kept) + 1)]
+                    self._left = msgspec.json.Encoder().encode_lines(some) + LAST_LINE
+                    self._breaks_after = len(self._left)
                 return Opened(self.now_ms, head(len(self.rows)))
             case Receive():
                 if not self._left or self._breaks_after <= 0:

@@ -1,7 +1,8 @@
 """Loading a snapshot of the service: every row of one version, by key, over as many connections as it takes.
 
 The first answer names the snapshot. When a connection breaks, the next one asks for the same snapshot after the last
-whole row. The number of rows proves that none is missing: an answer that ends early is only a broken connection.
+whole row. The number of rows proves that none is missing: an answer that ends early is only a broken connection. Its
+last line may say why it ended.
 """
 
 from __future__ import annotations
@@ -24,14 +25,33 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.messages import base64url
 from holdfast.client.protocol.retry_budget import RetryBudget, Session
-from holdfast.client.protocol.stream import pause_or_give_up
+from holdfast.client.protocol.stream import pause_or_give_up, why_a_stream_ended
 from holdfast.errors import CorruptData
 from holdfast.values import LogPosition
-from holdfast.wire.log import SNAPSHOT_LAST_TRANSACTION, SNAPSHOT_LOG_ID, SNAPSHOT_ROWS, SNAPSHOT_VERSION, Found
+from holdfast.wire.log import (
+    SNAPSHOT_LAST_TRANSACTION,
+    SNAPSHOT_LOG_ID,
+    SNAPSHOT_ROWS,
+    SNAPSHOT_VERSION,
+    ErrorBody,
+    Found,
+    ItemError,
+)
 
 SNAPSHOT_ATTEMPTS: Final = 3
 """How many snapshots are begun, where each was removed before its end."""
 _ROWS: Final = msgspec.json.Decoder(Found)
+
+
+_ERROR: Final = msgspec.json.Decoder(ItemError)
+_ERROR_BEGINS: Final = b'{"error":'
+
+
+def _error_of_line(line: bytes) -> ErrorBody:
+    try:
+        return _ERROR.decode(line).error
+    except msgspec.DecodeError as error:
+        raise CorruptData("the last line of a snapshot cannot be read") from error
 
 
 class SnapshotProgress:
@@ -44,6 +64,8 @@ class SnapshotProgress:
         self._received = 0
         self._last_key: bytes | None = None
         self._rest = b""
+        self.why_it_ended: ErrorBody | None = None
+        """What the service said at the end of the answer."""
 
     @property
     def is_complete(self) -> bool:
@@ -52,7 +74,7 @@ class SnapshotProgress:
 
     def begin(self, opened: Opened) -> None:
         """A connection begins to send. Raises: CorruptData when it is not the snapshot that was asked for."""
-        self._rest = b""
+        self._rest, self.why_it_ended = b"", None
         headers = opened.headers
         try:
             version, last, rows = (
@@ -72,8 +94,12 @@ class SnapshotProgress:
         if not end:
             self._rest += rest
             return []
+        whole = self._rest + lines
+        begun, _, last_line = whole.rpartition(b"\n")
+        if last_line.startswith(_ERROR_BEGINS):
+            whole, self.why_it_ended = begun, _error_of_line(last_line)
         try:
-            found = _ROWS.decode_lines(self._rest + lines)
+            found = _ROWS.decode_lines(whole)
         except msgspec.DecodeError as error:
             raise CorruptData("a row of a snapshot cannot be read", after=self._last_key) from error
         self._rest = rest
@@ -119,6 +145,9 @@ def load_snapshot(session: Session, progress: SnapshotProgress, now_ms: float) -
                 rows = progress.take(reply.data)
                 if rows:
                     yield DeliverRows(tuple(rows))
+                if progress.why_it_ended is not None:
+                    reply = Failed(reply.now_ms, False, why_a_stream_ended(progress.why_it_ended))
+                    break
             if progress.is_complete:
                 return
         assert isinstance(reply, Response | Failed), "the reply to Open is Opened, Response or Failed"

@@ -425,12 +425,22 @@ def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Fai
 
 
 def _why_it_ended(data: bytes) -> str:
+    """The same as ``why_a_stream_ended``, of an event."""
+    try:
+        return why_a_stream_ended(_ERROR.decode(data))
+    except msgspec.DecodeError:
+        return UNKNOWN_ERROR
+
+
+UNKNOWN_ERROR: Final = "the service ended the stream with an error that this client does not know"
+
+
+def why_a_stream_ended(error: ErrorBody) -> str:
     """Why the service ended a stream that may be opened again. Raises: the service's error, if it stands."""
     try:
-        error = _ERROR.decode(data)
         code = Code(error.code)
-    except (msgspec.DecodeError, ValueError):
-        return "the service ended the stream with an error that this client does not know"
+    except ValueError:
+        return UNKNOWN_ERROR
     if code not in REPEATABLE_CODES:
         raise error_of(error, 500)
     return f"the service ended the stream: {error.message or code.value}"
