@@ -13,6 +13,8 @@ from tests.integration.http_harness import Serving, request, run, serving, until
 
 from holdfast.retention.policies import LOAD_PREFIX
 from holdfast.server.commit import snapshot_readers, snapshot_route
+from holdfast.server.commit.snapshot_readers import SnapshotReaders
+from holdfast.server.commit.snapshot_route import SnapshotSender
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http.auth import Role
 from holdfast.snapshots import MakingOptions, make_snapshot
@@ -56,6 +58,12 @@ async def rows_of(peer: socket.socket) -> tuple[int, list[dict[str, object]]]:
     return status, [json.loads(line) for line in rows.splitlines()]
 
 
+def readers_of(here: Serving) -> SnapshotReaders:
+    sender = getattr(next(row for row in here.rows if row.path == "/v1/snapshot").stream, "__self__", None)
+    assert isinstance(sender, SnapshotSender)
+    return sender._readers  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.parametrize("waits", ["reader", "truncation"])
 def test_a_slow_reader_ends_with_a_reason_when_something_waits(monkeypatch: pytest.MonkeyPatch, waits: str) -> None:
     monkeypatch.setattr(snapshot_readers, "PACE_SECONDS", 0.2)
@@ -77,6 +85,7 @@ def test_a_slow_reader_ends_with_a_reason_when_something_waits(monkeypatch: pyte
                 assert (status, len(lines)) == (200, KEYS)
             else:
                 truncator.state.waits_for_loads = True
+                await until(lambda: not len(readers_of(here)))
             found = [await rows_of(peer) for peer in slow]
             truncator.state.waits_for_loads = False
             ended = [lines for _, lines in found if "error" in lines[-1]]

@@ -23,9 +23,6 @@ class _Transport:
     def set_write_buffer_limits(self, high: int) -> None:
         """Nothing is bounded here."""
 
-    def get_write_buffer_size(self) -> int:
-        return 0  # the line takes everything at once
-
     def get_extra_info(self, name: str) -> object:
         """An address."""
         return ("10.0.0.1", 4_000) if name == "peername" else None
