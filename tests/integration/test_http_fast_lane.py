@@ -12,6 +12,8 @@ import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 from tests.integration.test_commit_service import shown
 
+from holdfast.aio import Client as AioClient
+from holdfast.commit.format.transaction import Write
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.leadership.peer_tls import PeerTls
@@ -76,6 +78,17 @@ def test_versions_of_pipelined_commits_rise() -> None:
             client.send(commit() * 500)
             versions = [(await client.answer()).json["version"] for _ in range(500)]
             assert versions == sorted(set(versions))
+
+    run(scenario)
+
+
+def test_a_program_that_only_commits_stays_on_its_first_connections() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            async with AioClient([f"http://{here.host}:{here.port}"]) as client:
+                for number in range(4):
+                    assert (await client.commit([Write(b"key", b"%d" % number)])).version > 0
+            assert here.front.counters.handed_over_connections == 0
 
     run(scenario)
 
@@ -596,6 +609,7 @@ LIKE_REQUESTS = {
     "commit": ("POST", "/v1/commit", True),
     "malformed": ("POST", "/v1/commit", False),
     "version": ("GET", "/v1/version", None),
+    "local version": ("GET", "/v1/version?consistency=local", None),
     "livez": ("GET", "/livez", None),
 }
 

@@ -173,6 +173,32 @@ class VersionRequest(_LogRequest):
             gateway.ask_version(answered)
 
 
+class LocalVersionRequest(_LogRequest):
+    """``GET /v1/version?consistency=local``: what a client begins with."""
+
+    __slots__ = ()
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway, "GET", "/v1/version")
+
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
+        """See ``FastRequest``."""
+        del body
+        gateway = self._gateway
+        problem = self.problem_with(fields.authorization)
+        try:
+            reader = gateway.reading()
+        except HoldfastError as error:
+            problem = problem or without_traceback(error)
+        else:
+            if problem is None:
+                tag = gateway.authenticator.scope_of(fields.authorization).id_tag
+                answer = VersionAnswer(reader.local_version(), reader.leader_id, reader.log_id, tag)
+                response.respond(200, None, encode(answer))
+                return
+        response.respond(*error_response(problem, gateway.leader))
+
+
 class LivezRequest(_LogRequest):
     """``GET /livez``."""
 
@@ -202,14 +228,12 @@ async def _commit(gateway: Gateway, commit: CommitRequest, call: Call) -> Respon
     return await call.serve(commit, await call.body(commit.request_bytes_max))
 
 
-async def _version(gateway: Gateway, linearizable: VersionRequest, call: Call) -> Response:
+async def _version(linearizable: VersionRequest, local: LocalVersionRequest, call: Call) -> Response:
     match call.text("consistency"):
         case None | "linearizable":
             return await call.serve(linearizable)
         case "local":
-            reader = gateway.reading()
-            answer = VersionAnswer(reader.local_version(), reader.leader_id, reader.log_id, call.scope.id_tag)
-            return json_response(answer)
+            return await call.serve(local)
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 
@@ -256,7 +280,7 @@ async def _step_down(gateway: Gateway, call: Call) -> Response:
 
 def log_routes(gateway: Gateway) -> tuple[Route, ...]:
     """The rows of the route table."""
-    commit, linearizable = CommitRequest(gateway), VersionRequest(gateway)
+    commit, linearizable, local = CommitRequest(gateway), VersionRequest(gateway), LocalVersionRequest(gateway)
     return (
         Route(
             method="POST", path="/v1/commit",
@@ -267,7 +291,8 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
         Route(
             method="GET", path="/v1/version",
             summary="A version that covers everything known committed when the request arrived",
-            handler=partial(_version, gateway, linearizable), fast=linearizable,
+            handler=partial(_version, linearizable, local),
+            fast=linearizable, fast_queries={"consistency=local": local},
             parameters=(
                 Parameter(
                     "consistency",

@@ -71,7 +71,7 @@ class HttpServer:
         ``socket_mode``: the mode of Unix sockets."""
         self.state = state
         self.framework = Framework(state, make_app(state, routes), error_response=self._error_response, socket=socket)
-        fast = {route.line: route.fast for route in routes if route.fast is not None}
+        fast = {line: request for route in routes for line, request in route.fast_lines.items()}
         self.context = ConnectionContext(state, self.framework.protocol, fast, matcher)
         self.addresses: list[str] = []
         self._tls = tls

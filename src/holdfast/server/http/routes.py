@@ -370,6 +370,8 @@ class Route:
     stream: StreamHandler | None = None
     fast: FastRequest | None = None
     """The handler of requests whose line is the bare method and path, on both kinds of connection."""
+    fast_queries: Mapping[str, FastRequest] = field(default_factory=dict)
+    """The same for lines with exactly this query."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, object] | None = None
     """Media type -> the type that decodes it."""
@@ -400,9 +402,11 @@ class Route:
         return need_of(self.method, self.name)
 
     @property
-    def line(self) -> bytes:
-        """The whole line of its requests without parameters."""
-        return f"{self.method} {self.path} HTTP/1.1\r\n".encode()
+    def fast_lines(self) -> dict[bytes, FastRequest]:
+        """The whole lines of the requests that connections serve without the framework."""
+        found = {} if self.fast is None else {self.path: self.fast}
+        found |= {f"{self.path}?{query}": request for query, request in self.fast_queries.items()}
+        return {f"{self.method} {target} HTTP/1.1\r\n".encode(): request for target, request in found.items()}
 
     @property
     def query_names(self) -> frozenset[str]:
