@@ -87,7 +87,7 @@ def main() -> None:
     for address in MAILS:
         print(f"{address.decode()}: {'done' if sent[address] else 'lost'}")
     for letter in letters:
-        print(f"undeliverable: {letter.body.decode()}, {letter.fields['dead_cause']}")
+        print(f"undeliverable: {letter.body.decode()}, {letter.origin.cause if letter.origin else ''}")
 
 
 if __name__ == "__main__":

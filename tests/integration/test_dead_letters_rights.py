@@ -6,11 +6,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.http_harness import Answered, run, until
 from tests.integration.stores_harness import StoresServing, stores_serving, text64
 
+from holdfast.cli.stores_messages import message_fields, message_text
 from holdfast.server.http.auth import Role
+from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import Origin
 
 EVERYTHING = ["publish", "subscribe", "browse", "administer"]
 ROLES: dict[str, dict[str, Any]] = {
@@ -101,21 +105,44 @@ def test_a_link_holds_until_it_changes(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("field", ["dead_store", "dead_durable", "dead_seq", "dead_cause", "dead_delivery_count"])
+FORGED = {"store": "orders", "durable": "work", "seq": 1, "cause": "rejected", "delivery_count": 1}
+
+
 @pytest.mark.parametrize("target", ["dead", "%64ead"], ids=["hot", "framework"])
-def test_nobody_but_the_service_says_where_a_dead_letter_came_from(tmp_path: Path, field: str, target: str) -> None:
+@pytest.mark.parametrize("media_type", ["application/json", "application/msgpack"])
+def test_nobody_but_the_service_says_where_a_dead_letter_came_from(
+    tmp_path: Path, target: str, media_type: str
+) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path, definition=definition()) as here:
-            forged = {"messages": [{"body": "aGk="}, {"body": "aGk=", "fields": {field: "orders"}}]}
-            refused = await ask(here, "root", "POST", f"/v1/stores/{target}/messages", forged)
-            assert (refused.status, refused.code) == (400, "malformed"), refused.body
+            is_json = media_type == "application/json"
+            body = "aGk=" if is_json else b"hi"
+            forged = {"messages": [{"body": body}, {"body": body, "origin": FORGED}]}
+            data = msgspec.json.encode(forged) if is_json else msgspec.msgpack.encode(forged)
             client = await here.connect()
-            escaped = b'{"messages": [{"fields": {"\\u0064' + field[1:].encode() + b'": "orders"}}]}'
-            bearer = {"Authorization": f"Bearer {token_of('root')}"}
-            assert (await client.ask("POST", f"/v1/stores/{target}/messages", escaped, **bearer)).code == "malformed"
+            headers = {"Authorization": f"Bearer {token_of('root')}", "Content-Type": media_type}
+            answered = await client.ask("POST", f"/v1/stores/{target}/messages", data, **headers)
+            assert (answered.status, answered.code) == (400, "malformed"), answered.body
             assert not here.opened.state.stores["dead"].counts.live
-            fine = {"messages": [{"body": "aGk=", "fields": {"dead_line": "orders", "note": "a dead_store"}}]}
-            assert (await ask(here, "root", "POST", f"/v1/stores/{target}/messages", fine)).status == 200
+
+    run(scenario)
+
+
+def test_a_field_of_any_name_makes_no_dead_letter(tmp_path: Path) -> None:
+    """``redeliver`` leaves it where it is, and writes into no other store."""
+
+    async def scenario() -> None:
+        stores = deepcopy(STORES)
+        stores["orders"]["durables"]["work"] |= LINK
+        async with stores_serving(tmp_path, definition=definition(stores)) as here:
+            fields = {"dead_store": "orders", "dead_durable": "work", "dead_seq": 1, "origin": "orders"}
+            message = {"messages": [{"body": "aGk=", "fields": fields}]}
+            assert (await ask(here, "root", "POST", "/v1/stores/dead/messages", message)).status == 200
+            answered = await ask(here, "root", "POST", f"{LETTERS}/redeliver", {})
+            assert (answered.json["redelivered"], answered.json["left"]) == (0, {}), answered.body
+            assert not here.opened.state.stores["orders"].counts.live
+            (shown,) = (await ask(here, "root", "GET", f"{LETTERS}/browse")).json["messages"]
+            assert shown["fields"] == fields and "origin" not in shown
 
     run(scenario)
 
@@ -132,6 +159,8 @@ def test_a_letter_goes_back_for_who_may_publish_where_it_came_from(tmp_path: Pat
             assert [each["seq"] for each in given.json["messages"]] == [1]
             assert (await ask(here, "root", "POST", f"{WORK}/acks", {"subscriber": "s", "reject": [1]})).status == 200
             await until(lambda: here.opened.state.stores["dead"].counts.live)
+            (letter,) = (await ask(here, "root", "GET", f"{LETTERS}/browse")).json["messages"]
+            assert (letter["fields"], letter["origin"]) == ({}, FORGED), "of the one that the service wrote"
             answered = await ask(here, user, "POST", f"{LETTERS}/redeliver", {})
             assert answered.status == 200, answered.body
             assert answered.json["redelivered"] == int(is_sent)
@@ -149,3 +178,9 @@ def test_without_permissions_the_roles_of_tokens_decide(tmp_path: Path) -> None:
             assert (await ask(here, "root", "PATCH", WORK, LINK)).status == 200
 
     run(scenario)
+
+
+def test_commands_show_where_a_dead_letter_came_from() -> None:
+    letter = Delivery(3, {}, None, b"hi", 1, 1, redelivered=False, origin=Origin("orders", "work", 7, "rejected", 2))
+    assert message_text(letter) == "3  hi  (from orders/work 7: rejected, deliveries 2)"
+    assert message_fields(letter)["origin"] == {**FORGED, "seq": 7, "delivery_count": 2}

@@ -311,7 +311,7 @@ def test_a_rejected_message_goes_to_the_dead_letters_with_its_cause(tmp_path: Pa
             await stores.acks("orders", "work", reject=[1])
             (dead,) = await stores.poll("dead", "all", wait_ms=15_000)
             assert (dead["body"], dead["key"], dead["fields"]["kind"]) == (text64("a"), "k", "x")
-            assert (dead["fields"]["dead_cause"], dead["fields"]["dead_seq"]) == ("rejected", 1)
+            assert (dead["origin"]["cause"], dead["origin"]["seq"]) == ("rejected", 1)
 
     run(scenario)
 

@@ -379,19 +379,14 @@ async def it_goes_there_with_its_cause_and_the_original(stores: StoresServing) -
     await fail_twice(stores)
     (letter,) = await stores.poll("dead", "all", wait_ms=30_000)
     assert (bodies([letter]), letter["key"]) == (["a"], "k")
-    assert letter["fields"] == {
-        "kind": "x",
-        "dead_store": "orders",
-        "dead_durable": "work",
-        "dead_seq": 1,
-        "dead_cause": "max_delivery",
-        "dead_delivery_count": 2,
-    }
+    assert letter["fields"] == {"kind": "x"}
+    origin = {"store": "orders", "durable": "work", "seq": 1}
+    assert letter["origin"] == {**origin, "cause": "max_delivery", "delivery_count": 2}
     await stores.publish("orders", "b")
     await stores.poll("orders", "work")
     await stores.acks("orders", "work", reject=[2])
     (letter,) = await stores.poll("dead", "all", wait_ms=30_000)
-    assert (bodies([letter]), letter["fields"]["dead_cause"]) == (["b"], "rejected")
+    assert (bodies([letter]), letter["origin"]["cause"]) == (["b"], "rejected")
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ def test_after_max_delivery_a_message_dies_and_its_letter_keeps_the_cause() -> N
     assert machine.kept == 1
     assert machine.bury() == 1
     assert machine.kept == 0
-    assert machine.messages.bodies["dead", 1].fields["dead_cause"] == "max_delivery"
+    origin = machine.messages.bodies["dead", 1].origin
+    assert origin is not None and origin.cause == "max_delivery"
 
 
 def test_a_rejected_message_dies_at_once() -> None:

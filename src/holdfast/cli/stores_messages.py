@@ -405,6 +405,8 @@ def _matcher(option: str, text: str | None) -> dict[str, object] | None:
 
 def message_fields(message: Delivery) -> dict[str, object]:
     """A message as the HTTP API writes it."""
+    import msgspec
+
     return {
         "seq": message.seq,
         "fields": message.fields,
@@ -414,6 +416,7 @@ def message_fields(message: Delivery) -> dict[str, object]:
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
         "replayed": message.replayed,
+        **({} if message.origin is None else {"origin": msgspec.to_builtins(message.origin)}),
     }
 
 
@@ -428,6 +431,9 @@ def message_text(message: Delivery) -> str:
         parts.append(f"(delivery {message.delivery_count})")
     if message.replayed:
         parts.append("(replayed)")
+    if (origin := message.origin) is not None:
+        came = f"{origin.store}/{origin.durable} {origin.seq}"
+        parts.append(printable(f"(from {came}: {origin.cause}, deliveries {origin.delivery_count})"))
     return "  ".join(parts)
 
 

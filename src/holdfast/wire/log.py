@@ -17,7 +17,7 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Closed, Code, Conflict
 from holdfast.values import LogPosition
-from holdfast.wire.parts import StoresReceipt
+from holdfast.wire.parts import Origin, StoresReceipt
 
 
 class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
@@ -525,6 +525,8 @@ class StreamMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     publisher_seq: int = 0
     ttl_ms: int = 0
     deliver_at_ms: int = 0
+    origin: Origin | None = None
+    """Of a dead letter."""
 
 
 class TransactionData(msgspec.Struct, frozen=True, gc=False):

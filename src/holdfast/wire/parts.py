@@ -1,8 +1,21 @@
-"""What the message stores respond with: for a request of their own, and for the part of a commit."""
+"""What the message stores respond with, for a request of their own and for the part of a commit; what others show."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """Where a dead letter came from: the message ``seq`` of a store, which a durable could not deliver.
+
+    ``cause``: ``max_delivery`` or ``rejected``, after ``delivery_count`` deliveries.
+    """
+
+    store: str
+    durable: str
+    seq: int
+    cause: str
+    delivery_count: int
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

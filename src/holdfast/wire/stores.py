@@ -68,6 +68,8 @@ class PublishedMessage(Message, frozen=True, gc=False, omit_defaults=True, forbi
     publisher_seq: Number = 0
     ttl_ms: Milliseconds = 0
     deliver_at_ms: Number = 0
+    origin: None = None
+    """Only the service says where a dead letter came from."""
 
 
 class PublishRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

@@ -84,7 +84,8 @@ class MemoryMessages:
         kept = self.kept.setdefault(store, {})
         for seq, (message, size) in enumerate(zip(messages, sizes, strict=True), first_seq):
             kept[seq] = Kept(
-                seq, published_ms, size, message.fields, message.key, message.ttl_ms, message.deliver_at_ms
+                *(seq, published_ms, size, message.fields, message.key, message.ttl_ms, message.deliver_at_ms),
+                message.origin,
             )
             self.bodies[store, seq] = message
 

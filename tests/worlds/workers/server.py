@@ -85,6 +85,7 @@ class Memory:
                         kept.published_ms,
                         abs(count),
                         count > 1 or count < 0,
+                        origin=message.origin,
                     )
                 )
         return found

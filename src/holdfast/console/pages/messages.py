@@ -234,6 +234,15 @@ async def _page(call: Call, store: str, durable: str, *, parked: bool) -> Html:
     return text_of([rows, more])
 
 
+def _origin(message: Delivery) -> dict[str, Content]:
+    """Where a dead letter came from."""
+    origin = message.origin
+    if origin is None:
+        return {}
+    came = f"{origin.durable} of {origin.store}, message {origin.seq}: {origin.cause} after {origin.delivery_count}"
+    return {"Dead letter of": anchor(came, _place(origin.store, origin.durable, origin.seq))}
+
+
 def _short(body: bytes) -> str:
     try:
         text = units.bytes_text(body, "text")
@@ -287,6 +296,7 @@ async def _body(call: Call, store: str, durable: str, seq: int) -> Html:
                     "Published": moment(message.published_ms),
                     "Key": whole_name(message.key) if message.key is not None else "none",
                     "Deliveries": anchor(units.count(message.delivery_count), "#h-its-fate-in-every-durable"),
+                    **_origin(message),
                     **{f"Field {name}": code(str(value)) for name, value in message.fields.items()},
                 }
             ),

@@ -30,7 +30,6 @@ from holdfast.stores.values.commands import (
     Publish,
     Record,
 )
-from holdfast.stores.values.effects import require_no_origin
 from holdfast.stores.values.messages import fields_hint
 from holdfast.wire.formats import UNDECODABLE, WireFormat
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
@@ -118,7 +117,6 @@ def _commands(opened: OpenStores, sent: _Sent) -> Iterator[CommitPart]:
         changes = [(one.key, one.value, one.if_revision) for one in change.changes]
         yield MapChange(0, change.store, change.map, changes, change.fence)
     for batch in publish:
-        require_no_origin(batch.messages)
         yield Publish(0, batch.store, batch.publisher_id, batch.messages)  # type: ignore[arg-type]  # only ever read
 
 

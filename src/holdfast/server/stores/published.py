@@ -67,6 +67,7 @@ class WatchedStores:
                             run.store, seq, run.published_ms,
                             None if (run.store, seq) in removals else message.body,
                             message.fields, message.key, message.publisher_seq, message.ttl_ms, message.deliver_at_ms,
+                            message.origin,
                         )
                         for seq, message in enumerate(run.messages, run.first_seq)
                     ]  # fmt: skip

@@ -179,17 +179,20 @@ def _letter(state: State, durable: Consumption, seq: int) -> Facts | None:
     store = state.stores.get(name) if durable.tally.dead_letters else None
     if store is None:
         return None
-    origin = {"dead_store": durable.shelf.store, "dead_durable": durable.name, "dead_seq": seq}
+    wanted = (durable.shelf.store, durable.name, seq)
     for last in range(store.counts.next_seq - 1, max(0, store.counts.next_seq - 1 - LETTERS_MAX), -BLOCK_MESSAGES):
         first = max(1, last - BLOCK_MESSAGES + 1, store.counts.next_seq - LETTERS_MAX)
         for kept in store.shelf.messages.read(name, first, last):
-            if origin.items() <= kept.fields.items() and store.counts.is_kept(kept.seq):
+            origin = kept.origin
+            if origin is None or (origin.store, origin.durable, origin.seq) != wanted:
+                continue
+            if store.counts.is_kept(kept.seq):
                 return {
                     "fate": "dead_lettered",
                     "dead_letter_store": name,
                     "letter_seq": kept.seq,
-                    "cause": kept.fields.get("dead_cause"),
-                    "delivery_count": kept.fields.get("dead_delivery_count"),
+                    "cause": origin.cause,
+                    "delivery_count": origin.delivery_count,
                 }
     return None
 

@@ -193,7 +193,8 @@ class StoredMessages:
                     offset = seq % BLOCK_MESSAGES
                     if block is not None and block.references[offset]:
                         size, ttl_ms, due_ms = block.sizes[offset], message.ttl_ms, message.deliver_at_ms
-                        messages.append(Kept(seq, run.published_ms, size, message.fields, message.key, ttl_ms, due_ms))
+                        what = message.fields, message.key, ttl_ms, due_ms, message.origin
+                        messages.append(Kept(seq, run.published_ms, size, *what))
                 seq += 1
         if len(messages) < self._kept_between(store, first, last):
             raise self._missing(store, first, last)
@@ -236,7 +237,19 @@ class StoredMessages:
                 if high - low + 1 < len(messages):
                     messages = messages[low - start : high - start + 1]
                 delivered += [
-                    Delivery(seq, message.fields, message.key, message.body, published_ms, count, redelivered)
+                    # In the order of its parts: names for them would double the cost.
+                    Delivery(
+                        seq,
+                        message.fields,
+                        message.key,
+                        message.body,
+                        published_ms,
+                        count,
+                        redelivered,
+                        False,
+                        "",
+                        message.origin,
+                    )
                     for seq, message in enumerate(messages, low)
                 ]
             if len(delivered) - before <= last - first:

@@ -269,6 +269,7 @@ class VolatileMessages:
                         message.key,
                         message.ttl_ms,
                         message.deliver_at_ms,
+                        message.origin,
                     )
                 )
         return messages
@@ -283,6 +284,7 @@ class VolatileMessages:
                 *(seq, held.message.fields, held.message.key, self._body(held), held.published_ms),
                 delivery_count=abs(count),
                 redelivered=count > 1 or count < 0,
+                origin=held.message.origin,
             )
             for first, last, count in runs
             for seq, held in self._between(store, first, last)

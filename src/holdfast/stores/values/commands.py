@@ -137,7 +137,7 @@ class Acknowledge(_OfDurable, frozen=True):
 class DeadLetter(_OfDurable, frozen=True):
     """Move one dying message to the dead-letter store of its durable; one step with its release.
 
-    ``message`` is the original with fields that say where it came from. If ``to_store`` is empty the message is
+    ``message`` is the original with its origin. If ``to_store`` is empty the message is
     dropped. The result is ``Published``, in the numbers of ``to_store`` (0 and 0 if nothing was published).
     """
 

@@ -5,15 +5,13 @@ An effect waits for the same position of the log as the reply of its command, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidRequest
 from holdfast.stores.values.commands import Result
-from holdfast.stores.values.messages import FIELDS_MAX, Delivery, FieldValue, Message
+from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Origin
 
 Fact = str | int | bool
 
@@ -103,45 +101,7 @@ class Applied(msgspec.Struct, frozen=True):
     changed: bool = True
 
 
-DEAD_FIELDS: Final = frozenset({"dead_store", "dead_durable", "dead_seq", "dead_cause", "dead_delivery_count"})
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """Where a dead letter came from, and the message that it was."""
-
-    store: str
-    durable: str
-    message: Message
-
-
-def origin_of(letter: Delivery) -> Origin | None:
-    """Where a dead letter came from, None if the message is not a dead letter."""
-    store, durable = letter.fields.get("dead_store"), letter.fields.get("dead_durable")
-    if not isinstance(store, str) or not isinstance(durable, str):
-        return None
-    fields = {name: value for name, value in letter.fields.items() if name not in DEAD_FIELDS}
-    return Origin(store, durable, Message(body=letter.body, fields=fields, key=letter.key))
-
-
-def require_no_origin(messages: Iterable[Message]) -> None:
-    """Return if no message claims to be a dead letter: only the service says where one came from. Raises:
-    InvalidRequest."""
-    for message in messages:
-        if message.fields and not DEAD_FIELDS.isdisjoint(message.fields):
-            raise InvalidRequest(
-                "only the service writes the fields of a dead letter",
-                hint=f"leave out {', '.join(sorted(DEAD_FIELDS))}, or give them other names",
-            )
-
-
 def dead_letter_of(message: Message, dying: DeadLettering) -> Message:
-    """The message with its own key, body and first fields, and the ``DEAD_FIELDS``, within the bound on fields."""
-    fields: dict[str, FieldValue] = {
-        **dict(islice(message.fields.items(), FIELDS_MAX - len(DEAD_FIELDS))),
-        "dead_store": dying.store,
-        "dead_durable": dying.durable,
-        "dead_seq": dying.seq,
-        "dead_cause": dying.cause,
-        "dead_delivery_count": dying.delivery_count,
-    }
-    return Message(body=message.body, fields=fields, key=message.key)
+    """The message with its own key, body and fields, and where it came from."""
+    origin = Origin(dying.store, dying.durable, dying.seq, dying.cause, dying.delivery_count)
+    return Message(body=message.body, fields=message.fields, key=message.key, origin=origin)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
+from holdfast.wire.parts import Origin
 
 FieldValue = str | int | bool
 """A field has a text, a whole number of 64 bits or a truth value; matchers compare these exactly and never convert."""
@@ -31,7 +32,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as published. ``body`` is bytes (base64 in JSON).
 
     ``publisher_seq`` is 0 without numbers. ``ttl_ms`` and ``deliver_at_ms`` are 0 for none; the latter is a time since
-    1970 before which the message is not delivered.
+    1970 before which the message is not delivered. ``origin``: only the service writes it, and only of a dead letter.
     """
 
     body: bytes = b""
@@ -40,6 +41,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     publisher_seq: int = 0
     ttl_ms: int = 0
     deliver_at_ms: int = 0
+    origin: Origin | None = None
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -59,6 +61,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     replayed: bool = False
     token: str = ""
     """Of the durable that delivered it (``values.identity``): its number means nothing elsewhere."""
+    origin: Origin | None = None
+    """Of a dead letter."""
 
 
 class Portion(msgspec.Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.errors import Unavailable
 from holdfast.stores.values.messages import FieldValue, Message
+from holdfast.wire.parts import Origin
 
 BLOCK_MESSAGES: Final = 1_024  # messages of one block: those with seq // BLOCK_MESSAGES alike
 
@@ -32,6 +33,7 @@ class Kept(msgspec.Struct, frozen=True):
     key: str | None
     ttl_ms: int
     deliver_at_ms: int
+    origin: Origin | None
 
 
 class Messages(Protocol):

@@ -21,8 +21,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.effects import origin_of
-from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
+from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery, Message
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
 from holdfast.wire.parts import AckedResponse, BatchReceipt, ChangedResponse
@@ -264,9 +263,10 @@ class _Letters:
         return wire.RedeliveredResponse(self._sent, dict(self._left), following)
 
     async def _send_back(self, letter: Delivery) -> None:
-        origin = origin_of(letter)
+        origin = letter.origin
         if origin is None:
             return
+        message = Message(body=letter.body, fields=letter.fields, key=letter.key)
         opened, call = self._opened, self._call
         problem = opened.access.problem_with(call.call.authorization, call.call.need.right_of(ORIGIN), origin.store)
         if problem is not None:
@@ -275,7 +275,7 @@ class _Letters:
         volatile = opened.state.definition.volatile_stores
         apart = (origin.store in volatile) is not (call.store in volatile)
         command = commands.Resend(
-            0, "" if apart else call.store, call.durable, letter.seq, origin.message, origin.store, origin.durable
+            0, "" if apart else call.store, call.durable, letter.seq, message, origin.store, origin.durable
         )
         try:
             await call.submit(opened.service.submit(command), commands.Published)
