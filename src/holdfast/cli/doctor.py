@@ -66,7 +66,7 @@ def doctor(
 
 
 def _check(report: Report, url: str | None, config: Path | None, settings: list[str] | None, *, race: bool) -> None:
-    from holdfast.doctor import Finding, Level, check_machine
+    from holdfast.doctor import Finding, Level, check_machine, check_stores
 
     try:
         result = configuration(config, settings, log=url)
@@ -78,7 +78,7 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
     for warning in result.warnings:
         fix = "docs/reference/configuration.md has every key and its rule"
         report.add(Finding(Level.WARNING, "configuration", warning, fix))
-    for finding in check_machine(result.settings, result.file):
+    for finding in (*check_machine(result.settings, result.file), *check_stores(result.settings)):
         report.add(finding)
     asyncio.run(_check_log(report, result.settings, race=race))
 

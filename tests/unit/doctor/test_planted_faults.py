@@ -20,7 +20,7 @@ from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
-from holdfast.doctor import Finding, Level, check_log, check_machine
+from holdfast.doctor import Finding, Level, check_log, check_machine, check_stores
 from holdfast.doctor import log as log_checks
 from holdfast.doctor import machine as machine_checks
 from holdfast.errors import Unavailable
@@ -29,6 +29,8 @@ from holdfast.objects.port import CREATED, CreateAnswer
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy
 from holdfast.settings import Settings, load_configuration
+from holdfast.stores.service import StoreService
+from holdfast.stores.values.commands import Define
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
@@ -187,6 +189,45 @@ def settings(folder: Path, **flags: object) -> Settings:
 
 def machine(folder: Path, config: Path | None = None, **flags: object) -> list[Finding]:
     return worst([*check_machine(settings(folder, **flags), config)])
+
+
+@pytest.mark.parametrize("place", ["stores", "stores/0123/host"], ids=["in files", "of a log"])
+def test_dead_letters_that_cross_stores_are_listed(tmp_path: Path, place: str) -> None:
+    """As of the last checkpoint, also while a service has them open."""
+    document = {
+        "stores": {
+            "orders": {
+                "durables": {
+                    "work": {"type": "shared", "dead_letter_store": "audit"},
+                    "none": {"type": "shared"},
+                },
+                "templates": {"jobs": {"type": "shared", "dead_letter_store": "audit"}},
+            },
+            "audit": {},
+        }
+    }
+    given = settings(tmp_path, stores__enabled=True, stores__directory=str(tmp_path / "stores"))
+
+    async def found(*, defines: bool) -> list[Finding]:
+        service = await StoreService.open(str(tmp_path / place), page_bytes=1 << 20)
+        try:
+            if defines:
+                await service.submit(Define(0, json.dumps(document).encode(), 1))
+            await service.checkpoint()
+            return [*check_stores(given)]
+        finally:
+            await service.close()
+
+    assert [*check_stores(given)] == []
+    where = f"({tmp_path / place})"
+    (nothing,) = asyncio.run(found(defines=False))
+    assert (nothing.level, nothing.seen) == (Level.OK, f"none goes into another store {where}")
+    (listed,) = asyncio.run(found(defines=True))
+    links = "durable work of orders to audit; template jobs of orders to audit"
+    assert (listed.level, listed.seen) == (Level.OK, f"{links} {where}")
+    (tmp_path / place / "index.sqlite").write_bytes(b"no database")
+    (damaged,) = check_stores(given)
+    assert damaged.level is Level.WARNING and damaged.fix
 
 
 Plant = Callable[[pytest.MonkeyPatch, Path], list[Finding]]

@@ -340,13 +340,7 @@ class StoreReader:
         loaded, extents = _read_index(path, self._store, after_seq)
         if loaded is None:
             return _Known(0, StoreSoFar.at_the_beginning(self._store), [])  # before the first checkpoint
-        try:
-            beginning = _beginnings.decode(loaded.state)
-            definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
-        except (msgspec.DecodeError, InvalidRequest) as error:
-            raise CorruptData(
-                "the index holds no snapshot of the stores", path=path, cause=statement_of(error)
-            ) from error
+        beginning, definition = _begin(loaded, path)
         newest, identity = next(
             ((store.next_seq - 1, store.id) for store in beginning.stores if store.name == self._store), (0, 0)
         )
@@ -393,6 +387,25 @@ def _read_index(path: str, store: str, after_seq: int) -> tuple[Loaded | None, l
         raise CorruptData("the index of the stores cannot be read", path=path, cause=statement_of(error)) from error
     finally:
         database.close()
+
+
+def _begin(loaded: Loaded, path: str) -> tuple[_Beginning, ClusterDefinition]:
+    """What a checkpoint begins with, and the definition that was in force."""
+    try:
+        beginning = _beginnings.decode(loaded.state)
+        return beginning, parse_definition(beginning.history[-1].definitions if beginning.history else b"")
+    except (msgspec.DecodeError, InvalidRequest) as error:
+        raise CorruptData("the index holds no snapshot of the stores", path=path, cause=statement_of(error)) from error
+
+
+def checkpointed_definition(directory: str) -> ClusterDefinition | None:
+    """The definition as of the last checkpoint of the stores in ``directory``, None before the first.
+
+    Nothing is written; a service may have them open. *Raises*: ``NotFound`` without stores there; ``CorruptData``.
+    """
+    path = os.path.join(directory, INDEX_NAME)
+    loaded, _ = _read_index(path, "", 0)
+    return None if loaded is None else _begin(loaded, path)[1]
 
 
 def _extend(extents: list[Extent], more: Extent) -> None:
