@@ -37,6 +37,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from _processes import free_port, machine
 from tests.integration.clients_of_a_pair import HOWS, KINDS, Clients, How, kept, pair
 from tests.integration.test_stores_in_log import begin
