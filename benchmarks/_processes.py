@@ -154,28 +154,32 @@ def processor_seconds(pid: int) -> float:
 
 
 class Busy:
-    """The processor time of a server, and of whatever is neither it nor the generator, while something runs.
+    """The processor time of a server, of the generator, and of whatever is neither, while something runs.
 
-    What the host gave to others (steal) counts as theirs: it was missing here.
+    The generator is this process with its children that have ended. What the host gave to others (steal) counts as
+    theirs: it was missing here.
     """
 
-    def __init__(self, server: Served) -> None:
-        self._server = server
+    def __init__(self, server_pid: int) -> None:
+        self._server_pid = server_pid
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
-        self._whole, self._own = _machine_busy(), processor_seconds(self._server.pid)
-        self._children = os.times()
+        self._began, self._whole = time.monotonic(), _machine_busy()
+        self._server = processor_seconds(self._server_pid)
+        self._generator = _own_seconds()
         return self
 
     def __exit__(self, *_: object) -> None:
-        seconds = time.monotonic() - self._began
-        self.server_seconds = processor_seconds(self._server.pid) - self._own
-        now = os.times()
-        # The generator is a child that has ended, or this process itself.
-        before = self._children
-        generator = sum(now[:4]) - sum(before[:4])
-        self.other_cores = max(0.0, (_machine_busy() - self._whole - self.server_seconds - generator) / seconds)
+        # Before the server's, for which this process reads all of /proc.
+        self.generator_seconds = _own_seconds() - self._generator
+        seconds, whole = time.monotonic() - self._began, _machine_busy() - self._whole
+        self.server_seconds = processor_seconds(self._server_pid) - self._server
+        self.other_cores = max(0.0, (whole - self.server_seconds - self.generator_seconds) / seconds)
+
+
+def _own_seconds() -> float:
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
 
 
 def _machine_busy() -> float:

@@ -58,7 +58,7 @@ def measure(name: str, server: Served, connections: int, seconds: float, store: 
     prefix = f"{connections:04}"
     holdfast_json(server.url, at(), f"W{prefix[-3:]}", connections, WARM_SECONDS)
     before = sum(map(processor_seconds, store))
-    with Busy(server) as busy:
+    with Busy(server.pid) as busy:
         load = holdfast_json(server.url, at(), f"M{prefix[-3:]}", connections, seconds)
     if load.errors:
         raise RuntimeError(f"{name}: {load.errors} errors in {load.answers} answers")

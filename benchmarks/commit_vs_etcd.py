@@ -119,7 +119,7 @@ class Benchmark:
         """The quietest of a few tries; ``load`` is told which try it is. All of them count as accepted."""
         best: tuple[Load, Busy] | None = None
         for attempt in range(TRIES_MAX):
-            with Busy(server) as busy:
+            with Busy(server.pid) as busy:
                 found = load(attempt)
             if found.errors or not found.answers:
                 raise CheckFailed(f"{name}: {found.errors} errors in {found.answers} answers; {found.kinds_of_errors}")

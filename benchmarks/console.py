@@ -26,12 +26,13 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from pathlib import Path
 
+from _estimates import estimate
 from _generators import holdfast_streams
 from _processes import Served, free_port, holdfast, machine, processor_seconds
 
@@ -40,7 +41,6 @@ MEMORY_MAX = 200 << 20
 CONNECTIONS = 8
 ITEMS = 50
 POLL_SECONDS = 2.0
-BOOTSTRAPS = 10_000
 SETTLE_SECONDS = 0.3
 SEED = 25
 ASKED = ("/livez", "/metrics", "/readyz", "/v1/stores?max=500")
@@ -140,25 +140,6 @@ class Rounds:
     def ratios(self, name: str) -> list[float]:
         """Of each round, a burst's rate divided by that without the console."""
         return [rate / base for rate, base in zip(self.rates[name], self.rates["without"], strict=True)]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A median of ratios, and the interval that 95 % of its bootstrap samples are in."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} (95 % between {self.low:.3f} and {self.high:.3f})"
-
-
-def estimate(ratios: Sequence[float], seed: int = SEED) -> Estimate:
-    """The median, and how far it would differ with other rounds of the same kind."""
-    draw = random.Random(seed)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
-    return Estimate(statistics.median(ratios), medians[BOOTSTRAPS // 40], medians[-BOOTSTRAPS // 40 - 1])
 
 
 def orders(rounds: int, seed: int = SEED) -> list[tuple[str, ...]]:

@@ -106,7 +106,7 @@ def measure(server: Served, count: int, seconds: float) -> Delivered:
     readers = Readers(server.port, count, after)
     commits = 0
     try:
-        with Busy(server) as busy:
+        with Busy(server.pid) as busy:
             began = time.perf_counter()
             while time.perf_counter() - began < seconds:
                 sent = holdfast_streams(
