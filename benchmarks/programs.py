@@ -209,7 +209,8 @@ def about(systems: list[str]) -> dict[str, str]:
     if "redis" in systems:
         done = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True)
         found["redis"] = done.stdout.split(" sha=")[0]
-    return found | {name: version(name) for name in ("aetcd", "redis") if importlib.util.find_spec(name)}
+    libraries = {"aetcd": "aetcd", "redis-py": "redis"}
+    return found | {name: version(module) for name, module in libraries.items() if importlib.util.find_spec(module)}
 
 
 def main() -> int:

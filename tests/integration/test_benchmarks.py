@@ -28,6 +28,7 @@ NEEDS = {
     "commit_vs_etcd": ("etcd", "h2load", "wrk"),
     "failing_store": ("radosgw",),
     "http_lanes": ("wrk",),
+    "programs": ("etcd", "redis-server"),
     "spark": ("java",),
     "spark_audit": ("java",),
     "spark_load_floor": ("java",),
