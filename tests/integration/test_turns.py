@@ -22,7 +22,7 @@ from tests.one_line_mutants import mutated
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import turns as turns_module
 from holdfast.server.http.auth import Role
-from holdfast.server.http.turns import TURN, UNKNOWN, VISIT, Turns
+from holdfast.server.http.turns import TURN, UNKNOWN, UNKNOWN_VISIT, VISIT, Turns
 from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
 
 LIVEZ = request("GET", "/livez")
@@ -95,8 +95,14 @@ def test_a_crowd_without_a_token_leaves_three_quarters_of_each_turn(crowd: int) 
                 for _ in range(20):
                     user.send(commit_with_token())
                     assert (await user.answer()).status == 200
+                before = watch.turns
+                assert watch.turns < 20 * 50, "a commit takes a few turns, however many others wait"
+                newcomer = await here.connect()
+                newcomer.send(commit_with_token())
+                assert (await newcomer.answer()).status == 200
+                visits = UNKNOWN // UNKNOWN_VISIT
+                assert watch.turns - before < 100 + 3 * crowd // visits, "a small visit of each of those that wait"
             assert watch.most <= 2 * UNKNOWN
-            assert watch.turns < 20 * 50, "a commit takes a few turns, however many others wait"
 
     run(scenario)
 
@@ -195,13 +201,15 @@ def test_those_that_wait_are_served_in_a_circle() -> None:
         assert len(taken) - before == TURN
         assert sum(name < 20 for name in taken[before:]) == UNKNOWN
         assert max(Counter(taken[before:]).values()) <= VISIT
+        assert max(Counter(name for name in taken[before:] if name < 20).values()) <= UNKNOWN_VISIT
     counts = [taken.count(name) for name in range(40)]
     assert set(counts[:20]) == {20 * UNKNOWN // 20}
     assert max(counts[20:]) - min(counts[20:]) <= VISIT
 
 
 MUTANTS = {
-    "a visit without a bound": ("return min(left, VISIT)", "return left"),
+    "a visit without a bound": ("return min(self._left, VISIT)", "return self._left"),
+    "long visits without a token": ("UNKNOWN_VISIT: Final = 4", "UNKNOWN_VISIT: Final = VISIT"),
     "a turn without a bound": ("self._left -= units", "pass"),
     "no share for those without a token": ("UNKNOWN: Final = TURN // 4", "UNKNOWN: Final = TURN"),
     "no circle": ("self._waiting[connection.is_known].append(connection)",

@@ -1,9 +1,10 @@
 """How much of one turn of the event loop the connections get, so that none of them keeps the others waiting.
 
 A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; a frame of a WebSocket likewise. One connection gets
-``VISIT`` a turn, and all together ``TURN``, of which those that have not sent a valid token share ``UNKNOWN``. Input
-above that stays in its connection, which reads no more until its next visit, in a circle. A single request may cost
-more than is left: then nothing else is taken in this turn.
+``VISIT`` a turn, and all together ``TURN``, of which those that have not sent a valid token share ``UNKNOWN``, in
+small visits, so that the first request of a client waits for few requests of each of them. Input above that stays in
+its connection, which reads no more until its next visit, in a circle. A single request may cost more than is left: then
+nothing else is taken in this turn.
 
 Cost: a callback for each ``TURN // 2`` units: turns that take less share a budget, as one more round of the loop would
 cost as much as a request. Memory: one reference for each connection that waits.
@@ -18,6 +19,7 @@ from typing import Final, Protocol
 VISIT: Final = 64
 TURN: Final = 256
 UNKNOWN: Final = TURN // 4
+UNKNOWN_VISIT: Final = 4
 BYTES_PER_UNIT: Final = 4_096
 
 
@@ -47,8 +49,9 @@ class Turns:
 
     def left(self, connection: Visited) -> int:
         """What this connection may take now; 0 or less means that it must ``wait``."""
-        left = self._left if connection.is_known or self._left < self._unknown_left else self._unknown_left
-        return min(left, VISIT)
+        if connection.is_known:
+            return min(self._left, VISIT)
+        return min(self._left, self._unknown_left, UNKNOWN_VISIT)
 
     def took(self, units: int, *, is_known: bool) -> None:
         """A connection has taken this much."""
