@@ -7,10 +7,11 @@ asyncio 1, 16, 64 and 256 tasks, with threads 1, 4, 16 and 64, of which each sen
 answer to the last one. Values have 100 bytes. etcd runs as shipped, Redis with ``appendfsync always``; servers and
 programs share the cores. There is no kept blocking client of etcd.
 
-Lanes: commit one new key; get one of 1,000 keys (of etcd ``serializable=True``, of Holdfast the service's view);
-linearizable get (of Holdfast a version and a get that is not older); range of 100 keys with their values (of etcd
-linearizable, its client has no other); transact: read a key, check it, write it, without conflicts; ten new keys in one
-transaction; a commit until its event came in the change stream of the same program.
+Lanes: commit one new key; the same on connections that have had a get; get one of 1,000 keys (of etcd
+``serializable=True``, of Holdfast the service's view); linearizable get (of Holdfast a version and a get that is not
+older); range of 100 keys with their values (of etcd linearizable, its client has no other); transact: read a key, check
+it, write it, without conflicts; ten new keys in one transaction; a commit until its event came in the change stream of
+the same program.
 
 All servers run. In each round each row has one burst of each system, in turns. Rates are medians of the rounds; a ratio
 is the median of the rounds' ratios, with the interval that 95 % of its bootstrap samples are in. Processor time is that

@@ -98,6 +98,15 @@ class Commit:
                     require(value, value_of(key), f"the commit of {key!r}")
 
 
+class CommitAfterGet(Commit):
+    """The same, on connections that have all had a get: a program that reads, too."""
+
+    async def one(self, task: int, number: int) -> None:
+        if number == 0:  # before anything is counted
+            require(await self._client.get(self.key(task, 0)), None, "a key before its commit")
+        await super().one(task, number)
+
+
 class Several(Commit):
     """Ten new keys in one transaction."""
 
@@ -185,6 +194,7 @@ class Transact(Commit):
 
 LANES: dict[str, Callable[[Client, Way, bytes], Lane]] = {
     "commit": Commit,
+    "commit after a get": CommitAfterGet,
     "get": Get,
     "get, linearizable": GetLinearizable,
     "range of 100": Range,

@@ -11,6 +11,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 FAULTS = {
     "commit": "loses a commit",
+    "commit after a get": "loses a commit",
     "get": "reads something else",
     "get, linearizable": "reads something else",
     "range of 100": "leaves out a row",
