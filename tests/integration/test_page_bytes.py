@@ -69,7 +69,7 @@ def test_a_view_in_a_file_gives_the_same_pages(tmp_path: Path) -> None:
     async def read(limit: int) -> object:
         file = ViewFile(path)
         try:
-            return await file.read_page(b"", None, limit, "latest")
+            return await file.read_page(b"", None, limit, "latest", PAGE_BYTES)
         finally:
             file.close()
 

@@ -181,7 +181,7 @@ class Upkeep:
         rows: list[Row] = []
         begin, end = FOLDER.encode(), prefix_end(FOLDER.encode())
         while True:
-            page = await self._view.read_page(begin, end, JOBS_PAGE, at=version, table="jobs")
+            page = await self._view.read_page(begin, end, JOBS_PAGE, at=version, room=None, table="jobs")
             rows += page.rows
             if not page.more:
                 return holds_of(rows)

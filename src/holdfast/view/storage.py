@@ -34,6 +34,12 @@ class Page(NamedTuple):
     more: bool
 
 
+class Larger(NamedTuple):
+    """In the place of a row whose value was not read, because it has this many bytes."""
+
+    bytes: int
+
+
 def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
     """The first of ``rows``: at most ``limit`` of them and ``bytes_max`` bytes, but one row of any size."""
     page: list[Row] = []

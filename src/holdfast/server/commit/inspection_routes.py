@@ -205,6 +205,7 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
     return (
         Route(
             method="GET", path="/v1/log/objects", summary="The objects of the log, newest first",
+            is_page=True,
             handler=inspection.objects, answers={JSON: LogObjects}, codes=(*_CODES, Code.NOT_FOUND),
             parameters=(
                 Parameter("slot", "query", {"type": "string", "pattern": "^[0-9]{20}$"}, "Begin with this object"),
@@ -213,7 +214,7 @@ def inspection_routes(gateway: Gateway, configuration: ConfigurationAnswer) -> t
         ),
         Route(
             method="GET", path="/v1/log/transactions/{version}",
-            summary="One transaction with the preconditions that it passed, and its object",
+            summary="One transaction with the preconditions that it passed, and its object", is_page=True,
             handler=inspection.transaction, answers={JSON: TransactionInLog}, codes=(*_CODES, Code.NOT_FOUND),
             parameters=(
                 Parameter("version", "path", {"type": "string", "pattern": "^[0-9]{1,16}$"}, "Its version", True),

@@ -22,6 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.http.auth import ClientKey
+from holdfast.server.http.buffers import MARK_BYTES, Buffers
 from holdfast.server.http.connection import too_slow
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.state import HttpState
@@ -30,8 +32,11 @@ from holdfast.server.http.turns import BYTES_PER_UNIT
 HEAD_BYTES_MAX: Final = 65_536
 KEEP_ALIVE_SECONDS: Final = 75
 PIECE_BYTES: Final = 2_048
+UNKNOWN_PIECE_BYTES: Final = 512
 BODY_PIECE_BYTES: Final = 65_536
 """What the parser gets at once: many small heads may be in a piece, of a body there is only one."""
+CYCLE_BYTES: Final = 5_120
+"""About what a request takes in memory that waits for the one before it."""
 
 ErrorResponse = Callable[[HoldfastError], bytes]
 MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
@@ -273,6 +278,9 @@ class AsgiConnection(HttpToolsProtocol):
         self._unread = bytearray()
         self._is_full = False
         self._waits_for_turn = False
+        self._authorization: bytes | None = None
+        self._counted: tuple[Buffers, ClientKey] | None = None
+        """Where its bytes are counted."""
         self._is_released = False
         """Whether the connection is gone, or a WebSocket's."""
 
@@ -316,7 +324,8 @@ class AsgiConnection(HttpToolsProtocol):
         position, connection = 0, self._connection
         while position < len(data) and left > 0 and not self._is_full:
             heads = connection.heads
-            piece = data[position : position + (BODY_PIECE_BYTES if connection.body_open else PIECE_BYTES)]
+            most = PIECE_BYTES if self.is_known else UNKNOWN_PIECE_BYTES
+            piece = data[position : position + (BODY_PIECE_BYTES if connection.body_open else most)]
             super().data_received(piece)
             position += len(piece)
             left -= max(1, connection.heads - heads + len(piece) // BYTES_PER_UNIT)
@@ -328,6 +337,39 @@ class AsgiConnection(HttpToolsProtocol):
             self._unread += data[position:]
             self.transport.pause_reading()
             self._wait_for_turn()
+        self._report()
+
+    # What it holds: see ``Buffer``
+
+    def _report(self) -> None:
+        if self._is_released:
+            return
+        held = self.held_bytes()
+        if held > MARK_BYTES or self._counted is not None:
+            http = self._framework.http
+            if self._counted is None:
+                peer = self._connection.peer
+                client = http.authenticator.client_of(self._authorization, peer) if self.is_known else ""
+                self._counted = (http.buffers if self.is_known else http.unknown_bytes), client
+            buffers, client = self._counted
+            buffers.count(client, self, held)
+
+    def _discard(self) -> None:
+        counted, self._counted = self._counted, None
+        if counted is not None:
+            buffers, client = counted
+            buffers.discard(client, self)
+
+    def held_bytes(self) -> int:
+        """What was read and not served yet, and what the peer has not taken, unless a route counts that."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        begun = len(self._unread) + (0 if cycle is None else len(cycle.body)) + CYCLE_BYTES * len(self.pipeline)
+        return begun + (0 if self.is_known else self.transport.get_write_buffer_size())
+
+    def end_lagging(self, problem: HoldfastError) -> None:
+        """See ``Buffer``. In the middle of requests there is no place for a reason."""
+        del problem
+        self.transport.abort()
 
     def _wait_for_turn(self) -> None:
         if not self._waits_for_turn and not self._is_full:
@@ -361,6 +403,12 @@ class AsgiConnection(HttpToolsProtocol):
         else:
             self.transport.resume_reading()
 
+    def pause_writing(self) -> None:
+        """Too much is unsent."""
+        super().pause_writing()
+        if not self.is_known:
+            self._report()
+
     def resume_writing(self) -> None:
         """The peer has read enough: go on."""
         super().resume_writing()
@@ -369,6 +417,7 @@ class AsgiConnection(HttpToolsProtocol):
     def _release(self) -> None:
         """Drop references to this protocol, which would keep it and the request's bytes in memory."""
         self._unset_keepalive_if_required()  # a connection that was reset still has its timer
+        self._discard()
         self._problem = None
         self._is_released = True
         self._reading.connection = None
@@ -439,6 +488,9 @@ class AsgiConnection(HttpToolsProtocol):
     def _recognise(self, authorization: bytes | None) -> None:
         http = self._framework.http
         is_known = http.knows(authorization)
+        if is_known is not self.is_known or authorization != self._authorization:
+            self._discard()
+            self._authorization = authorization
         if is_known is not self.is_known:
             self.is_known = is_known
             http.unknown.ended(self) if is_known else http.unknown.opened(self)

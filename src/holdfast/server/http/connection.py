@@ -24,6 +24,7 @@ import httptools
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.server.http.browsing import problem_with_name
+from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response
 from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
@@ -98,7 +99,8 @@ class Connection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
-        "_authorization", "_closes", "_discard_left", "dirty", "eof", "_state", "_head", "is_known", "_known_head",
+        "_authorization", "_closes", "_discard_left", "_is_counted",
+        "dirty", "eof", "_state", "_head", "is_known", "_known_head",
         "_known_host", "context", "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused",
         "_request", "_takes_no_more", "transport", "_unread", "_unsent", "waiting_to_hand_over", "_waits_for_turn",
         "_writing_paused",
@@ -118,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._waits_for_turn = False
         self.waiting_to_hand_over = False
+        self._is_counted = False
         self.is_known = context.state.knows(None)
         """See ``Visited``."""
         self._discard_left = -1
@@ -169,6 +172,7 @@ class Connection(asyncio.Protocol):
         self.context.open.discard(self)
         self.context.unknown.ended(self)
         self._unread.clear()
+        self._discard_report()
         abandoned = [due for due in self.queue if due.poll is not None]
         self.queue.clear()
         for due in abandoned:
@@ -196,6 +200,8 @@ class Connection(asyncio.Protocol):
         """Too much is unsent: take no more requests."""
         self._writing_paused = True
         self._pause_reading()
+        if not self.is_known:
+            self._report()
 
     def resume_writing(self) -> None:
         """The peer has read enough: go on."""
@@ -251,8 +257,32 @@ class Connection(asyncio.Protocol):
             if position or self._partial_since is None:
                 self._partial_since = self.context.seconds
             self._unread += memoryview(data)[position:] if position else data
+            if not self.is_known:
+                self._report()
             if self.waiting_to_hand_over:
                 self._hand_over_when_answered()
+
+    # What it holds while it has sent no valid token: see ``Buffer``
+
+    def _report(self) -> None:
+        held = self.held_bytes()
+        if held > MARK_BYTES or self._is_counted:
+            self._is_counted = True
+            self._state.unknown_bytes.count("", self, held)
+
+    def _discard_report(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._state.unknown_bytes.discard("", self)
+
+    def held_bytes(self) -> int:
+        """What was read and not served yet, and what the peer has not taken."""
+        return len(self._unread) + (0 if self.transport is None else self.transport.get_write_buffer_size())
+
+    def end_lagging(self, problem: HoldfastError) -> None:
+        """See ``Buffer``. In the middle of requests there is no place for a reason."""
+        del problem
+        self.abort()
 
     def _wait_for_turn(self) -> None:
         self._waits_for_turn = True
@@ -351,6 +381,7 @@ class Connection(asyncio.Protocol):
             self.is_known = is_known
             unknown = self.context.unknown
             unknown.ended(self) if is_known else unknown.opened(self)
+            self._discard_report()
 
     def _match(self, data: bytes, start: int) -> FastRequest | None:
         """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
@@ -520,6 +551,7 @@ class Connection(asyncio.Protocol):
         context = self.context
         context.open.discard(self)
         context.unknown.ended(self)
+        self._discard_report()
         context.state.counters.handed_over_connections += 1
         self._unread.clear()
         self.transport = None

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
+from holdfast.server.http.answers import Room
 from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.browsing import Browsers, problem_with_browser
@@ -70,7 +71,18 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
 class Call(PendingResponse):
     """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
-    __slots__ = ("_body_ended", "_responded", "_route", "need", "state", "receive", "request", "send", "started")
+    __slots__ = (
+        "_body_ended",
+        "_responded",
+        "_room",
+        "_route",
+        "need",
+        "state",
+        "receive",
+        "request",
+        "send",
+        "started",
+    )
 
     def __init__(self, state: HttpState, route: Route, need: Need, scope: Scope, receive: Receive, send: Send) -> None:
         self.state = state
@@ -82,6 +94,7 @@ class Call(PendingResponse):
         self.send = send
         self.started = False
         self._body_ended = False
+        self._room: Room | None = None
 
     @property
     def connection(self) -> ConnectionView:
@@ -135,6 +148,22 @@ class Call(PendingResponse):
     def client(self) -> ClientKey:
         """Whose request this is, as limits count it."""
         return self.state.authenticator.client_of(self.authorization, self.peer)
+
+    @property
+    def room(self) -> Room:
+        """The room of a large answer: wait for it before you read what the answer is made of."""
+        if self._room is None:
+            self._room = self.state.large_answers.room(self.client)
+        return self._room
+
+    async def leave_room(self) -> None:
+        """Give it back as soon as the peer has taken the answer."""
+        room, self._room = self._room, None
+        if room is not None:
+            try:
+                await room.until_taken(self.connection)
+            finally:
+                room.close()
 
     def respond(self, status: int, headers: Mapping[str, str] | None, body: bytes, media_type: str = JSON) -> None:
         """See ``PendingResponse``."""
@@ -386,6 +415,8 @@ class Route:
     """None while the caller has a right that does not come from its token alone, else the error."""
     filters: bool = False
     """Whether query parameters filter by attributes, which the handler checks itself."""
+    is_page: bool = False
+    """Whether its answer may be large: it waits for room before its handler begins."""
     browsers: Browsers = "own"
     """Which pages in a browser may ask, where the service has no tokens."""
     changes: bool = False
@@ -446,6 +477,7 @@ class Endpoint:
                     call.require_right_to_see()
                 status = answer.status
                 await call.answer(answer)
+                del answer
         except HoldfastError as error:
             status = await self._refuse(call, without_traceback(error))
         except ClientDisconnect:
@@ -455,9 +487,12 @@ class Endpoint:
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:
             state.counters.answers[route.name, status] += 1
+            await call.leave_room()
 
     async def _answer(self, call: Call) -> Response:
         route = self._route
+        if route.is_page:
+            await call.room.page()
         if route.handler is not None:
             return await route.handler(call)
         assert route.fast is not None, "a route that does not stream has a handler"

@@ -16,14 +16,16 @@ from typing import Final, Protocol
 
 from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
+from holdfast.server.http.answers import Answers
 from holdfast.server.http.auth import Authenticator
-from holdfast.server.http.buffers import Buffers
+from holdfast.server.http.buffers import CLIENT_PART, Buffers
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.turns import Turns
 from holdfast.server.http.unknown_connections import UnknownConnections
 
 JSON: Final = "application/json"
+UNKNOWN_BYTES_MAX: Final = 48 * 1_048_576
 UNKNOWN_PART: Final = 4
 """A quarter of the connections may be without a valid token, where the service has tokens."""
 
@@ -75,6 +77,9 @@ class HttpState:
         self.leader = LeaderHint()
         self.turns = Turns(loop.call_soon)
         self.buffers = Buffers(limits.unsent_bytes_max)
+        self.large_answers = Answers()
+        self.unknown_bytes = Buffers(CLIENT_PART * UNKNOWN_BYTES_MAX)
+        """What all connections without a valid token hold: they are one client."""
         self.unknown = UnknownConnections((limits.connections_max or sys.maxsize) // UNKNOWN_PART)
         self.in_flight_commits = 0
         self.knows_user: Callable[[bytes | None], bool] = lambda _: False

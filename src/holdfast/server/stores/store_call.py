@@ -165,6 +165,7 @@ def store_route(
     filters: bool = False,
     cluster: bool = False,
     changes: bool = False,
+    is_page: bool = False,
     through: Callable[[Call], int | None] = lambda _: None,
 ) -> Route:
     """One row: JSON and msgpack. Its right is asked of ``StoreAccess``.
@@ -198,6 +199,7 @@ def store_route(
         problem=problem,
         filters=filters,
         changes=changes,
+        is_page=is_page,
         summary=summary,
         handler=handle,
         parameters=(*path_parameters(path), *parameters, *((TOKEN,) if has_token else ())),

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
-from holdfast.view.storage import Page, Stored, page_of
+from holdfast.view.storage import PAGE_BYTES, Larger, Page, Row, Stored
 
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
@@ -58,31 +58,40 @@ class ViewFile:
         self._own = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
-    async def get(self, key: bytes, table: Table) -> Stored | None:
-        """A key's value and version. Raises: Closed, sqlite3.Error."""
+    async def get(self, key: bytes, table: Table, bytes_max: int) -> Stored | Larger | None:
+        """A key's value and version; ``Larger`` for a value above ``bytes_max``. Raises: Closed, sqlite3.Error."""
 
-        def read(connection: sqlite3.Connection) -> Stored | None:
-            row: Stored | None = connection.execute(
-                f"SELECT value, version FROM {table} WHERE key = ?", (key,)
+        def read(connection: sqlite3.Connection) -> Stored | Larger | None:
+            row: tuple[bytes | None, int, int] | None = connection.execute(
+                f"SELECT CASE WHEN length(value) <= ? THEN value END, version, length(value) FROM {table}"
+                " WHERE key = ?",
+                (bytes_max, key),
             ).fetchone()
-            return row
+            if row is None:
+                return None
+            value, version, size = row
+            return Larger(size) if value is None else (value, version)
 
         return await self._run(read)
 
-    async def read_page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
-        """As ``View.read_page``. Raises: Closed, sqlite3.Error."""
+    async def read_page(
+        self, begin: bytes, end: bytes | None, limit: int, table: Table, bytes_max: int
+    ) -> Page | Larger:
+        """As ``View.read_page``; ``Larger`` where the first value is above ``bytes_max``, which is at least that of a
+        page. Raises: Closed, sqlite3.Error.
+        """
 
-        def read(connection: sqlite3.Connection) -> Page:
+        def read(connection: sqlite3.Connection) -> Page | Larger:
             connection.execute("BEGIN")
             try:
                 (version,) = connection.execute("SELECT version FROM position").fetchone()
                 rows = connection.execute(
-                    f"SELECT key, value, version FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?)"
-                    " ORDER BY key LIMIT ?",
-                    (begin, end, end, limit + 1),
+                    "SELECT key, CASE WHEN length(value) <= ? THEN value END, version, length(value)"
+                    f" FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key LIMIT ?",
+                    (bytes_max, begin, end, end, limit + 1),
                 )
                 with contextlib.closing(rows):
-                    return page_of(rows, version, limit)
+                    return page_of_file(rows, version, limit)
             finally:
                 connection.execute("COMMIT")
 
@@ -107,6 +116,20 @@ class ViewFile:
         self._threads.shutdown()
         for connection in self._connections:
             connection.close()
+
+
+def page_of_file(rows: Iterable[tuple[bytes, bytes | None, int, int]], version: int, limit: int) -> Page | Larger:
+    """A page of rows that end with the sizes of their values. A value that was not read ends a page before it."""
+    page: list[Row] = []
+    size = 0
+    for key, value, written, value_bytes in rows:
+        size += len(key) + value_bytes
+        if len(page) >= limit or (page and size > PAGE_BYTES):
+            return Page(page, version, more=True)
+        if value is None:
+            return Larger(value_bytes)
+        page.append((key, value, written))
+    return Page(page, version, more=False)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
@@ -24,13 +25,15 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.server.http.answers import Room
+from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
 from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
 from holdfast.view.sqlite import Table
-from holdfast.view.storage import Layer, Page, Stored, page_of
+from holdfast.view.storage import PAGE_BYTES, Larger, Layer, Page, Stored, page_of
 
 CATCH_UP_SECONDS_MAX: Final = 5.0
 
@@ -49,20 +52,40 @@ class EmbeddedView:
 
     # Reading
 
-    async def get(self, key: bytes, *, at: int, table: Table = "latest") -> Stored | None:
+    async def get(self, key: bytes, *, at: int, room: Room | None, table: Table = "latest") -> Stored | None:
         """The key's value and the version that wrote it, not older than ``at``. ``table``: of keys, or of jobs.
 
-        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData.
+        ``room``: that of the answer, for which a large value waits; None for the service itself.
+        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData,
+        Backpressure.
         """
         reads = await self._at(at)
         with self._reported_as_behind(at):
-            return await reads.get(key, table)
+            found = await reads.get(key, table, MARK_BYTES)
+            if isinstance(found, Larger):
+                if room is not None:
+                    await room.page()
+                if room is not None and found.bytes > PAGE_BYTES:
+                    await room.alone()
+                found = await reads.get(key, table, sys.maxsize)
+            assert not isinstance(found, Larger), "nothing is larger than that"
+            return found
 
-    async def read_page(self, begin: bytes, end: bytes | None, limit: int, *, at: int, table: Table = "latest") -> Page:
+    async def read_page(
+        self, begin: bytes, end: bytes | None, limit: int, *, at: int, room: Room | None, table: Table = "latest"
+    ) -> Page:
         """At most ``limit`` keys of ``[begin, end)``, as far as a page goes. Raises: as ``get``."""
         reads = await self._at(at)
+        if room is not None:
+            await room.page()
         with self._reported_as_behind(at):
-            return await reads.read_page(begin, end, limit, table)
+            page = await reads.read_page(begin, end, limit, table, PAGE_BYTES)
+            if isinstance(page, Larger):
+                if room is not None:
+                    await room.alone()
+                page = await reads.read_page(begin, end, limit, table, sys.maxsize)
+            assert isinstance(page, Page), "nothing is larger than that"
+            return page
 
     async def _at(self, version: int) -> ViewFile | MemoryReads:
         if not self.enabled:
@@ -153,12 +176,20 @@ class MemoryReads:
         self._view = view
         self._jobs = jobs
 
-    async def get(self, key: bytes, table: Table) -> Stored | None:
-        """As ``View.get``."""
-        return self._jobs.changes.get(key) if table == "jobs" else self._view.get(key)
+    async def get(self, key: bytes, table: Table, bytes_max: int) -> Stored | Larger | None:
+        """As ``ViewFile.get``."""
+        found = self._jobs.changes.get(key) if table == "jobs" else self._view.get(key)
+        return Larger(len(found[0])) if found is not None and len(found[0]) > bytes_max else found
 
-    async def read_page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
-        """As ``View.read_page``."""
+    async def read_page(
+        self, begin: bytes, end: bytes | None, limit: int, table: Table, bytes_max: int
+    ) -> Page | Larger:
+        """As ``ViewFile.read_page``."""
+        page = self._page(begin, end, limit, table)
+        size = len(page.rows[0][1]) if page.rows else 0
+        return Larger(size) if size > bytes_max else page
+
+    def _page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
         if table == "latest":
             return self._view.read_page(begin, end, limit)
         found = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))

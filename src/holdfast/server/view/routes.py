@@ -85,7 +85,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_key(call: Call) -> Response:
         key, text = _asked_key(call), call.switch("text", default=False)
-        stored = await embedded.get(key, at=_asked_version(gateway, call))
+        stored = await embedded.get(key, at=_asked_version(gateway, call), room=call.room)
         if stored is None:
             raise NotFound("there is no such key")
         value, version = stored
@@ -95,7 +95,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         begin, end = call.whole_range()
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        page = await embedded.read_page(begin, end, limit, at=_asked_version(gateway, call))
+        page = await embedded.read_page(begin, end, limit, at=_asked_version(gateway, call), room=call.room)
         items = tuple(_found(key, value, written, text=text) for key, value, written in page.rows)
         return json_response(ValueRange(items, page.version, page.more))
 
@@ -131,7 +131,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_job(call: Call) -> Response:
         name = call.path_text("name")
-        stored = await embedded.get(name.encode(), at=_asked_version(gateway, call), table="jobs")
+        stored = await embedded.get(name.encode(), at=_asked_version(gateway, call), room=call.room, table="jobs")
         if stored is None:
             raise NotFound("this job has no record")
         return json_response(JobRecord(name, *stored))
@@ -141,7 +141,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         begin = prefix if after is None else max(prefix, after.encode() + b"\0")
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         page = await embedded.read_page(
-            begin, prefix_end(prefix), limit, at=_asked_version(gateway, call), table="jobs"
+            begin, prefix_end(prefix), limit, at=_asked_version(gateway, call), room=call.room, table="jobs"
         )
         items = tuple(JobRecord(key.decode(), value, written) for key, value, written in page.rows)
         return json_response(JobRecords(items, page.version, page.more))

@@ -162,7 +162,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
             body=wire.AckRequest, answer=AckedResponse, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
-            host, "GET", f"{durable}/browse", "Look at messages without consuming them", _browse,
+            host, "GET", f"{durable}/browse", "Look at messages without consuming them", _browse, is_page=True,
             answer=wire.Page, codes=(Code.TYPE_MISMATCH,), through=lambda call: call.number("after") or 0,
             parameters=(
                 parameter("after", "integer", "Above this number", minimum=0, default=0),
@@ -407,7 +407,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
             body=wire.UnlockRequest, answer=wire.NothingMore, codes=(Code.NOT_HOLDER, Code.TYPE_MISMATCH),
         ),
         store_route(
-            host, "GET", whole, "Keys and values, in the order of keys", _list_entries,
+            host, "GET", whole, "Keys and values, in the order of keys", _list_entries, is_page=True,
             answer=wire.EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
