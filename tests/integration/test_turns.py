@@ -21,6 +21,7 @@ from tests.one_line_mutants import mutated
 
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import turns as turns_module
+from holdfast.server.http.asgi_connection import PIECE_BYTES as HEADS_BYTES
 from holdfast.server.http.auth import Role
 from holdfast.server.http.turns import TURN, UNKNOWN, UNKNOWN_VISIT, VISIT, Turns
 from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
@@ -312,5 +313,26 @@ def test_of_those_without_a_token_the_one_that_was_silent_longest_goes() -> None
             assert (await spoke.ask("GET", "/livez")).status == 200
             assert (await user.ask("GET", "/v1/version", Authorization=f"Bearer {TOKEN}")).status == 200
             assert here.front.unknown.closed == 2
+
+    run(scenario)
+
+
+def test_requests_of_the_framework_that_wait_for_others_are_those_of_one_piece() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(NOTHING * 2_000)
+            most = 0
+
+            async def look() -> None:
+                nonlocal most
+                while True:
+                    most = max([most, *(len(each.pipeline) for each in here.server.framework.open)])
+                    await asyncio.sleep(0)
+
+            looking = asyncio.ensure_future(look())
+            await answers(client, 2_000, 404)
+            looking.cancel()
+            assert 1 < most <= HEADS_BYTES // len(NOTHING) + 1
 
     run(scenario)

@@ -396,7 +396,10 @@ class AsgiConnection(HttpToolsProtocol):
         self.transport.pause_reading()
 
     def take_more(self) -> None:
-        """The framework takes more, beginning with what was read already."""
+        """The framework takes more, beginning with what was read already. Requests that wait for others come first."""
+        if self.pipeline:
+            self.flow.read_paused = True  # uvicorn reads on after each response, and keeps every head that it parsed
+            return
         self._is_full = False
         if self._unread:
             self._wait_for_turn()

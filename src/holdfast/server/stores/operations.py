@@ -46,7 +46,7 @@ from holdfast.stores.values.commands import (
 from holdfast.stores.values.messages import Delivery, Portion, fields_hint
 from holdfast.stores.values.ports import Entry
 from holdfast.view.storage import PAGE_BYTES
-from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.each_once import decode_each_once, require_few_values
 from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
 from holdfast.wire.parts import AckedResponse, BatchReceipt
 from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
@@ -63,6 +63,8 @@ UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
 """Most bytes of publishes that were confirmed before they were written."""
 MESSAGE_BYTES: Final = 160
 RANGED_NUMBERS_MAX: Final = 1_000_000
+REQUEST_VALUES_MAX: Final = 1_000_000
+"""A parser of JSON reads a list to its end before it compares its length."""
 
 Done = Callable[[bytes | HoldfastError], None]
 """Gets the body of the response, or the error. Called once, on the loop; never raises."""
@@ -480,7 +482,9 @@ T = TypeVar("T")
 
 
 def decode(data: bytes, kind: type[T], wire_format: WireFormat) -> T:
-    """The request that these bytes hold. Raises: InvalidRequest (malformed, bad_base64)."""
+    """The request that these bytes hold. Raises: InvalidRequest (malformed, bad_base64), LimitExceeded."""
+    if wire_format == "json":  # in msgpack the bounds of a request's lists come first
+        require_few_values(data, REQUEST_VALUES_MAX)
     try:
         return decode_each_once(data, kind, wire_format)
     except UNDECODABLE as error:

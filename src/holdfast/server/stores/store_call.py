@@ -14,9 +14,12 @@ from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import DEFAULT_DURABLE, PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER
 from holdfast.stores.values.identity import TOKEN_MAX
-from holdfast.wire.each_once import decode_each_once
+from holdfast.wire.each_once import decode_each_once, require_few_values
 from holdfast.wire.formats import MSGPACK, UNDECODABLE, WireFormat, encode, format_of
 
+DOCUMENT_VALUES_MAX: Final = 200_000
+DOCUMENT_BYTES_MAX: Final = 1 << 20
+"""Of a document of plain values, such as a definition: in JSON and in msgpack. It is decoded on the loop."""
 JSON: Final = "application/json"
 EVERY_STORE: Final = "/v1/stores"
 DOCUMENT: Final = dict[str, Any]
@@ -99,6 +102,7 @@ class StoreCall:
         data = await self.raw_body()
         self.require_token()
         given = format_of(self.call.request.headers.get("content-type"))
+        require_few_values(data, DOCUMENT_VALUES_MAX if given == "json" else DOCUMENT_BYTES_MAX, given)
         try:
             return decode_each_once(data, object, given)
         except UNDECODABLE as error:
