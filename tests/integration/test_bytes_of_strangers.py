@@ -12,8 +12,10 @@ from tests.integration.http_harness import request, run, serving, until
 from tests.matrix import matrix
 
 from holdfast.server.http import turns
+from holdfast.server.http.asgi_connection import AsgiConnection
 from holdfast.server.http.auth import Role
 from holdfast.server.http.buffers import CLIENT_PART, MARK_BYTES, Buffers
+from holdfast.server.http.connection import Connection
 
 TOKEN = "a-long-random-token"
 BOUND = 2 << 20
@@ -38,30 +40,28 @@ def ended_peers() -> Iterator[None]:
 def test_connections_without_a_token_hold_a_bounded_part(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.setattr(turns, "UNKNOWN", 1)  # they wait for their turn for long
 
-    async def send() -> None:
+    async def send(address: tuple[str, int]) -> None:
         peer = socket.socket()
         PEERS.append(peer)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         peer.setblocking(False)
         loop = asyncio.get_running_loop()
         with suppress(OSError):
-            await loop.sock_connect(peer, (here_host, here_port))
+            await loop.sock_connect(peer, address)
             await loop.sock_sendall(peer, WAYS[way])
 
     async def scenario() -> None:
-        nonlocal here_host, here_port
         async with serving(tokens={TOKEN: Role.WRITE}, view=False) as here:
             here.front.unknown_bytes = Buffers(CLIENT_PART * BOUND)
-            here_host, here_port = here.host, here.port
             user = await here.connect()
             answered = await user.ask("GET", "/v1/version", Authorization=f"Bearer {TOKEN}")
             assert answered.status == 200
-            sending = [asyncio.ensure_future(send()) for _ in range(CONNECTIONS)]
+            sending = [asyncio.ensure_future(send((here.host, here.port))) for _ in range(CONNECTIONS)]
             most = 0
 
             def look() -> bool:
                 nonlocal most
-                strangers = [*here.server.context.open, *here.server.framework.open]
+                strangers: list[Connection | AsgiConnection] = [*here.server.context.open, *here.server.framework.open]
                 held = [each.held_bytes() for each in strangers if not each.is_known and is_open(each.transport)]
                 most = max(most, sum(held))
                 return here.front.unknown_bytes.ended > 3
@@ -76,7 +76,6 @@ def test_connections_without_a_token_hold_a_bounded_part(monkeypatch: pytest.Mon
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
 
-    here_host, here_port = "", 0
     run(scenario)
 
 
