@@ -261,10 +261,21 @@ class Watch(threading.Thread):
         self.is_over = threading.Event()
 
     def run(self) -> None:
+        sampling = threading.Thread(target=self._sample)  # requests may take long
+        sampling.start()
+        try:
+            self._ask()
+        finally:
+            sampling.join()
+
+    def _sample(self) -> None:
+        while not self.is_over.wait(SAMPLE_SECONDS):
+            self.peak = max(self.peak, resident_bytes(self._served) - self.idle)
+
+    def _ask(self) -> None:
         number = 0
         with Client(self._served.url, token=TOKENS["admin"]) as client:
             while not self.is_over.wait(SAMPLE_SECONDS):
-                self.peak = max(self.peak, resident_bytes(self._served) - self.idle)
                 number += 1
                 size = VALUE_BYTES if number <= self._commits else 10
                 began = time.monotonic()
