@@ -414,8 +414,9 @@ class SubscribeSocket(asyncio.Protocol):
         self.tell(wire.AdvisoryFrame(kind, facts))
 
     def withdrawn(self, ranges: collections.abc.Sequence[tuple[int, int]], cause: str) -> None:
-        """Write which messages the subscriber does not hold any more."""
+        """Write which messages the subscriber does not hold any more, before anybody gets to know it otherwise."""
         self.tell(wire.WithdrawnFrame(list(ranges), cause))
+        self._flush()
 
     def _send(self, frame: msgspec.Struct) -> None:
         if self._talks():
