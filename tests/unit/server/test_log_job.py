@@ -101,7 +101,7 @@ def test_a_cancelled_job_leaves_no_process_and_a_closed_one_begins_none(tmp_path
         assert is_alive(pid)
         await job.close()
         assert job.state.state == "cancelled"
-        assert not is_alive(pid)
+        await until(lambda: not is_alive(pid))
         with pytest.raises(Unavailable, match="leadership has ended"):
             job.begin({})
         assert not job.is_running
