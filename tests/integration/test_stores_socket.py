@@ -79,44 +79,6 @@ def test_an_acknowledgement_with_an_id_is_answered_with_what_was_stale(tmp_path:
     run(scenario)
 
 
-class CountedWrites:
-    """A transport that counts what is written to it."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self.writes: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(len(data))
-        self._transport.write(data)
-
-
-def test_what_comes_due_together_is_written_together_up_to_a_bound(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with stores_serving(tmp_path) as stores:
-            await stores.define("orders", durables={"work": SHARED})
-            await stores.publish("orders", *("x" * 20_000 for _ in range(20)))
-            subscriber = await stores.subscribe("orders", "work")
-            assert (await subscriber.next())["type"] == "attached"
-            socket: Any = next(iter(stores.host.sockets))
-            counted = CountedWrites(socket._transport)
-            socket._transport = counted
-            for _ in range(10):
-                subscriber.send(type="credit", messages=1)
-            await subscriber.messages(10)
-            assert max(counted.writes) <= socket_module.TOGETHER_BYTES_MAX + 40_000, "one frame above the bound"
-            counted.writes.clear()
-            for seq in range(1, 9):
-                subscriber.send(type="ack", ranges=[[seq, seq]], id=seq)
-            assert [(await subscriber.next())["id"] for _ in range(8)] == list(range(1, 9))
-            assert len(counted.writes) < 8, "replies of one group are one write"
-
-    run(scenario)
-
-
 def test_a_message_is_pushed_to_who_waits_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
