@@ -304,11 +304,11 @@ def latency(options: argparse.Namespace, folder: Path) -> tuple[dict[str, object
                 with attacker(kind, served.port, options.rate) as sent:
                     time.sleep(min(1.0, options.seconds))
                     before, began = sent(), time.monotonic()
-                    beside = asyncio.run(commits(served.port, options.seconds))
+                    during = asyncio.run(commits(served.port, options.seconds))
                     rates.append((sent() - before) / (time.monotonic() - began))
                 quiet.append(p99(alone))
-                attacked.append(p99(beside))
-                counts.append((len(alone), len(beside)))
+                attacked.append(p99(during))
+                counts.append((len(alone), len(during)))
             ratio = statistics.median(one / other for one, other in zip(attacked, quiet, strict=True))
             is_within = is_within and ratio <= RATIO_MAX
             per_second = [round(statistics.median(each) / options.seconds) for each in zip(*counts, strict=True)]

@@ -124,7 +124,7 @@ class Job:
 
 
 @dataclass
-class Told:
+class Tally:
     """What a world did."""
 
     moments: Counter[str] = field(default_factory=Counter)
@@ -148,7 +148,7 @@ class World:
             "roles": {"root": {"stores": {"*": list(Right)}, "cluster": list(Right)}},
         }
         self.taken: list[Taken] = store.taken
-        self.told = Told()
+        self.tally = Tally()
         self.bystanders: list[Stream] = []
         self.wires: list[Wire] = []
         self.written = 0
@@ -354,8 +354,8 @@ class World:
             playing.cancel()
             with suppress(asyncio.CancelledError):
                 await playing
-        self.told.moments[way] += 1
-        self.told.kinds[kind] += 1
+        self.tally.moments[way] += 1
+        self.tally.kinds[kind] += 1
 
 
 SUBSCRIBE = "GET /v1/stores/{store}/durables/{durable}/subscribe"
@@ -387,7 +387,7 @@ def accepted_with_small_buffer(self: Connection, transport: asyncio.BaseTranspor
     accepted(self, transport)
 
 
-async def _play(seed: int, folder: Path, count: int, only: Sequence[str], *, by_users: bool) -> Told:
+async def _play(seed: int, folder: Path, count: int, only: Sequence[str], *, by_users: bool) -> Tally:
     random = Random(seed)
     store = SlowStore(random)
     drawn = drawn_kinds(by_users=by_users, only=only)
@@ -409,7 +409,7 @@ async def _play(seed: int, folder: Path, count: int, only: Sequence[str], *, by_
             for wire in world.wires:
                 wire.close()
             await asyncio.sleep(0.01)
-        return world.told
+        return world.tally
 
 
 async def _moments(
@@ -442,7 +442,7 @@ def is_wider(number: int, *, by_users: bool) -> bool:
     return not by_users and number % 16 == 15
 
 
-def play(seed: int, count: int, *, by_users: bool, only: Sequence[str] = ()) -> Told:
+def play(seed: int, count: int, *, by_users: bool, only: Sequence[str] = ()) -> Tally:
     """Run the world of this seed, with ``count`` moments, of all kinds or of these. Raises: BrokenLaw."""
     folder = Path(mkdtemp(prefix="revocations-"))
     Connection.connection_made = accepted_with_small_buffer  # type: ignore[method-assign]

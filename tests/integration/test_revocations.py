@@ -34,9 +34,9 @@ def test_nothing_is_done_or_shown_later_than_a_second_after_the_right_has_ended(
     seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     """And nothing ends of a caller whose right stays, or becomes wider."""
-    told = play(seed, COUNT, by_users=seed in BY_USERS)
-    assert told.moments.total() == COUNT
-    record_property("revocations", COUNT - told.moments["wider"])
+    tally = play(seed, COUNT, by_users=seed in BY_USERS)
+    assert tally.moments.total() == COUNT
+    record_property("revocations", COUNT - tally.moments["wider"])
 
 
 def test_the_worlds_have_950_moments_of_every_kind() -> None:

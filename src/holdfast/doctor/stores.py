@@ -1,6 +1,6 @@
 """The message stores of this machine: whose dead letters go into another store.
 
-The service writes dead letters by itself, so such a link is a way from one store into another for whoever may publish
+The service writes dead letters by itself, so such a link leads from one store into another for anybody who may publish
 into the first. It is read from the last checkpoint of the stores' files; what was defined since is not in it.
 """
 

@@ -55,7 +55,7 @@ class ClientTurns:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._count == sum(self._taken.values()) <= self._most, "so many at a time"
+        assert self._count == sum(self._taken.values()) <= self._most, "at most this number at a time"
         assert all(0 < taken <= self._of_client for taken in self._taken.values()), "and of one client"
         assert all(self._waiting.values()), "a client that waits has a waiter"
         assert not any(self._is_free(client) for client in self._waiting), "nobody waits for nothing"
