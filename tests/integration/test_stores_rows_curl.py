@@ -360,7 +360,7 @@ def test_curl_shakes_hands_and_is_sent_the_first_frame(service: ServerProcess) -
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         seen = b""
-        while b'"prefetch":64' not in seen:
+        while b'"prefetch":256' not in seen:
             part = process.stdout.read1()
             assert part, seen
             seen += part

@@ -77,13 +77,13 @@ def test_a_part_changes_only_what_it_names() -> None:
 
 def test_a_durable_of_the_earlier_default_keeps_its_prefetch_unless_another_is_given() -> None:
     before = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, "prefetch": 1_024}}}}})
-    for given, expected in (({}, 1_024), ({"prefetch": 7}, 7), ({"prefetch": 64}, 64)):
+    for given, expected in (({}, 1_024), ({"prefetch": 7}, 7), ({"prefetch": 256}, 256)):
         part = with_part(before, "s", "durables", "a", {**SHARED, **given})
         changed = with_parts(before, full_parts(before, part))
         assert changed.stores["s"].durables["a"].prefetch == expected
         wanted = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, **given}, "new": SHARED}}}})
         found = with_known_prefetch(before, wanted).stores["s"].durables
-        assert (found["a"].prefetch, found["new"].prefetch) == (expected, 64)
+        assert (found["a"].prefetch, found["new"].prefetch) == (expected, 256)
 
 
 TOKEN = "a-long-random-token"

@@ -11,7 +11,7 @@ from holdfast.stores.values.commands import Published, Redelivered
 from holdfast.stores.values.effects import Advise
 from holdfast.stores.values.messages import Message
 
-WORK = {"type": "shared", "max_delivery": 5, "ack_wait": "30s"}
+WORK = {"type": "shared", "max_delivery": 5, "ack_wait": "30s", "prefetch": 64}
 
 
 def filled(count: int = 100, **more: object) -> Machine:

@@ -55,6 +55,6 @@ def test_neither_memory_nor_a_start_grows_with_the_backlog(tmp_path: Path) -> No
             seen += len(found)
             if len(found) < 1_000:
                 break
-        assert seen == 64, "a subscriber's window is full"
+        assert seen == 256, "a subscriber's window is full"
     finally:
         storage.close()

@@ -29,7 +29,7 @@ from holdfast.stores.matching import EVERYTHING, Matcher
 from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE
 
-PREFETCH_DEFAULT: Final = 64
+PREFETCH_DEFAULT: Final = 256
 PREFETCH_UNSET: Final = 1_024
 """The window of a durable with a prefetch of 0, and the default of durables that were made under rules 1."""
 PREFETCH_MAX: Final = 65_536

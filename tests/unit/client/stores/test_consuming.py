@@ -12,6 +12,7 @@ from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import subscribe_target
+from holdfast.client.protocol.stores.pace import Pace
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.errors import (
     Closed,
@@ -173,6 +174,34 @@ def test_the_window_has_what_the_application_takes_in_a_third_of_the_time_it_has
         service.machine.heard(service.now_ms)
         assert service.machine.window <= 10, "a message a second, and 30 seconds"
     assert service.machine.window == 10
+
+
+@pytest.mark.parametrize(("each_ms", "expected"), [(0.5, 1_000), (2.0, 500), (10.0, 100), (40.0, 64)])
+def test_above_64_messages_the_window_has_what_the_application_takes_in_a_second(each_ms: float, expected: int) -> None:
+    pace = Pace()
+    now_ms = 0.0
+    for _ in range(8):
+        taken = pace.limit(1_000, 30_000)
+        pace.took(taken, now_ms, waiting=0)
+        now_ms += each_ms * taken
+    assert pace.limit(1_000, 30_000) == expected
+
+
+def test_large_messages_make_the_window_small() -> None:
+    pace = Pace()
+    for _ in range(6):
+        pace.took(pace.window, 0.0, waiting=0)
+        pace.limit(256, 30_000)
+    assert pace.window == 256
+    pace.arrived(2, 2 << 20)
+    assert pace.limit(256, 30_000) == 16
+    pace.arrived(1, 64 << 20)
+    assert pace.limit(256, 30_000) == 1
+    for _ in range(40):
+        pace.arrived(16, 16 << 10)
+        pace.took(pace.window, 0.0, waiting=0)
+        pace.limit(256, 30_000)
+    assert pace.window == 256, "small ones make it large again"
 
 
 def test_a_subscribers_own_prefetch_bounds_what_it_holds_unsettled() -> None:

@@ -369,8 +369,9 @@ class Window:
         if self._held is not None:
             self._held.clear()
 
-    def arrived(self, messages: Sequence[Delivery]) -> None:
-        """These came."""
+    def arrived(self, messages: Sequence[Delivery], size: int) -> None:
+        """These came, in ``size`` bytes."""
+        self.pace.arrived(len(messages), size)
         if self._held is not None:
             self._held.update([message.seq for message in messages])
 

@@ -533,7 +533,7 @@ class SubscriberMachine:
                 if self.token:
                     # Nobody has seen them yet. A loop of its own would cost more than all the rest.
                     deque(map(force_setattr, messages, repeat("token"), repeat(self.token)), maxlen=0)
-                self._window.arrived(messages)
+                self._window.arrived(messages, len(payload))
                 again = [message.seq for message in messages if message.redelivered]
                 self._buffer.arrived(messages, again, now_ms + (wait_ms or math.inf))
                 for seq in again:
