@@ -6,9 +6,11 @@ A scrape never asks the store, never waits, and works whether or not this proces
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -49,6 +51,31 @@ def view_lag(durable_version: int, shown: int, *, base: int, before: int) -> int
     return durable_version - base + max(0, before - shown)
 
 
+SCRAPES_PER_SECOND: Final = 20
+
+
+class Scrapes:
+    """The text of one scrape. Above ``SCRAPES_PER_SECOND`` the last text of the second serves the others, too: it
+    takes as long as a hundred commits, and who may only read may ask for it on a thousand connections."""
+
+    def __init__(self, scrape: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        self._scrape = scrape
+        self._clock = clock
+        self._since = -math.inf
+        self._count = 0
+        self._text = b""
+
+    def __call__(self) -> bytes:
+        """The text, at most a second old."""
+        seconds = self._clock()
+        if seconds - self._since >= 1.0:
+            self._since, self._count = seconds, 0
+        if self._count < SCRAPES_PER_SECOND:
+            self._count += 1
+            self._text = self._scrape()
+        return self._text
+
+
 class ServerMetrics(Collector):
     """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
 
@@ -64,10 +91,8 @@ class ServerMetrics(Collector):
         self.retention: RetentionHost | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-
-    def text(self) -> bytes:
+        self.text: Final = Scrapes(lambda: generate_latest(self._registry))
         """The exposition in Prometheus' text format."""
-        return generate_latest(self._registry)
 
     def samples(self) -> list[Sample]:
         """The same numbers, line by line."""

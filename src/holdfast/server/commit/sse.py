@@ -246,7 +246,7 @@ class _Subscriber:
 
     __slots__ = (
         "_client", "_end_lagging", "_generation", "_held", "_is_counted", "_leader", "_scope", "_stores", "call",
-        "ending", "has_ended", "quiet_ticks", "waiting", "writing",
+        "connection", "ending", "has_ended", "quiet_ticks", "waiting", "writing",
     )  # fmt: skip
 
     def __init__(
@@ -257,6 +257,7 @@ class _Subscriber:
         end_lagging: Callable[[_Subscriber], asyncio.Task[None]],
     ) -> None:
         self.call = call
+        self.connection = call.connection
         self._client = call.client
         self._end_lagging = end_lagging
         self._is_counted = False
@@ -274,7 +275,7 @@ class _Subscriber:
     def has_room(self, size: int) -> bool:
         """Whether this many more bytes may be written: False where the stream had to end for them."""
         self.waiting = size
-        held = self.held_bytes()
+        held = self.connection.unsent_bytes() + size
         if held > MARK_BYTES or self._is_counted:
             self._is_counted = True
             self.call.state.buffers.count(self._client, self, held)
@@ -287,7 +288,7 @@ class _Subscriber:
 
     def held_bytes(self) -> int:
         """See ``Buffer``."""
-        return self.call.connection.unsent_bytes() + self.waiting
+        return self.connection.unsent_bytes() + self.waiting
 
     def end_lagging(self, problem: Unavailable) -> None:
         """See ``Buffer``."""
@@ -296,7 +297,7 @@ class _Subscriber:
 
     def abort(self) -> None:
         """See ``Buffer``."""
-        self.call.connection.abort()
+        self.connection.abort()
 
     def problem(self) -> HoldfastError | None:
         """None while the caller may read these keys and stores, else the error."""
@@ -313,12 +314,12 @@ class _Subscriber:
     async def end_for(self, problem: HoldfastError) -> None:
         """See ``OpenAct``."""
         self.has_ended = True
-        self.call.connection.abort_within(LAST_WORDS_SECONDS)
+        self.connection.abort_within(LAST_WORDS_SECONDS)
         try:
             if not self.writing:
                 await self.say(problem, LAST_WORDS_SECONDS)
         finally:
-            self.call.connection.close()
+            self.connection.close()
 
     async def say(self, error: HoldfastError, seconds: float = LINGER_SECONDS) -> None:
         """Say why the stream ends: a reader that meets the same damage again and again would never know it."""
@@ -341,12 +342,11 @@ class _Writer:
 
     async def write(self, text: bytes) -> bool:
         """False: the stream ended instead, because its client holds too much."""
-        subscriber, size = self._subscriber, len(text)
-        connection, bytes_max = subscriber.call.connection, self._bytes_max
+        subscriber, size, bytes_max = self._subscriber, len(text), self._bytes_max
         self._written += size
-        if self.caught_up and size > bytes_max and connection.unsent_bytes() <= bytes_max:
+        if size > bytes_max and self.caught_up and subscriber.connection.unsent_bytes() <= bytes_max:
             self._counted_from = self._written
-            connection.bound_unsent_bytes(4 * bytes_max + size)
+            subscriber.connection.bound_unsent_bytes(4 * bytes_max + size)
         if not text:
             return True
         subscriber.quiet_ticks = 0
@@ -361,15 +361,16 @@ class _Writer:
         """The reader has caught up: from here on a slow one is measured, not waited for."""
         self.caught_up = True
         self._counted_from = self._written
-        connection = self._subscriber.call.connection
+        connection = self._subscriber.connection
         connection.bound_unsent_bytes(2 * self._bytes_max + connection.unsent_bytes())
 
     def is_lagging(self) -> bool:
         """Whether the reader is too far behind."""
-        if not self.caught_up:
-            return False
+        bytes_max = self._bytes_max
         return (
-            min(self._subscriber.call.connection.unsent_bytes(), self._written - self._counted_from) > self._bytes_max
+            self.caught_up
+            and self._written - self._counted_from > bytes_max
+            and self._subscriber.connection.unsent_bytes() > bytes_max
         )
 
 
@@ -392,7 +393,7 @@ class Subscriptions:
 
     def unsent_bytes_max(self) -> int:
         """How far the slowest reader is behind on its connection, in bytes."""
-        return max((subscriber.call.connection.unsent_bytes() for subscriber in self.open), default=0)
+        return max((subscriber.connection.unsent_bytes() for subscriber in self.open), default=0)
 
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
@@ -556,7 +557,7 @@ class Subscriptions:
                 subscriber.quiet_ticks += 1
                 if subscriber.quiet_ticks >= KEEPALIVE_TICKS and not subscriber.writing:
                     subscriber.quiet_ticks = 0
-                    if subscriber.call.connection.unsent_bytes() == 0:
+                    if subscriber.connection.unsent_bytes() == 0:
                         await subscriber.call.write(KEEPALIVE)
 
     async def close(self) -> None:
@@ -564,7 +565,7 @@ class Subscriptions:
         if self._keepalives is not None:
             self._keepalives.cancel()
         for subscriber in list(self.open):
-            subscriber.call.connection.close()
+            subscriber.connection.close()
 
 
 def subscribe_route(subscriptions: Subscriptions) -> Route:
