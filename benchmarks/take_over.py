@@ -277,7 +277,7 @@ def clients(folder: Path, how: How, rounds: int, idle_s: float) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=["deploy", "standby", "apart", "clients"])
+    options.add_argument("what", nargs="?", default="standby", choices=["deploy", "standby", "apart", "clients"])
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--restart", type=float, default=0.1)
