@@ -112,6 +112,7 @@ def test_an_item_that_breaks_a_rule_is_refused_alone() -> None:
                 ("bad_request_id", 2),
                 ("future_version", 3),
             ]
+            assert not any("ends" in result for result in found)
 
     run(scenario)
 
@@ -140,7 +141,7 @@ def test_an_item_that_cannot_be_read_ends_the_stream_and_loses_nothing_before_it
             client = await here.connect()
             found = await results(client, make(0) + make(1) + bad + make(2), media_type)
             assert [result.get("status") for result in found] == ["committed", "committed", None]
-            assert (found[2]["error"]["code"], found[2]["index"]) == (code, 2)
+            assert (found[2]["error"]["code"], found[2]["index"], found[2]["ends"]) == (code, 2, True)
             assert await client.is_closed_by_peer()
             assert here.front.in_flight_commits == 0
 

@@ -507,10 +507,14 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class ItemError(msgspec.Struct, frozen=True):
-    """The result of item ``index`` (from 0) of a stream of commits that was wrong as it stood."""
+    """The result of item ``index`` (from 0) of a stream of commits that was wrong as it stood.
+
+    ``ends``: it ended the stream. The service took neither this item nor any after it, so none of them has happened.
+    """
 
     error: ErrorBody
     index: int = -1
+    ends: bool | UnsetType = UNSET
 
 
 class StreamMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

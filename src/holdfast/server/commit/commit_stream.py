@@ -2,10 +2,11 @@
 
 Items are decided one by one, in order; they do not form one transaction. An item that breaks a rule gets an error
 result and the stream continues; an item that cannot be decoded or is too large gets an error result and ends the
-stream. The status is 200 unless the stream is refused before its first item. Items without a result are unknown to the
-client, which asks for their status. Reading pauses while ``WINDOW_ITEMS`` or ``WINDOW_BYTES`` wait for their outcome,
-or while the client is over its rate. A stream whose results are not read ends where its client holds too much
-(``buffers``).
+stream, as does the end of the caller's right or of the leadership. That result says ``ends``: neither its item nor any
+after it was submitted. The status is 200 unless the stream is refused before its first item. Items without a result are
+otherwise unknown to the client, which asks for their status. Reading pauses while ``WINDOW_ITEMS`` or ``WINDOW_BYTES``
+wait for their outcome, or while the client is over its rate. A stream whose results are not read ends where its client
+holds too much (``buffers``).
 """
 
 from __future__ import annotations
@@ -231,6 +232,8 @@ class _CommitStream:
         self._wire_format: WireFormat = wire_format
         self._due: deque[CommitEntry] = deque()
         self._due_bytes = 0
+        self._last_due: CommitEntry | None = None
+        """The entry with the error that ends the stream."""
         self._ended = False
         self._index = 0
         self._room: asyncio.Future[None] | None = None
@@ -373,7 +376,7 @@ class _CommitStream:
         self._add_problem(problem)
 
     def _add_problem(self, problem: HoldfastError) -> None:
-        entry = CommitEntry(Transaction([]), self._complete, problem)
+        entry = self._last_due = CommitEntry(Transaction([]), self._complete, problem)
         self._due.append(entry)
         self._begin_writing()
         self._wake_writer()
@@ -460,7 +463,8 @@ class _CommitStream:
         plain: list[int] = []
         while due:
             entry = due[0]
-            outcome = entry.ticket if isinstance(entry.ticket, HoldfastError) else entry.outcome
+            problem = entry.ticket if isinstance(entry.ticket, HoldfastError) else None
+            outcome = problem or entry.outcome
             if outcome is None:
                 break
             due.popleft()
@@ -473,6 +477,10 @@ class _CommitStream:
             if plain:
                 parts.append(answers.committed_lines(plain))
                 plain = []
+            if problem is not None:
+                is_last = entry is self._last_due
+                parts.append(answers.item_error(problem, index=index - 1, wire_format=self._wire_format, ends=is_last))
+                continue
             parts.append(
                 answers.stream_item(
                     outcome,

@@ -200,11 +200,17 @@ class CommitResponses:
         index: int,
         wire_format: WireFormat,
     ) -> bytes:
-        """The result of one item of a stream: a line of JSON, or a msgpack map."""
+        """The result of one item of a stream: a line of JSON, or a msgpack map. For an error, see ``item_error``."""
         if wire_format == "json" and type(outcome) is Committed and outcome.results is None:
             return self.committed_json(outcome.version, request_id) + b"\n"
         answer = self.answer(outcome, durable_version=durable_version, request_id=request_id)
-        body = ItemError(error_body(answer, self._leader), index) if isinstance(answer, HoldfastError) else answer
+        if isinstance(answer, HoldfastError):
+            return self.item_error(answer, index=index, wire_format=wire_format, ends=False)
+        return encode(answer, wire_format) + (b"\n" if wire_format == "json" else b"")
+
+    def item_error(self, error: HoldfastError, *, index: int, wire_format: WireFormat, ends: bool) -> bytes:
+        """An error as the result of one item. ``ends``: nothing of this item or of those after it was taken."""
+        body = ItemError(error_body(error, self._leader), index, ends or UNSET)
         return encode(body, wire_format) + (b"\n" if wire_format == "json" else b"")
 
 
