@@ -406,9 +406,11 @@ class LeaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class ViewSettings:
-    """The embedded view that answers ``/v1/keys`` and ``/v1/range``."""
+    """The embedded view that answers ``/v1/keys``, ``/v1/range`` and ``/v1/read``."""
 
     enabled: Annotated[bool, Key(_switch, None, "true or false", depends="true for file: and memory:, otherwise false")]
+    memory_bytes: Annotated[int, Key(_size(0), 64 * MEBI,
+        "at least 0; of the newest changes of keys in memory, which reads find without the view's file")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,6 +299,7 @@ BODIES: Mapping[str, Body] = {
     "PUT /v1/stores/{store}/maps/{map}/{key}": lambda _: {"value": "dg=="},
     "POST /v1/stores/{store}/maps/{map}/lock": lambda act: {"key": act.marked(), "owner": "me", "ttl_ms": 60_000},
     "POST /v1/stores/{store}/maps/{map}/unlock": lambda act: {"key": act.marked(), "owner": "me", "fence": 1},
+    "POST /v1/read": lambda _: {"items": [{"type": "range", "prefix_text": "seat/"}]},
     "PUT /v1/cluster/definition": lambda act: {"stores": {f"made-{act.marked()}": {}}},
     "PATCH /v1/cluster/definition": lambda act: {"stores": {f"made-{act.marked()}": {}}},
     "POST /v1/cluster/definition/check": lambda act: {"stores": {f"made-{act.marked()}": {}}},

@@ -386,8 +386,8 @@ def test_a_view_in_memory_that_meets_damage_names_it_and_shows_what_was_before()
                 for _ in range(2):
                     with pytest.raises(CorruptData, match="slot=5"):
                         await view.at(second)
-                found = await (await view.at(first)).get(b"key", "latest", 1 << 20)
-                assert found is not None and found[1] == first
+                (found,) = (await (await view.at(first)).read([b"key"], "latest", 1 << 20)).results
+                assert isinstance(found, tuple) and found[1] == first
                 assert met == 1, "damage is not looked for again and again"
             finally:
                 await view.close()

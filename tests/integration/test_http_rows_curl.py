@@ -326,6 +326,10 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("GET", "/v1/range?begin=Yg&end=YQ", None, 400, "bad_range"),
     ("GET", "/v1/range?limit=0", None, 400, "malformed"),
     ("GET", "/v1/range?end=%25", None, 400, "bad_base64"),
+    ("GET", "/v1/range?consistency=eventual", None, 400, "malformed"),
+    ("POST", "/v1/read", {"items": []}, 400, "malformed"),
+    ("POST", "/v1/read", {"items": [{"type": "key", "key_text": "k"}], "at": "soon"}, 400, "malformed"),
+    ("POST", "/v1/read", {"items": [{"type": "key", "key_text": "k"}], "at": "1@" + "0" * 32}, 409, "log_mismatch"),
     ("GET", "/v1/jobs/rows%2Fnever", None, 404, "not_found"),
     ("GET", "/v1/jobs?limit=0", None, 400, "malformed"),
     ("POST", "/v1/commit", {"operations": [], "jobs": [{"name": "", "version": 1}]}, 400, "no_operations"),
@@ -454,6 +458,29 @@ def test_the_view_is_never_older_than_asked_and_pages(main: Service) -> None:
     assert rest["more"] is False
     late = main.ask("GET", f"/v1/keys/{url64(keys[1])}?at={version + 10**9}")
     assert (late.status, late.code) == (503, "view_behind")
+
+
+def test_a_read_of_several_has_a_result_or_an_error_for_each_item(main: Service) -> None:
+    version = main.committed(write(b"several/1", b"one"))
+    items = [
+        {"type": "key", "key": b64(b"several/1")},
+        {"type": "key", "key_text": "several/2"},
+        {"type": "range", "prefix_text": "several/"},
+        {"type": "key", "key": "%"},
+        {"type": "range", "begin": b64(b"b"), "end": b64(b"a")},
+    ]
+    for consistency in ("local", "linearizable"):
+        asked = {"items": items, "at": str(version), "consistency": consistency}
+        answer = main.ask("POST", "/v1/read", asked).json
+        assert answer["version"] >= version
+        row = {"key": b64(b"several/1"), "value": b64(b"one"), "version": version}
+        assert answer["items"][:3] == [
+            {"index": 0, "value": b64(b"one"), "version": version},
+            {"index": 1},
+            {"index": 2, "rows": [row]},
+        ]
+        errors = [(item["index"], item["error"]["code"]) for item in answer["items"][3:]]
+        assert errors == [(3, "bad_base64"), (4, "bad_range")]
 
 
 def test_records_of_jobs_change_with_a_commit_and_are_no_keys(main: Service) -> None:
@@ -616,6 +643,8 @@ def test_tokens_roles_a_clients_limit_and_no_view(tmp_path: Path, main: Service)
         ):
             answer = service.ask("GET", path, token=TOKENS[role])
             assert (answer.status, answer.code) == (409, "view_disabled")
+        several = service.ask("POST", "/v1/read", {"items": [{"type": "range"}]}, token=TOKENS["read"])
+        assert (several.status, several.code) == (409, "view_disabled")
         limited = None
         with ThreadPoolExecutor(8) as clients:
             while limited is None:
@@ -710,6 +739,7 @@ def test_who_stands_by_names_who_leads_and_the_deposed_says_so(tmp_path: Path, m
                 ("GET", "/v1/subscribe?durable=false", None),
                 ("GET", f"/v1/keys/{url64(b'k')}", None),
                 ("GET", "/v1/range", None),
+                ("POST", "/v1/read", {"items": [{"type": "range"}]}),
                 ("GET", "/v1/retention", None),
                 ("PUT", "/v1/retention/all", {"keep": "everything"}),
                 ("DELETE", "/v1/retention/all", None),

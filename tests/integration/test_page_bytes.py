@@ -18,7 +18,7 @@ from holdfast.errors import InternalError
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.view.child import ViewFile
 from holdfast.view import View
-from holdfast.view.storage import PAGE_BYTES, page_of
+from holdfast.view.storage import PAGE_BYTES, KeyRange, page_of
 
 LARGE = 3 << 20
 PER_PAGE = PAGE_BYTES // LARGE - 1
@@ -69,7 +69,7 @@ def test_a_view_in_a_file_gives_the_same_pages(tmp_path: Path) -> None:
     async def read(limit: int) -> object:
         file = ViewFile(path)
         try:
-            return await file.read_page(b"", None, limit, "latest", PAGE_BYTES)
+            return (await file.read([KeyRange(b"", None, limit)], "latest", PAGE_BYTES)).results[0]
         finally:
             file.close()
 

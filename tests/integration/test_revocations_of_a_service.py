@@ -42,7 +42,13 @@ MOMENTS = 16 if SMALL else 50
 STARTS_SECONDS = 2.0 if SMALL else 6.0
 SLACK_SECONDS = 2.0
 LEFT_OUT = (
-    *("GET /v1/keys/{key}", "GET /v1/range", "GET /v1/jobs", "GET /v1/jobs/{name}"),  # the service keeps no view
+    *(
+        "GET /v1/keys/{key}",
+        "GET /v1/range",
+        "POST /v1/read",
+        "GET /v1/jobs",
+        "GET /v1/jobs/{name}",
+    ),  # the service keeps no view
     *("POST /v1/admin/snapshot", "POST /v1/admin/verify", "POST /v1/cluster/backup"),  # processes and copies
     *("PUT /v1/cluster/definition", "POST /v1/cluster/resume", "Snapshot", "StoresStream"),
     *("SlowChangeStream", "SlowSocket"),  # what the kernel of the sender holds cannot be told from what is sent later

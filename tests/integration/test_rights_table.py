@@ -119,6 +119,10 @@ VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
     ),
     "GET /v1/keys/{key}": (("own key", "", None), ("foreign key", f"{{key}}={FOREIGN}|", None)),
     "GET /v1/range": (("own keys", f"?prefix={KEY}", None), ("all keys", "", None)),
+    "POST /v1/read": (
+        ("own keys", "", {"items": [{"type": "range", "prefix_text": "seat/"}]}),
+        ("all keys", "", {"items": [{"type": "range"}]}),
+    ),
     "PUT /v1/admin/log-level": (("", "", {"level": "info"}),),
     "GET /v1/stores/{store}/durables/{durable}/messages": (
         ("", "?subscriber=s", None),

@@ -337,6 +337,20 @@ class Gateway(HttpState):
             self.loop.call_soon(self._ask)
         waiters.append(waiter)
 
+    async def newest_version(self) -> int:
+        """A linearizable version, by the question that all callers of one turn share. Raises: as the service."""
+        found: asyncio.Future[int | HoldfastError] = self.loop.create_future()
+
+        def give(version: int | HoldfastError) -> None:
+            if not found.done():
+                found.set_result(version)
+
+        self.ask_version(give)
+        version = await found
+        if isinstance(version, HoldfastError):
+            raise version
+        return version
+
     def _ask(self) -> None:
         waiters, self._version_waiters = self._version_waiters, []
         task = self.loop.create_task(self._answer_version(waiters))

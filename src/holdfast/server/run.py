@@ -230,6 +230,7 @@ class _Process:
                 log_level=settings.logging.level,
             ),
             self._subscribe,
+            settings.view.memory_bytes,
         )
         self._metrics.view = self._view
         self._stores = self._hosted_stores(settings)

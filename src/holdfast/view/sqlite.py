@@ -30,7 +30,7 @@ from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.private_files import make_private, restrict_to_owner
 from holdfast.values import LogPosition
-from holdfast.view.storage import Layer, Position, Row, Stored
+from holdfast.view.storage import Layer, Position, Row, Stored, merged
 
 APPLICATION_ID: Final = 0x484F4C44
 FORMAT: Final = 2
@@ -242,13 +242,12 @@ class SqliteStorage:
         """See ``ViewStorage``. The three layers are merged; the newest one that has a key decides."""
         with self._changed:
             layers = [layer for layer in (self._active, self._frozen) if layer is not None]
-            walks: list[Iterator[bytes]] = [layer.walk(begin, end) for layer in layers]
             cursor = self._reader.execute(
                 "SELECT key, value, version FROM latest WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key",
                 (begin, end, end),
             )
             try:
-                yield from _merge(layers, walks, cursor)
+                yield from merged(layers, begin, end, cursor)
             finally:
                 cursor.close()
 
@@ -344,29 +343,3 @@ class SqliteFilling:
             self._is_open = False
             self._writer.execute("ROLLBACK")
             self._flushing.release()
-
-
-def _merge(layers: list[Layer], walks: list[Iterator[bytes]], cursor: sqlite3.Cursor) -> Iterator[Row]:
-    heads: list[bytes | None] = [next(walk, None) for walk in walks]
-    row: Row | None = cursor.fetchone()
-    while True:
-        candidates = [key for key in heads if key is not None]
-        if row is not None:
-            candidates.append(row[0])
-        if not candidates:
-            return
-        key = min(candidates)
-        stored: Stored | None = None
-        decided = False
-        for depth, layer in enumerate(layers):
-            if not decided and key in layer.changes:
-                stored, decided = layer.changes[key], True
-            decided = decided or layer.hides(key)
-            if heads[depth] == key:
-                heads[depth] = next(walks[depth], None)
-        if row is not None and row[0] == key:
-            if not decided:
-                stored = (row[1], row[2])
-            row = cursor.fetchone()
-        if stored is not None:
-            yield key, stored[0], stored[1]

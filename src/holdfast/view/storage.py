@@ -9,7 +9,7 @@ order only when a range is read or deleted.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write, job_operations
@@ -38,6 +38,65 @@ class Larger(NamedTuple):
     """In the place of a row whose value was not read, because it has this many bytes."""
 
     bytes: int
+
+
+class KeyRange(NamedTuple):
+    """At most ``limit`` keys of ``[begin, end)``; without ``end`` to the last key."""
+
+    begin: bytes
+    end: bytes | None
+    limit: int
+
+
+Asked = bytes | KeyRange
+"""A key, or a range of keys."""
+
+Result = Stored | Page | None
+"""What there is at a key, None for nothing, or the page of a range."""
+
+
+class Answer(NamedTuple):
+    """The exact state at ``version``, for the first of what was asked for: as much as fits.
+
+    ``larger``: nothing fits, because the first value has more bytes than there may be.
+    """
+
+    version: int
+    results: list[Result]
+    larger: Larger | None = None
+
+
+def answer_within(
+    asked: Iterable[Asked],
+    version: int,
+    find: Callable[[bytes, int], Stored | Larger | None],
+    read_page: Callable[[KeyRange, int], Page | Larger],
+    bytes_max: int,
+) -> Answer:
+    """What ``find`` and ``read_page`` have for the first of ``asked``. Both get the bytes that are left."""
+    results: list[Result] = []
+    left = bytes_max
+    for item in asked:
+        found = read_page(item, left) if isinstance(item, KeyRange) else find(item, left)
+        if isinstance(found, Larger):
+            return Answer(version, results, None if results else found)
+        if isinstance(found, Page):
+            left = max(0, left - sum(len(key) + len(value) for key, value, _ in found.rows))
+        elif found is not None:
+            left = max(0, left - len(found[0]))
+        results.append(found)
+    return Answer(version, results)
+
+
+def within(found: Stored | None, bytes_max: int) -> Stored | Larger | None:
+    """A value, or its size where it has more bytes than there may be."""
+    return Larger(len(found[0])) if found is not None and len(found[0]) > bytes_max else found
+
+
+def page_within(page: Page, bytes_max: int) -> Page | Larger:
+    """A page, or the size of its first value where that alone has more bytes than there may be."""
+    size = len(page.rows[0][1]) if page.rows else 0
+    return Larger(size) if size > bytes_max else page
 
 
 def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PAGE_BYTES) -> Page:
@@ -195,6 +254,10 @@ class OrderedKeys:
         assert all(len(chunk) <= CHUNK_MAX for chunk in self._chunks), "no chunk exceeds its bound"
 
 
+ENTRY_BYTES: Final = 128
+"""What a change takes about, besides its key and value."""
+
+
 class Layer:
     """Changes in order; later ones win. ``jobs`` are those of records of jobs, None where there are none."""
 
@@ -220,7 +283,7 @@ class Layer:
                     self._unordered.add(key)
                 value = operation.value  # type: ignore[union-attr]
                 changes[key] = (value, version)
-                self.size += len(key) + len(value) + 128
+                self.size += len(key) + len(value) + ENTRY_BYTES
             elif kind is Delete:
                 key = operation.key  # type: ignore[union-attr]
                 if self.is_ground:
@@ -230,7 +293,7 @@ class Layer:
                     if key not in changes:
                         self._unordered.add(key)
                     changes[key] = None
-                    self.size += len(key) + 128
+                    self.size += len(key) + ENTRY_BYTES
             else:
                 assert isinstance(operation, RangeDelete), "there are three kinds of operation"
                 self._clear(operation.begin, operation.end)
@@ -247,7 +310,13 @@ class Layer:
         """The last write of each key of many transactions: a fast path where nothing is deleted."""
         self.changes.update(changes)
         self._unordered.update(changes)
-        self.size += sum(len(key) + len(stored[0]) for key, stored in changes.items()) + 128 * len(changes)
+        self.size += sum(len(key) + len(stored[0]) for key, stored in changes.items()) + ENTRY_BYTES * len(changes)
+
+    def remember(self, key: bytes, stored: Stored | None) -> None:
+        """What the older state has at ``key``, which this layer does not change."""
+        self.changes[key] = stored
+        self._unordered.add(key)
+        self.size += len(key) + (0 if stored is None else len(stored[0])) + ENTRY_BYTES
 
     def _clear(self, begin: bytes, end: bytes | None) -> None:
         if end is not None and begin >= end:
@@ -257,7 +326,7 @@ class Layer:
             self._unordered.add(key)
         if self.is_ground:
             return
-        self.size += len(begin) + len(end or b"") + 128
+        self.size += len(begin) + len(end or b"") + ENTRY_BYTES
         # Join with every cleared range that this one touches.
         first = bisect_left([item[0] for item in self.cleared], begin)
         if first > 0:
@@ -310,6 +379,34 @@ class Layer:
         for (_, end), (begin, _) in zip(self.cleared, self.cleared[1:], strict=False):
             assert end is not None, "only the last cleared range has no end"
             assert end < begin, "cleared ranges are disjoint, apart and in order"
+
+
+def merged(layers: Sequence[Layer], begin: bytes, end: bytes | None, rows: Iterator[Row]) -> Iterator[Row]:
+    """``rows``, an older state of ``[begin, end)``, under ``layers``: the newest one, which is the first, decides."""
+    walks = [layer.walk(begin, end) for layer in layers]
+    heads: list[bytes | None] = [next(walk, None) for walk in walks]
+    row = next(rows, None)
+    while True:
+        candidates = [key for key in heads if key is not None]
+        if row is not None:
+            candidates.append(row[0])
+        if not candidates:
+            return
+        key = min(candidates)
+        stored: Stored | None = None
+        decided = False
+        for depth, layer in enumerate(layers):
+            if not decided and key in layer.changes:
+                stored, decided = layer.changes[key], True
+            decided = decided or layer.hides(key)
+            if heads[depth] == key:
+                heads[depth] = next(walks[depth], None)
+        if row is not None and row[0] == key:
+            if not decided:
+                stored = (row[1], row[2])
+            row = next(rows, None)
+        if stored is not None:
+            yield key, stored[0], stored[1]
 
 
 class MemoryStorage:

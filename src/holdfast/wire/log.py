@@ -19,6 +19,8 @@ from holdfast.errors import Closed, Code, Conflict
 from holdfast.values import LogPosition
 from holdfast.wire.parts import Origin, StoresReceipt
 
+Consistency = Literal["local", "linearizable"]
+
 
 class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
     """The transaction is durable at ``version``."""
@@ -166,6 +168,55 @@ class ValueRange(msgspec.Struct, frozen=True):
     items: tuple[ValueResponse, ...]
     version: int
     more: bool
+
+
+class ReadKey(msgspec.Struct, frozen=True, tag_field="type", tag="key"):
+    """Read what is stored at ``key``."""
+
+    key: bytes
+
+
+class ReadRange(msgspec.Struct, frozen=True, tag_field="type", tag="range", omit_defaults=True):
+    """Read at most ``limit`` keys of ``[begin, end)``; without ``end`` to the last key."""
+
+    begin: bytes = b""
+    end: bytes | None = None
+    limit: int = 1_000
+
+
+class ReadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Read ``items``, all at one version that is ``at`` (``VERSION`` or ``VERSION@LOGID``) or later.
+
+    ``consistency``: ``linearizable`` for a version at least as new as every commit known anywhere when this came.
+    """
+
+    items: Sequence[ReadKey | ReadRange]
+    at: str | None = None
+    consistency: Consistency = "local"
+
+
+class ReadResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of item ``index`` (from 0) of a read.
+
+    Of a key ``value`` and the ``version`` that wrote it, or neither where nothing is stored; of a range ``rows`` in
+    byte order, and ``more`` where the limit or the bytes cut them short; or ``error``.
+    """
+
+    index: int
+    value: bytes | None = None
+    version: int | None = None
+    value_text: str | None = None
+    rows: tuple[ValueResponse, ...] | None = None
+    more: bool = False
+    error: ErrorBody | None = None
+
+
+class ReadAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state at exactly ``version``, for the first items. ``more``: those that have no result did not fit."""
+
+    version: int
+    items: tuple[ReadResult, ...]
+    more: bool = False
 
 
 class Liveness(msgspec.Struct, frozen=True):

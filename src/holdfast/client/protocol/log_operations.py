@@ -21,13 +21,13 @@ unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
-from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send
+from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send, Woken
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.messages import (
     REFUSED_BEFORE_ACCEPTANCE,
@@ -41,6 +41,7 @@ from holdfast.client.protocol.messages import (
     jobs_request,
     key_request,
     range_request,
+    read_request,
     require_progress,
     service_error,
     status_request,
@@ -76,6 +77,9 @@ from holdfast.wire.log import (
     JobRecord,
     JobRecords,
     NotCommitted,
+    ReadAnswer,
+    ReadKey,
+    ReadResult,
     RetentionAnswer,
     RetentionPlan,
     StatusAnswer,
@@ -214,13 +218,76 @@ def retention_plan(session: Session, request: Request, now_ms: float) -> Procedu
     return decode_body((yield from _request(session, request, now_ms)), RetentionPlan)
 
 
-def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
-    """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = key_request(key, None if at is None else session.resolve_position(at))
+def get(
+    session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
+) -> Procedure[Found | None]:
+    """The value of a key, never older than ``at`` and ``session.newest``. Raises: as ``version``, InvalidRequest."""
+    position = session.read_position(at)
+    request = key_request(key, position, linearizable=linearizable)
     try:
-        return decode_body((yield from _request(session, request, now_ms)), Found)
+        found = decode_body((yield from _request(session, request, now_ms)), Found)
     except NotFound:
         return None
+    _saw_in(session, position, found.version)
+    return found
+
+
+def _saw_in(session: Session, position: LogPosition | None, version: int) -> None:
+    """A read that had to reach ``position`` found something of this version: later reads are not older.
+
+    Before any position is known, the log of a version is not known either.
+    """
+    if position is not None:
+        session.saw(version, position.log_id)
+
+
+READ_ITEMS_MAX: Final = 1_000
+READ_KEYS_BYTES_MAX: Final = 512 << 10
+"""Of the keys of one request, whose body has at most 1 MiB by default."""
+
+
+def read_keys(
+    session: Session, keys: Sequence[bytes], at: Place | None, now_ms: float, *, linearizable: bool = False
+) -> Procedure[KeysRead]:
+    """The first of ``keys``, all at one version, which is not older than ``at`` and ``session.newest``: as many as fit
+    in a request and its response, one at least. Raises: as ``get``."""
+    asked = list(_first_keys(keys))
+    position = session.read_position(at)
+    request = read_request([ReadKey(key) for key in asked], position, linearizable=linearizable)
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    while True:
+        answer = decode_body((yield from _request_within(session, request, budget)), ReadAnswer)
+        problem = next((item.error for item in answer.items if item.error is not None), None)
+        if problem is None:
+            _saw_in(session, position, answer.version)
+            require_progress(answer, answer.items, more=bool(asked))
+            return KeysRead(answer.version, [_stored(item) for item in answer.items])
+        failure = session.refused(problem, 200)
+        if failure.code not in REPEATABLE_CODES or budget.exhausted(budget.now_ms):
+            raise failure
+        woken = yield budget.next_wait(budget.now_ms)
+        assert isinstance(woken, Woken), "the reply to Wait is Woken"
+        budget.now_ms = woken.now_ms
+
+
+class KeysRead(NamedTuple):
+    """What is stored at the first of some keys, at exactly ``version``: values with the versions that wrote them."""
+
+    version: int
+    values: list[tuple[bytes, int] | None]
+
+
+def _first_keys(keys: Sequence[bytes]) -> Iterator[bytes]:
+    size = 0
+    for number, key in enumerate(keys):
+        size += len(key)
+        if number and (number == READ_ITEMS_MAX or size > READ_KEYS_BYTES_MAX):
+            return
+        yield key
+
+
+def _stored(item: ReadResult) -> tuple[bytes, int] | None:
+    return None if item.value is None or item.version is None else (item.value, item.version)
 
 
 def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
@@ -237,17 +304,26 @@ def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> t
 
 
 def read_range(
-    session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
+    session: Session,
+    begin: bytes,
+    end: bytes | None,
+    limit: int,
+    at: Place | None,
+    now_ms: float,
+    *,
+    linearizable: bool = False,
 ) -> Procedure[FoundRange]:
-    """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, None if at is None else session.resolve_position(at))
+    """Keys of ``[begin, end)``, not older than ``at`` and ``session.newest``. Raises: as ``get``."""
+    position = session.read_position(at)
+    request = range_request(begin, end, limit, position, linearizable=linearizable)
     found = decode_body((yield from _request(session, request, now_ms)), FoundRange)
+    _saw_in(session, position, found.version)
     return require_progress(found, found.items, more=found.more)
 
 
 def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
     """The record of a job in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = job_request(name, None if at is None else session.resolve_position(at))
+    request = job_request(name, session.read_position(at))
     try:
         return decode_body((yield from _request(session, request, now_ms)), JobRecord)
     except NotFound:
@@ -258,7 +334,7 @@ def jobs(
     session: Session, prefix: str, after: str | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[JobRecords]:
     """Records of jobs by name in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = jobs_request(prefix, after, limit, None if at is None else session.resolve_position(at))
+    request = jobs_request(prefix, after, limit, session.read_position(at))
     found = decode_body((yield from _request(session, request, now_ms)), JobRecords)
     return require_progress(found, found.items, more=found.more)
 

@@ -29,6 +29,10 @@ from holdfast.wire.log import (
     JobRecord,
     JobRecords,
     NotCommitted,
+    ReadAnswer,
+    ReadKey,
+    ReadRange,
+    ReadRequest,
     RetentionAnswer,
     RetentionPlan,
     RetentionPlanRequest,
@@ -53,7 +57,16 @@ _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
 Shape = TypeVar(
-    "Shape", StatusAnswer, VersionAnswer, Found, FoundRange, JobRecord, JobRecords, RetentionAnswer, RetentionPlan
+    "Shape",
+    StatusAnswer,
+    VersionAnswer,
+    Found,
+    FoundRange,
+    ReadAnswer,
+    JobRecord,
+    JobRecords,
+    RetentionAnswer,
+    RetentionPlan,
 )
 
 
@@ -123,20 +136,34 @@ def _policy_path(name: str) -> str:
     return f"/v1/retention/{quote(name, safe='')}"
 
 
-def key_request(key: bytes, at: LogPosition | None) -> Request:
+def key_request(key: bytes, at: LogPosition | None, *, linearizable: bool = False) -> Request:
     """``GET /v1/keys/{key}``."""
     target = f"/v1/keys/{base64url(key)}"
-    return Request("GET", target if at is None else f"{target}?at={at}")
+    if linearizable:
+        target += "?consistency=linearizable" if at is None else f"?consistency=linearizable&at={at}"
+    elif at is not None:
+        target += f"?at={at}"
+    return Request("GET", target)
 
 
-def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition | None) -> Request:
+def range_request(
+    begin: bytes, end: bytes | None, limit: int, at: LogPosition | None, *, linearizable: bool = False
+) -> Request:
     """``GET /v1/range``."""
     query: dict[str, str | int] = {"begin": base64url(begin), "limit": limit}
     if end is not None:
         query["end"] = base64url(end)
     if at is not None:
         query["at"] = str(at)
+    if linearizable:
+        query["consistency"] = "linearizable"
     return Request("GET", f"/v1/range?{urlencode(query)}")
+
+
+def read_request(items: Sequence[ReadKey | ReadRange], at: LogPosition | None, *, linearizable: bool) -> Request:
+    """``POST /v1/read``."""
+    body = ReadRequest(items, None if at is None else str(at), "linearizable" if linearizable else "local")
+    return Request("POST", "/v1/read", _JSON.encode(body), (("content-type", JSON_TYPE),))
 
 
 def job_request(name: str, at: LogPosition | None) -> Request:

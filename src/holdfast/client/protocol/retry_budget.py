@@ -57,6 +57,17 @@ class Session:
         position = position_of(named)
         return position if position.log_id is not None else position._replace(log_id=self.log_id)
 
+    def read_position(self, named: Place | None) -> LogPosition | None:
+        """The position that a read must reach: ``newest``, or what a caller named where that is newer or elsewhere.
+
+        Raises: InvalidRequest.
+        """
+        newest = self.newest
+        if named is None:
+            return newest
+        position = self.resolve_position(named)
+        return newest if newest is not None and newest.log_id == position.log_id and newest > position else position
+
     def draw_id(self, entropy: str, number: int) -> str:
         """The id of a new attempt. It is stored with the attempt: a repetition sends it as it is."""
         return f"{self.id_tag}{entropy}-{number}"

@@ -12,7 +12,7 @@ One exception is noticed only at the commit: a key deleted after the read versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -60,6 +60,10 @@ class ServiceSource:
         stored = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
         return None if stored is None else (stored.value, stored.version)
 
+    def get_many(self, keys: Sequence[bytes], at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
+        """The first of ``keys``, all at one version."""
+        return (yield from log_operations.read_keys(self._session, keys, LogPosition(at, self.log_id), now_ms))
+
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
         """At most ``limit`` keys of ``[begin, end)`` in byte order."""
         position = LogPosition(at, self.log_id)
@@ -92,6 +96,12 @@ class ViewSource:
         """A key's value and version."""
         yield from ()
         return self._view.get(key)
+
+    def get_many(self, keys: Sequence[bytes], at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:  # noqa: ARG002
+        """All of ``keys``; the view may advance while it is read, so they are not older than its version before."""
+        yield from ()
+        version = self._view.version
+        return log_operations.KeysRead(version, [self._view.get(key) for key in keys])
 
     def range(
         self,
@@ -268,10 +278,33 @@ class TransactionBuilder:
         stored = yield from self._source.get(key, self.read_version, now_ms)
         if stored is not None:
             self._saw(stored[1])
-        version = self.read_version
-        # Of two reads of one key at different versions, the older one must hold.
-        self._points[key] = min(version, self._points.get(key, version))
+        self._read(key)
         return None if stored is None else stored[0]
+
+    def reading_many(self, keys: Iterable[bytes], now_ms: float) -> Procedure[dict[bytes, bytes | None]]:
+        """Read several keys. Those of one response are of one version."""
+        found: dict[bytes, bytes | None] = {}
+        left: list[bytes] = []
+        for key in dict.fromkeys(keys):
+            if key in self._own:
+                found[key] = self._own[key]
+            elif any(_inside(key, begin, end) for begin, end in self._cleared):
+                found[key] = None
+            else:
+                left.append(key)
+        while left:
+            read = yield from self._source.get_many(left, self.read_version, now_ms)
+            self._saw(max((stored[1] for stored in read.values if stored is not None), default=0))
+            for key, stored in zip(left, read.values, strict=False):
+                self._read(key)
+                found[key] = None if stored is None else stored[0]
+            left = left[len(read.values) :]
+        return found
+
+    def _read(self, key: bytes) -> None:
+        """The key was read at the read version. Of two reads at different versions, the older one must hold."""
+        version = self.read_version
+        self._points[key] = min(version, self._points.get(key, version))
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float

@@ -93,6 +93,7 @@ class BlockingTransaction:
         self.publish = builder.publish
         self.acknowledge = builder.acknowledge
         self.change_map = builder.change_map
+        self._gets = transport.GetsTogether(self._get_alone, self.get_many)
 
     @property
     def read_version(self) -> int:
@@ -101,6 +102,13 @@ class BlockingTransaction:
 
     def get(self, key: bytes) -> bytes | None:
         """The key's value, or None."""
+        return self._gets.get(key)
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        """The values of several keys, None for each that is absent: one request for up to 1,000 keys."""
+        return self._client.run(self._builder.reading_many(keys, now_ms()))
+
+    def _get_alone(self, key: bytes) -> bytes | None:
         return self._client.run(self._builder.reading(key, now_ms()))
 
     def range(self, begin: bytes, end: bytes | None = None, limit: int = 1000) -> list[tuple[bytes, bytes]]:
@@ -268,9 +276,12 @@ class Client:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
         return self.run(log_operations.ask_status(self.session, request_id, min_version, now_ms()))
 
-    def get(self, key: bytes, at: Place | None = None) -> Found | None:
-        """A key's value in the service's view, never older than ``at``."""
-        return self.run(log_operations.get(self.session, key, at, now_ms()))
+    def get(self, key: bytes, at: Place | None = None, *, linearizable: bool = False) -> Found | None:
+        """A key's value, never older than ``at`` or than anything that this client was answered before.
+
+        ``linearizable``: never older than any commit that was known anywhere when this was called.
+        """
+        return self.run(log_operations.get(self.session, key, at, now_ms(), linearizable=linearizable))
 
     def range(
         self,
@@ -280,13 +291,15 @@ class Client:
         prefix: bytes | None = None,
         limit: int = 1000,
         at: Place | None = None,
+        linearizable: bool = False,
     ) -> FoundRange:
-        """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order, never older than ``at``.
+        """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order; as new as with ``get``.
 
         *Raises*: as ``get``; ``InvalidRequest`` (malformed) for a prefix together with a bound.
         """
+        bounds = log_operations.bounds_of(begin, end, prefix)
         return self.run(
-            log_operations.read_range(self.session, *log_operations.bounds_of(begin, end, prefix), limit, at, now_ms())
+            log_operations.read_range(self.session, *bounds, limit, at, now_ms(), linearizable=linearizable)
         )
 
     def job(self, name: str, at: Place | None = None) -> JobRecord | None:

@@ -13,8 +13,8 @@ import ipaddress
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
@@ -57,6 +57,47 @@ Cancelled = asyncio.CancelledError
 
 Lock = contextlib.nullcontext
 """The tasks of one loop need no lock; the threads of the blocking client do."""
+
+
+class GetsTogether:
+    """Gets that begin in one turn of the event loop travel in one request; a lone one travels as it is."""
+
+    def __init__(
+        self,
+        alone: Callable[[bytes], Awaitable[bytes | None]],
+        many: Callable[[list[bytes]], Coroutine[Any, Any, dict[bytes, bytes | None]]],
+    ) -> None:
+        self._alone = alone
+        self._many = many
+        self._turn: _Turn | None = None
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``. A cancelled caller leaves the request to the others."""
+        turn = self._turn = self._turn or _Turn()
+        turn.keys.append(key)
+        await asyncio.sleep(0)
+        if self._turn is turn:
+            self._turn = None
+        if len(turn.keys) == 1:
+            return await self._alone(key)
+        if turn.reading is None:
+            turn.reading = asyncio.get_running_loop().create_task(self._many(turn.keys))
+            turn.reading.add_done_callback(_retrieve)
+        return (await asyncio.shield(turn.reading))[key]
+
+
+class _Turn:
+    """The gets of one turn."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.reading: asyncio.Task[dict[bytes, bytes | None]] | None = None
+
+
+def _retrieve(reading: asyncio.Task[dict[bytes, bytes | None]]) -> None:
+    """Its callers may all have been cancelled: then its error is of no interest."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class Event:

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
@@ -55,6 +55,16 @@ each = iter
 
 class Cancelled(BaseException):
     """Never raised: an interrupt of a thread may come in the middle of anything, so the connection is dropped."""
+
+
+class GetsTogether:
+    """As in ``aio``; gets of one thread follow one another, so each travels alone."""
+
+    def __init__(
+        self, alone: Callable[[bytes], bytes | None], many: Callable[[list[bytes]], dict[bytes, bytes | None]]
+    ) -> None:
+        del many
+        self.get = alone
 
 
 class Awaited:

@@ -40,51 +40,53 @@ _CANONICAL: Final = f"^({_QUAD}{{4}})*({_QUAD}[AQgw]==|{_QUAD}{{2}}[AEIMQUYcgkos
 
 # What the schema says and the decoder does not check: ``_bytes_of`` does, with a code of its own.
 _Base64: TypeAlias = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64", "pattern": _CANONICAL})]
-_Given: TypeAlias = _Base64 | UnsetType
-_Text: TypeAlias = str | UnsetType
+Given: TypeAlias = _Base64 | UnsetType
+"""A field in base64."""
+Text: TypeAlias = str | UnsetType
+"""The same field as text, in its place."""
 
 
 class JsonPointRead(Struct, tag_field="type", tag="point_read", frozen=True, forbid_unknown_fields=True):
     """Holds when nothing changed the key after ``version`` (default: the transaction's read version)."""
 
-    key: _Given = UNSET
-    key_text: _Text = UNSET
+    key: Given = UNSET
+    key_text: Text = UNSET
     version: RequestVersion | None = None
 
 
 class JsonRangeRead(Struct, tag_field="type", tag="range_read", frozen=True, forbid_unknown_fields=True):
     """Holds when nothing changed in [begin, end) after ``version`` (default: the transaction's read version)."""
 
-    begin: _Given = UNSET
-    begin_text: _Text = UNSET
-    end: _Given | None = UNSET
-    end_text: _Text = UNSET
+    begin: Given = UNSET
+    begin_text: Text = UNSET
+    end: Given | None = UNSET
+    end_text: Text = UNSET
     version: RequestVersion | None = None
 
 
 class JsonWrite(Struct, tag_field="type", tag="write", frozen=True, forbid_unknown_fields=True):
     """Set a key to a value."""
 
-    key: _Given = UNSET
-    key_text: _Text = UNSET
-    value: _Given = UNSET
-    value_text: _Text = UNSET
+    key: Given = UNSET
+    key_text: Text = UNSET
+    value: Given = UNSET
+    value_text: Text = UNSET
 
 
 class JsonDelete(Struct, tag_field="type", tag="delete", frozen=True, forbid_unknown_fields=True):
     """Remove a key. Counts as a change of it whether or not it was there."""
 
-    key: _Given = UNSET
-    key_text: _Text = UNSET
+    key: Given = UNSET
+    key_text: Text = UNSET
 
 
 class JsonRangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True, forbid_unknown_fields=True):
     """Remove every key in [begin, end). Counts as a change of every key in it."""
 
-    begin: _Given = UNSET
-    begin_text: _Text = UNSET
-    end: _Given | None = UNSET
-    end_text: _Text = UNSET
+    begin: Given = UNSET
+    begin_text: Text = UNSET
+    end: Given | None = UNSET
+    end_text: Text = UNSET
 
 
 class JsonJobChange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,8 +94,8 @@ class JsonJobChange(Struct, frozen=True, forbid_unknown_fields=True):
     changed the record after ``version`` (default: the transaction's read version); without a value it is that alone."""
 
     name: str
-    value: _Given | None = UNSET
-    value_text: _Text = UNSET
+    value: Given | None = UNSET
+    value_text: Text = UNSET
     version: RequestVersion | None = None
 
 
@@ -258,38 +260,40 @@ def _decode_exactly(data: bytes) -> Transaction:
 def _operation(given: JsonWrite | JsonDelete | JsonRangeDelete, path: str) -> Operation:
     match given:
         case JsonWrite():
-            key = _required("key", given.key, given.key_text, path)
-            return Write(key, _required("value", given.value, given.value_text, path))
+            key = required_bytes("key", given.key, given.key_text, path)
+            return Write(key, required_bytes("value", given.value, given.value_text, path))
         case JsonDelete():
-            return Delete(_required("key", given.key, given.key_text, path))
+            return Delete(required_bytes("key", given.key, given.key_text, path))
         case JsonRangeDelete():
-            begin = _required("begin", given.begin, given.begin_text, path)
-            return RangeDelete(begin, _optional("end", given.end, given.end_text, path))
+            begin = required_bytes("begin", given.begin, given.begin_text, path)
+            return RangeDelete(begin, optional_bytes("end", given.end, given.end_text, path))
 
 
 def _precondition(given: JsonPointRead | JsonRangeRead, path: str) -> Precondition:
     match given:
         case JsonPointRead():
-            return PointRead(_required("key", given.key, given.key_text, path), given.version)
+            return PointRead(required_bytes("key", given.key, given.key_text, path), given.version)
         case JsonRangeRead():
-            begin = _required("begin", given.begin, given.begin_text, path)
-            return RangeRead(begin, _optional("end", given.end, given.end_text, path), given.version)
+            begin = required_bytes("begin", given.begin, given.begin_text, path)
+            return RangeRead(begin, optional_bytes("end", given.end, given.end_text, path), given.version)
 
 
 def _job(given: JsonJobChange, path: str) -> JobChange:
     if given.value is UNSET and given.value_text is UNSET:
         return JobChange(given.name, UNSET, given.version)
-    return JobChange(given.name, _optional("value", given.value, given.value_text, path), given.version)
+    return JobChange(given.name, optional_bytes("value", given.value, given.value_text, path), given.version)
 
 
-def _required(name: str, given: str | UnsetType, text: str | UnsetType, path: str) -> bytes:
-    value = _optional(name, given, text, path)
+def required_bytes(name: str, given: str | UnsetType, text: str | UnsetType, path: str) -> bytes:
+    """The bytes of a field that is given in base64, or as text. Raises: InvalidRequest (malformed, bad_base64)."""
+    value = optional_bytes(name, given, text, path)
     if value is None:
         raise InvalidRequest(f"the request cannot be decoded: {name} or {name}_text is required - at `{path}`")
     return value
 
 
-def _optional(name: str, given: str | UnsetType | None, text: str | UnsetType, path: str) -> bytes | None:
+def optional_bytes(name: str, given: str | UnsetType | None, text: str | UnsetType, path: str) -> bytes | None:
+    """The same, or None where neither is given."""
     if text is UNSET:
         return None if given is UNSET or given is None else _bytes_of(given, f"{path}.{name}")
     if given is not UNSET:

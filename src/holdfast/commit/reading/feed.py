@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from holdfast.commit.format.batch import Header, Logged, LoggedEntry
+from holdfast.commit.format.batch import Header, Logged, LoggedEntry, LoggedTransaction
 from holdfast.commit.format.transaction import JobChange, Operation
 
 
@@ -93,6 +93,12 @@ class EventBatch:
             self._events = events_of(self._header, self._logged)
             self._header, self._logged = None, ()
         return self._events
+
+    def transactions(self) -> Iterable[tuple[int, Sequence[Operation]]]:
+        """The versions and operations of its transactions, in order, without making events of them."""
+        if self._events is None:
+            return ((each.version, each.operations) for each in self._logged if isinstance(each, LoggedTransaction))
+        return ((each.version, each.operations) for each in self._events if isinstance(each, TransactionEvent))
 
     @classmethod
     def of(cls, header: Header, logged: Sequence[Logged], size: int) -> EventBatch:

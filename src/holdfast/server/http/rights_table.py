@@ -26,6 +26,7 @@ class ScopeRule(StrEnum):
 
     REFUSED = "refused"
     KEYS = "all keys that the request names are its own"
+    ITEMS = "the keys of each item are its own; any other item gets the error"
     COMMITS = "all keys and the id of each commit are its own"
     IDS = "the id is its own"
     NO_KEYS = "allowed: no key is shown"
@@ -108,6 +109,7 @@ RIGHTS: Final[Mapping[str, Need]] = MappingProxyType(
         "GET /v1/snapshot": _READ,
         "GET /v1/keys/{key}": Need(Role.READ, scope=ScopeRule.KEYS),
         "GET /v1/range": Need(Role.READ, scope=ScopeRule.KEYS),
+        "POST /v1/read": Need(Role.READ, scope=ScopeRule.ITEMS),
         "GET /v1/jobs": _JOB,
         "GET /v1/jobs/{name}": _JOB,
         "GET /v1/log/objects": _READ,

@@ -19,9 +19,10 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -33,7 +34,7 @@ from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
-from holdfast.view.storage import PAGE_BYTES, Larger, Page, Row, Stored
+from holdfast.view.storage import PAGE_BYTES, Answer, Asked, KeyRange, Larger, Page, Row, Stored, answer_within
 
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
@@ -58,40 +59,20 @@ class ViewFile:
         self._own = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
-    async def get(self, key: bytes, table: Table, bytes_max: int) -> Stored | Larger | None:
-        """A key's value and version; ``Larger`` for a value above ``bytes_max``. Raises: Closed, sqlite3.Error."""
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+        """What the file has, all of one version. Raises: Closed, sqlite3.Error."""
 
-        def read(connection: sqlite3.Connection) -> Stored | Larger | None:
-            row: tuple[bytes | None, int, int] | None = connection.execute(
-                f"SELECT CASE WHEN length(value) <= ? THEN value END, version, length(value) FROM {table}"
-                " WHERE key = ?",
-                (bytes_max, key),
-            ).fetchone()
-            if row is None:
-                return None
-            value, version, size = row
-            return Larger(size) if value is None else (value, version)
-
-        return await self._run(read)
-
-    async def read_page(
-        self, begin: bytes, end: bytes | None, limit: int, table: Table, bytes_max: int
-    ) -> Page | Larger:
-        """As ``View.read_page``; ``Larger`` where the first value is above ``bytes_max``, which is at least that of a
-        page. Raises: Closed, sqlite3.Error.
-        """
-
-        def read(connection: sqlite3.Connection) -> Page | Larger:
+        def read(connection: sqlite3.Connection) -> Answer:
             connection.execute("BEGIN")
             try:
                 (version,) = connection.execute("SELECT version FROM position").fetchone()
-                rows = connection.execute(
-                    "SELECT key, CASE WHEN length(value) <= ? THEN value END, version, length(value)"
-                    f" FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key LIMIT ?",
-                    (bytes_max, begin, end, end, limit + 1),
+                return answer_within(
+                    asked,
+                    version,
+                    partial(_find, connection, table),
+                    partial(_read_page, connection, table, version),
+                    bytes_max,
                 )
-                with contextlib.closing(rows):
-                    return page_of_file(rows, version, limit)
             finally:
                 connection.execute("COMMIT")
 
@@ -118,13 +99,39 @@ class ViewFile:
             connection.close()
 
 
-def page_of_file(rows: Iterable[tuple[bytes, bytes | None, int, int]], version: int, limit: int) -> Page | Larger:
+def _find(connection: sqlite3.Connection, table: Table, key: bytes, bytes_max: int) -> Stored | Larger | None:
+    row: tuple[bytes | None, int, int] | None = connection.execute(
+        f"SELECT CASE WHEN length(value) <= ? THEN value END, version, length(value) FROM {table} WHERE key = ?",
+        (bytes_max, key),
+    ).fetchone()
+    if row is None:
+        return None
+    value, version, size = row
+    return Larger(size) if value is None else (value, version)
+
+
+def _read_page(
+    connection: sqlite3.Connection, table: Table, version: int, asked: KeyRange, bytes_max: int
+) -> Page | Larger:
+    begin, end, limit = asked
+    rows = connection.execute(
+        "SELECT key, CASE WHEN length(value) <= ? THEN value END, version, length(value)"
+        f" FROM {table} WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key LIMIT ?",
+        (bytes_max, begin, end, end, limit + 1),
+    )
+    with contextlib.closing(rows):
+        return page_of_file(rows, version, limit, bytes_max)
+
+
+def page_of_file(
+    rows: Iterable[tuple[bytes, bytes | None, int, int]], version: int, limit: int, bytes_max: int = PAGE_BYTES
+) -> Page | Larger:
     """A page of rows that end with the sizes of their values. A value that was not read ends a page before it."""
     page: list[Row] = []
     size = 0
     for key, value, written, value_bytes in rows:
         size += len(key) + value_bytes
-        if len(page) >= limit or (page and size > PAGE_BYTES):
+        if len(page) >= limit or (page and size > bytes_max):
             return Page(page, version, more=True)
         if value is None:
             return Larger(value_bytes)

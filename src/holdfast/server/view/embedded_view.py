@@ -12,7 +12,7 @@ import contextlib
 import sqlite3
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -28,26 +28,45 @@ from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, In
 from holdfast.server.http.answers import Room
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
-from holdfast.server.view.child import ReadCounts, ViewChild, ViewFile
+from holdfast.server.view.child import ReadCounts, ViewChild
+from holdfast.server.view.current_reads import CATCH_UP_SECONDS_MAX, CurrentReads, Each
 from holdfast.server.view.messages import Damage, ViewStart
 from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
+from holdfast.view.newest_changes import NOT_HERE
 from holdfast.view.sqlite import Table
-from holdfast.view.storage import PAGE_BYTES, Larger, Layer, Page, Stored, page_of
+from holdfast.view.storage import (
+    PAGE_BYTES,
+    Answer,
+    Asked,
+    KeyRange,
+    Larger,
+    Layer,
+    Page,
+    Stored,
+    answer_within,
+    page_of,
+    page_within,
+    within,
+)
 
-CATCH_UP_SECONDS_MAX: Final = 5.0
+MEMORY_BYTES: Final = 64 << 20
+"""Of recent writes, by default."""
 
 
 class EmbeddedView:
     """The view of the current leadership, when there is one."""
 
-    def __init__(self, enabled: bool, start: ViewStart, subscribe: Subscribe) -> None:
+    def __init__(self, enabled: bool, start: ViewStart, subscribe: Subscribe, memory_bytes: int = MEMORY_BYTES) -> None:
+        """``memory_bytes``: of the newest changes, in memory."""
         self.enabled = enabled
+        self._memory_bytes = memory_bytes
         self.counts = ReadCounts()
         """What failed requests to the store cost it, since this process began."""
         self._start = start
         self._subscribe = subscribe
         self._kept: ViewChild | ViewInProcess | None = None
+        self._reads: CurrentReads | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # Reading
@@ -59,54 +78,76 @@ class EmbeddedView:
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData,
         Backpressure.
         """
-        reads = await self._at(at)
-        with self._reported_as_behind(at):
-            found = await reads.get(key, table, MARK_BYTES)
-            if isinstance(found, Larger):
-                if room is not None:
-                    await room.page()
-                if room is not None and found.bytes > PAGE_BYTES:
-                    await room.alone()
-                found = await reads.get(key, table, sys.maxsize)
-            assert not isinstance(found, Larger), "nothing is larger than that"
-            return found
+        if self._reads is not None and table == "latest":
+            found = self._reads.find_now(key, at)
+            if found is not NOT_HERE:
+                return found
+        answer = await self._read((key,), at, room, table, MARK_BYTES)
+        result = answer.results[0]
+        assert not isinstance(result, Page), "a key has a value"
+        return result
 
     async def read_page(
         self, begin: bytes, end: bytes | None, limit: int, *, at: int, room: Room | None, table: Table = "latest"
     ) -> Page:
         """At most ``limit`` keys of ``[begin, end)``, as far as a page goes. Raises: as ``get``."""
-        reads = await self._at(at)
-        if room is not None:
-            await room.page()
-        with self._reported_as_behind(at):
-            page = await reads.read_page(begin, end, limit, table, PAGE_BYTES)
-            if isinstance(page, Larger):
-                if room is not None:
-                    await room.alone()
-                page = await reads.read_page(begin, end, limit, table, sys.maxsize)
-            assert isinstance(page, Page), "nothing is larger than that"
-            return page
+        answer = await self._read((KeyRange(begin, end, limit),), at, room, table, PAGE_BYTES)
+        page = answer.results[0]
+        assert isinstance(page, Page), "a range has a page"
+        return page._replace(version=answer.version)
 
-    async def _at(self, version: int) -> ViewFile | MemoryReads:
+    async def read(self, asked: Sequence[Asked], *, at: int, room: Room) -> Each:
+        """Keys and ranges, all at one version: as many of the first as fit in a page.
+
+        Where the view cannot be read, keys that memory has are answered, and the others have its error.
+        Raises: as ``get``, where that is true of the version itself.
+        """
+        try:
+            answer = await self._read(asked, at, room, "latest", MARK_BYTES)
+        except (Unavailable, CorruptData) as error:
+            if self._reads is None:
+                raise
+            return self._reads.known(asked, at, error)
+        return Each(answer.version, answer.results)
+
+    async def _read(self, asked: Sequence[Asked], at: int, room: Room | None, table: Table, bytes_max: int) -> Answer:
+        """The state at one version, for at least the first item. More than ``MARK_BYTES`` wait for room."""
+        if bytes_max > MARK_BYTES and room is not None:
+            await room.page()
+        answer = await self._read_once(asked, at, table, bytes_max)
+        if len(answer.results) < len(asked) and bytes_max < PAGE_BYTES:
+            if room is not None:
+                await room.page()
+            answer = await self._read_once(asked, at, table, PAGE_BYTES)
+        if asked and not answer.results:
+            if room is not None:
+                await room.alone()
+            answer = await self._read_once(asked[:1], at, table, sys.maxsize)
+        return answer
+
+    async def _read_once(self, asked: Sequence[Asked], at: int, table: Table, bytes_max: int) -> Answer:
         if not self.enabled:
             raise InvalidRequest(
                 "this service keeps no view",
                 code=Code.VIEW_DISABLED,
                 hint="set view.enabled, or subscribe and keep one",
             )
-        kept = self._kept
-        if kept is not None:
-            with contextlib.suppress(TimeoutError, Closed):
-                async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
-                    # Just after the start the view may still be opening.
-                    return await kept.at(version)
-        raise self._behind(version)
+        kept, reads = self._kept, self._reads
+        if kept is None or reads is None:
+            raise self._behind(at)
+        with self._reported_as_behind(at):
+            if table == "latest":
+                return await reads.read(asked, at, bytes_max)
+            async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                # Just after the start the view may still be opening.
+                view = await kept.at(at)
+            return await view.read(asked, table, bytes_max)
 
     @contextlib.contextmanager
     def _reported_as_behind(self, asked: int) -> Generator[None]:
         try:
             yield
-        except (Closed, sqlite3.Error) as error:
+        except (Closed, sqlite3.Error, TimeoutError) as error:
             raise self._behind(asked) from error
 
     def _behind(self, asked: int) -> Unavailable:
@@ -134,13 +175,16 @@ class EmbeddedView:
         """Keep the view up with this leadership. Its file is next to the log, or it is temporary."""
         if not self.enabled:
             return
+        self._kept = self._kept_for(service, in_log_directory)
+        self._reads = CurrentReads(service, self._kept, self._memory_bytes)
+
+    def _kept_for(self, service: LogReader, in_log_directory: bool) -> ViewChild | ViewInProcess:
         if urlsplit(self._start.log_url).scheme == "memory":
-            self._kept = ViewInProcess(service, self._subscribe)
-            return
+            return ViewInProcess(service, self._subscribe)
         kept = view_directory(self._start.log_url) if in_log_directory else None
         start = msgspec.structs.replace(self._start, log_id=service.log_id)
         place = self._temporary_directory if kept is None else partial(str, kept)
-        self._kept = ViewChild(start, service, self.counts, place)
+        return ViewChild(start, service, self.counts, place)
 
     def _temporary_directory(self) -> str:
         """It stays for the next leadership of this process, whose view then goes on with the file."""
@@ -149,7 +193,7 @@ class EmbeddedView:
 
     async def stop(self) -> None:
         """Stop following."""
-        kept, self._kept = self._kept, None
+        kept, self._kept, self._reads = self._kept, None, None
         if kept is not None:
             await kept.close()
 
@@ -176,24 +220,24 @@ class MemoryReads:
         self._view = view
         self._jobs = jobs
 
-    async def get(self, key: bytes, table: Table, bytes_max: int) -> Stored | Larger | None:
-        """As ``ViewFile.get``."""
-        found = self._jobs.changes.get(key) if table == "jobs" else self._view.get(key)
-        return Larger(len(found[0])) if found is not None and len(found[0]) > bytes_max else found
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+        """As ``ViewFile.read``."""
 
-    async def read_page(
-        self, begin: bytes, end: bytes | None, limit: int, table: Table, bytes_max: int
-    ) -> Page | Larger:
-        """As ``ViewFile.read_page``."""
-        page = self._page(begin, end, limit, table)
-        size = len(page.rows[0][1]) if page.rows else 0
-        return Larger(size) if size > bytes_max else page
+        def find(key: bytes, left: int) -> Stored | Larger | None:
+            return within(self._jobs.changes.get(key) if table == "jobs" else self._view.get(key), left)
 
-    def _page(self, begin: bytes, end: bytes | None, limit: int, table: Table) -> Page:
+        def read_page(asked: KeyRange, left: int) -> Page | Larger:
+            return page_within(self._page(asked, table, left), left)
+
+        return answer_within(asked, self._view.version, find, read_page, bytes_max)
+
+    def _page(self, asked: KeyRange, table: Table, bytes_max: int) -> Page:
+        begin, end, limit = asked
         if table == "latest":
-            return self._view.read_page(begin, end, limit)
+            return self._view.read_page(begin, end, limit, bytes_max)
         found = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))
-        return page_of(((key, *stored) for key, stored in found if stored is not None), self._view.version, limit)
+        rows = ((key, *stored) for key, stored in found if stored is not None)
+        return page_of(rows, self._view.version, limit, bytes_max)
 
 
 class ViewInProcess:

@@ -1,4 +1,4 @@
-"""The routes that read the embedded view: ``/v1/keys`` and ``/v1/range``, and for records of jobs ``/v1/jobs``.
+"""The routes that read keys: ``/v1/keys``, ``/v1/range`` and ``/v1/read``, and for records of jobs ``/v1/jobs``.
 
 A read is never older than ``at``, and without ``at`` never older than the newest version known to be durable here when
 it was asked, so clients read their own writes. A view that does not come that far in time answers ``view_behind``; one
@@ -7,11 +7,14 @@ that never will, because the log is damaged before that version, answers the dam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from holdfast.commit.format.transaction import prefix_end
-from holdfast.errors import Code, NotFound
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.responses import LeaderHint, error_body
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,
@@ -21,14 +24,23 @@ from holdfast.server.http.routes import (
     json_response,
     key_from_text,
     key_parameters,
+    position_of,
     text_key,
 )
 from holdfast.server.http.state import JSON
+from holdfast.server.view.current_reads import Each
 from holdfast.server.view.embedded_view import EmbeddedView
-from holdfast.wire.log import JobRecord, JobRecords, ValueRange, ValueResponse
-
-RANGE_LIMIT_DEFAULT: Final = 1000
-RANGE_LIMIT_MAX: Final = 10_000
+from holdfast.server.view.read_request import (
+    RANGE_LIMIT_DEFAULT,
+    RANGE_LIMIT_MAX,
+    JsonRead,
+    asked_of,
+    decode_read,
+    within_scope,
+)
+from holdfast.values import LogPosition
+from holdfast.view.storage import Asked, Page, Result
+from holdfast.wire.log import JobRecord, JobRecords, ReadAnswer, ReadResult, ValueRange, ValueResponse
 
 _KEY: Final = {"type": "string", "format": "base64url"}
 _AT: Final = Parameter(
@@ -61,11 +73,27 @@ def _text_of(data: bytes) -> str | None:
         return None
 
 
-def _asked_version(gateway: Gateway, call: Call) -> int:
-    at = call.position("at")
+_CONSISTENCY: Final = Parameter(
+    "consistency", "query", {"type": "string", "enum": ["linearizable", "local"], "default": "local"},
+    "linearizable: not older than any commit known anywhere when this came, as GET /v1/version; local: than any here",
+)  # fmt: skip
+
+
+async def _asked_version(gateway: Gateway, at: LogPosition | None, consistency: str | None) -> int:
+    """The version that a read must reach, chosen before anything is read."""
+    if consistency not in (None, "local", "linearizable"):
+        raise InvalidRequest("consistency is linearizable or local")
+    if consistency == "linearizable":
+        newest = await gateway.newest_version()
+        return newest if at is None else max(newest, gateway.version_of(at))
     # A standby follows the log and keeps no view.
     reader = gateway.reading() if gateway.read_only else gateway.leading()
     return reader.local_version() if at is None else gateway.version_of(at)
+
+
+async def _asked_of(gateway: Gateway, call: Call) -> int:
+    at, consistency = call.position("at"), call.text("consistency")
+    return await _asked_version(gateway, at, consistency)
 
 
 def _asked_key(call: Call) -> bytes:
@@ -85,7 +113,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_key(call: Call) -> Response:
         key, text = _asked_key(call), call.switch("text", default=False)
-        stored = await embedded.get(key, at=_asked_version(gateway, call), room=call.room)
+        stored = await embedded.get(key, at=await _asked_of(gateway, call), room=call.room)
         if stored is None:
             raise NotFound("there is no such key")
         value, version = stored
@@ -95,7 +123,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         begin, end = call.whole_range()
         text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        page = await embedded.read_page(begin, end, limit, at=_asked_version(gateway, call), room=call.room)
+        page = await embedded.read_page(begin, end, limit, at=await _asked_of(gateway, call), room=call.room)
         items = tuple(_found(key, value, written, text=text) for key, value, written in page.rows)
         return json_response(ValueRange(items, page.version, page.more))
 
@@ -104,7 +132,8 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             method="GET", path="/v1/keys/{key:any}", keys=_only_key,
             summary="A key's value, from the embedded view",
             handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
-            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
+            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT,
+                _CONSISTENCY),
         ),
         Route(
             method="GET", path="/v1/range", keys=Call.whole_range,
@@ -120,10 +149,65 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
                     "At most so many keys",
                 ),
-                _AT,
+                _AT, _CONSISTENCY,
             ),
         ),
+        Route(
+            method="POST", path="/v1/read",
+            summary="Several keys and ranges, all at one version",
+            handler=partial(_read_items, gateway, embedded), body={JSON: JsonRead}, answers={JSON: ReadAnswer},
+            codes=(*_CODES, Code.BAD_RANGE, Code.TOO_LARGE), tag="view",
+        ),
     )  # fmt: skip
+
+
+async def _read_items(gateway: Gateway, embedded: EmbeddedView, call: Call) -> Response:
+    request = decode_read(await call.body())
+    position = None if request.at is None else position_of("at", request.at)
+    asked = asked_of(request, call.scope)
+    at = await _asked_version(gateway, position, request.consistency)
+    each = await embedded.read([item for item in asked if not isinstance(item, HoldfastError)], at=at, room=call.room)
+    call.require_right_to_see()
+    scope = call.scope  # it may be another one by now
+    shown = [within_scope(item, scope) for item in asked]
+    return json_response(_answer(asked, shown, each, gateway.leader, text=request.text))
+
+
+def _answer(
+    asked: Sequence[Asked | HoldfastError],
+    shown: Sequence[Asked | HoldfastError],
+    each: Each,
+    leader: LeaderHint,
+    *,
+    text: bool,
+) -> ReadAnswer:
+    """The results in the order of ``asked``, up to the first item that did not fit. Errors are in their place, also
+    those of ``shown``: what the caller may see."""
+    items: list[ReadResult] = []
+    read = 0
+    for index, item in enumerate(asked):
+        if isinstance(item, HoldfastError):
+            items.append(_result(index, item, leader, text=text))
+        elif read < len(each.results):
+            problem = shown[index]
+            found = problem if isinstance(problem, HoldfastError) else each.results[read]
+            items.append(_result(index, found, leader, text=text))
+            read += 1
+        else:
+            return ReadAnswer(each.version, tuple(items), more=True)
+    return ReadAnswer(each.version, tuple(items))
+
+
+def _result(index: int, found: Result | HoldfastError, leader: LeaderHint, *, text: bool) -> ReadResult:
+    if found is None:
+        return ReadResult(index)
+    if isinstance(found, HoldfastError):
+        return ReadResult(index, error=error_body(found, leader))
+    if isinstance(found, Page):
+        rows = tuple(_found(key, value, written, text=text) for key, value, written in found.rows)
+        return ReadResult(index, rows=rows, more=found.more)
+    value, written = found
+    return ReadResult(index, value, written, _text_of(value) if text else None)
 
 
 def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
@@ -131,7 +215,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_job(call: Call) -> Response:
         name = call.path_text("name")
-        stored = await embedded.get(name.encode(), at=_asked_version(gateway, call), room=call.room, table="jobs")
+        stored = await embedded.get(name.encode(), at=await _asked_of(gateway, call), room=call.room, table="jobs")
         if stored is None:
             raise NotFound("this job has no record")
         return json_response(JobRecord(name, *stored))
@@ -141,7 +225,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
         begin = prefix if after is None else max(prefix, after.encode() + b"\0")
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         page = await embedded.read_page(
-            begin, prefix_end(prefix), limit, at=_asked_version(gateway, call), room=call.room, table="jobs"
+            begin, prefix_end(prefix), limit, at=await _asked_of(gateway, call), room=call.room, table="jobs"
         )
         items = tuple(JobRecord(key.decode(), value, written) for key, value, written in page.rows)
         return json_response(JobRecords(items, page.version, page.more))

@@ -1,0 +1,166 @@
+"""Reads of one leadership at its newest released version: recent writes in memory, over a view that is older.
+
+The live end of the change stream has every released batch, so commits cost nothing here: a read first takes in the
+batches since the last one. A key that memory has is answered at once. For the rest the view is asked as soon as it has
+applied everything up to ``NewestChanges.floor``. The version of the answer is chosen at its end, in one step with what
+memory then has: nothing of it is older, and nothing is newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from holdfast.commit.subscription import LogReader
+from holdfast.errors import Closed, HoldfastError
+from holdfast.server.http.buffers import MARK_BYTES
+from holdfast.view.newest_changes import NOT_HERE, Absence, NewestChanges
+from holdfast.view.sqlite import Table
+from holdfast.view.storage import Answer, Asked, KeyRange, Result, Stored
+
+SLICE_BYTES: Final = 256 << 10
+"""Of batches that are taken in before the event loop gets a turn."""
+MARGIN_KEYS: Final = 100
+"""Read in addition where the rows of a page were all deleted since."""
+ATTEMPTS_MAX: Final = 10
+CATCH_UP_SECONDS_MAX: Final = 5.0
+"""How long a read waits for the log and the view together."""
+
+
+class Each(NamedTuple):
+    """The results of several reads at ``version``, or their errors: of the first ones, as much as fits."""
+
+    version: int
+    results: Sequence[Result | HoldfastError]
+
+
+class Reads(Protocol):
+    """A view at one version or a later one."""
+
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+        """What it has, all of one version."""
+        ...
+
+
+class Kept(Protocol):
+    """A view that follows the log."""
+
+    async def at(self, version: int) -> Reads:
+        """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData when it never will."""
+        ...
+
+
+class CurrentReads:
+    """Reads of the log that ``service`` leads, over ``kept``, with ``bytes_max`` of changes in memory."""
+
+    def __init__(self, service: LogReader, kept: Kept, bytes_max: int) -> None:
+        self._channel = service.feed.durable
+        self._kept = kept
+        self.recent = NewestChanges(service.claim.last_version, bytes_max)
+        self._position: int | None = None
+        """Of the next batch in the channel; None where it has to be found."""
+
+    def find_now(self, key: bytes, at: int) -> Stored | Absence | None:
+        """As ``read`` for one key, if it can be answered at once, else ``NOT_HERE``. A large value cannot."""
+        recent = self.recent
+        if self._position != self._channel.end:
+            self._catch_up()
+        if recent.version < at:
+            return NOT_HERE
+        found = recent.find(key)
+        return NOT_HERE if isinstance(found, tuple) and len(found[0]) > MARK_BYTES else found
+
+    async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> Answer:
+        """The exact state at the newest released version, which is ``at`` or later: as much as ``bytes_max`` allows.
+
+        Raises: as ``Kept.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed also where the versions
+        change faster than it reads; what the view raises.
+        """
+        recent, deadline = self.recent, asyncio.get_running_loop().time() + CATCH_UP_SECONDS_MAX
+        await self._reach(at, deadline)
+        floor, margin = recent.floor, 0
+        for _ in range(ATTEMPTS_MAX):
+            needed = [
+                index for index, item in enumerate(asked) if isinstance(item, KeyRange) or recent.find(item) is NOT_HERE
+            ]
+            seen: Mapping[int, Result] = {}
+            answer = None
+            if needed:
+                async with asyncio.timeout_at(deadline):
+                    view = await self._kept.at(max(floor, recent.floor))
+                answer = await view.read([_wider(asked[index], margin) for index in needed], "latest", bytes_max)
+                await self._reach(answer.version, deadline)
+                seen = dict(zip(needed, answer.results, strict=False))
+            current = recent.answer(asked, seen, 0 if answer is None else answer.version, bytes_max)
+            if current is not None:
+                return current
+            if answer is not None and answer.larger is not None:
+                return Answer(recent.version, [], answer.larger)
+            # A page of rows that are deleted: a view that is newer does not have them.
+            floor, margin = recent.version, MARGIN_KEYS
+        raise Closed("the view is overtaken again and again")
+
+    def known(self, asked: Sequence[Asked], at: int, error: HoldfastError) -> Each:
+        """What memory has of ``asked``; the rest has ``error``. Raises: it, before ``at`` is released."""
+        results: list[Result | HoldfastError] = []
+        size = 0
+        self._catch_up()
+        if self.recent.version < at:
+            raise error
+        for item in asked:
+            found = NOT_HERE if isinstance(item, KeyRange) else self.find_now(item, at)
+            if isinstance(found, tuple):
+                size += len(found[0])
+            if results and size > MARK_BYTES:
+                break
+            results.append(error if found is NOT_HERE else found)
+        return Each(self.recent.version, results)
+
+    async def _reach(self, version: int, deadline: float) -> None:
+        """Return when everything up to ``version`` is taken in. Raises: TimeoutError, Closed."""
+        await self._take_all()
+        if self.recent.version < version:
+            async with asyncio.timeout_at(deadline):
+                await self._wait_for(version)
+
+    async def _wait_for(self, version: int) -> None:
+        channel = self._channel
+        while self.recent.version < version:
+            if channel.closed:
+                raise Closed("this leadership has ended")
+            await channel.wait(channel.end)
+            await self._take_all()
+
+    async def _take_all(self) -> None:
+        while True:
+            if self._catch_up():
+                return
+            await asyncio.sleep(0)
+
+    def _catch_up(self) -> bool:
+        """Take in the next batches. Returns whether these were all."""
+        channel, recent = self._channel, self.recent
+        position = self._position
+        taken = 0
+        while position is None or position < channel.end:
+            if taken > SLICE_BYTES:
+                self._position = position
+                return False
+            batch = None if position is None else channel.at(position)
+            if batch is None:
+                position = channel.find(recent.version)
+                if position is None:
+                    recent.restart(channel.start_version)
+                    position = channel.find(channel.start_version)
+                assert position is not None, "the channel has everything after its start"
+                continue
+            recent.take(batch.transactions(), batch.last_version)
+            position += 1  # type: ignore[operator]
+            taken += batch.size
+        self._position = position
+        return True
+
+
+def _wider(item: Asked, margin: int) -> Asked:
+    return item._replace(limit=item.limit + margin) if margin and isinstance(item, KeyRange) else item
