@@ -18,6 +18,9 @@ a history come from one clock.
                               whether or not its own client got a response
     version_is_fresh          a linearizable version is at least every version of an earlier response
     status_is_final           status agrees with the log: committed at that version, or not in it
+    read_is_exact             a read shows exactly the state of the log at the version that it names
+    read_is_not_older         a read names a version at or above the one that it asked for, which its client had heard
+    read_is_fresh             a linearizable read names at least every version of an earlier response
 
 For histories without versions see ``registers``.
 
@@ -36,16 +39,19 @@ from typing import Literal
 
 from holdfast.commit.format.transaction import (
     Committed,
+    Delete,
     Operation,
     PointRead,
     Precondition,
     RangeDelete,
     Rejected,
     Transaction,
+    Write,
 )
 
 __all__ = [
-    "CommitCall", "History", "Law", "LogEntry", "Moment", "StatusCall", "VersionCall", "Violation", "check_history",
+    "CommitCall", "History", "Law", "LogEntry", "Moment", "ReadCall", "StatusCall", "VersionCall", "Violation",
+    "check_history",
 ]  # fmt: skip
 
 Moment = float
@@ -66,6 +72,9 @@ class Law(StrEnum):
     REAL_TIME = "real_time"
     VERSION_IS_FRESH = "version_is_fresh"
     STATUS_IS_FINAL = "status_is_final"
+    READ_IS_EXACT = "read_is_exact"
+    READ_IS_NOT_OLDER = "read_is_not_older"
+    READ_IS_FRESH = "read_is_fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,23 @@ class VersionCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCall:
+    """One read of whole ranges, at the version that its answer named. A key is the range of that key alone.
+
+    ``rows``: of each range the keys with their values and the versions that wrote them. ``at``: the version that the
+    read had to reach.
+    """
+
+    begin: Moment
+    end: Moment
+    at: int
+    version: int
+    ranges: Sequence[tuple[bytes, bytes | None]]
+    rows: Sequence[Sequence[tuple[bytes, bytes, int]]]
+    linearizable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCall:
     """One final answer about an attempt. ``version`` counts only with ``committed``."""
 
@@ -132,6 +158,7 @@ class History:
     commits: Sequence[CommitCall] = ()
     versions: Sequence[VersionCall] = ()
     statuses: Sequence[StatusCall] = ()
+    reads: Sequence[ReadCall] = ()
     complete: bool = True
 
 
@@ -151,6 +178,7 @@ def check_history(history: History) -> list[Violation]:
         *_check_rejections(history, log),
         *_check_real_time(history, log),
         *_check_statuses(history, log),
+        *_check_reads(history),
     ]
 
 
@@ -377,6 +405,7 @@ def _heard(history: History) -> _Heard:
             reported.append((call.end, call.durable_version))
     reported.extend((asked.end, asked.version) for asked in history.versions)
     reported.extend((asked.end, asked.version) for asked in history.statuses if asked.status == "committed")
+    reported.extend((asked.end, asked.version) for asked in history.reads)
     reported.sort()
     largest: list[int] = []
     for _, version in reported:
@@ -402,10 +431,46 @@ def _check_real_time(history: History, log: _Log) -> Iterator[Violation]:
         floor = heard.before(begin)
         if entry.version <= floor:
             yield Violation(Law.REAL_TIME, f"{_name(call.txn)} at {entry.version} began after {floor} was heard")
+    for read in history.reads:
+        floor = heard.before(read.begin) if read.linearizable else 0
+        if read.version < floor:
+            yield Violation(Law.READ_IS_FRESH, f"a read at {read.version} began after {floor} was heard")
+        if read.version < read.at:
+            yield Violation(Law.READ_IS_NOT_OLDER, f"a read at {read.version} had to reach {read.at}")
     for asked in history.versions:
         floor = heard.before(asked.begin)
         if asked.version < floor:
             yield Violation(Law.VERSION_IS_FRESH, f"version answered {asked.version} after {floor} was heard")
+
+
+def _check_reads(history: History) -> Iterator[Violation]:
+    """Replay the log once; each read is compared with the state at its version."""
+    state: dict[bytes, tuple[bytes, int]] = {}
+    log = iter(sorted(history.log, key=lambda entry: entry.version))
+    entry = next(log, None)
+    for read in sorted(history.reads, key=lambda read: read.version):
+        while entry is not None and entry.version <= read.version:
+            for operation in entry.operations:
+                _apply(state, operation, entry.version)
+            entry = next(log, None)
+        for (begin, end), rows in zip(read.ranges, read.rows, strict=True):
+            keys = sorted(key for key in state if key >= begin and (end is None or key < end))
+            expected = [(key, *state[key]) for key in keys]
+            if list(rows) != expected:
+                yield Violation(
+                    Law.READ_IS_EXACT, f"[{begin!r}, {end!r}) at {read.version} is {expected}, and was read as {rows}"
+                )
+
+
+def _apply(state: dict[bytes, tuple[bytes, int]], operation: Operation, version: int) -> None:
+    match operation:
+        case Write(key, value):
+            state[key] = (value, version)
+        case Delete(key):
+            state.pop(key, None)
+        case RangeDelete(begin, end):
+            for key in [key for key in state if key >= begin and (end is None or key < end)]:
+                del state[key]
 
 
 def _check_statuses(history: History, log: _Log) -> Iterator[Violation]:

@@ -18,8 +18,8 @@ from tests.crash.wire import (
     StreamedTransaction,
     events,
 )
-from tests.crash.workload import Chooser, Model, opening
-from tests.histories import CommitCall, StatusCall, VersionCall
+from tests.crash.workload import ACCOUNTS, COUNTERS, ROOMS, Chooser, Model, account, counter, opening, room
+from tests.histories import CommitCall, ReadCall, StatusCall, VersionCall
 
 from holdfast.commit.format.transaction import (
     Committed,
@@ -29,6 +29,7 @@ from holdfast.commit.format.transaction import (
     Transaction,
     Write,
 )
+from holdfast.wire.log import ReadAnswer, ReadKey, ReadRange, ReadRequest
 
 PAUSE_SECONDS = 0.02
 ASK_STATUS = 0.7
@@ -81,6 +82,7 @@ class Recording:
     commits: list[CommitCall] = field(default_factory=list)
     versions: list[VersionCall] = field(default_factory=list)
     statuses: list[StatusCall] = field(default_factory=list)
+    reads: list[ReadCall] = field(default_factory=list)
     streamed: list[StreamedTransaction] = field(default_factory=list)
     refused: int = 0
 
@@ -98,6 +100,8 @@ class Clients:
         self._shown = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriber: asyncio.Task[None] | None = None
+        self._heard = 0
+        """The newest version that a commit was answered with."""
 
     async def start(self) -> None:
         """Commit the opening, see it come back through the stream, then let the crowd in."""
@@ -116,6 +120,9 @@ class Clients:
             source = random.Random(self._random.getrandbits(64))
             self._tasks.append(asyncio.create_task(self._client(f"client-{number:03d}", source)))
         self._tasks.append(asyncio.create_task(self._ask_versions()))
+        for linearizable in (True, False, False):
+            source = random.Random(self._random.getrandbits(64))
+            self._tasks.append(asyncio.create_task(self._read_on(source, linearizable=linearizable)))
 
     async def stop(self) -> None:
         """Let every client finish what it is doing, then end the stream. Raises what a client raised."""
@@ -224,6 +231,8 @@ class Clients:
     def _record(
         self, begin: int, txn: Transaction, outcome: Committed | Rejected | None, durable_version: int
     ) -> Committed | Rejected | None:
+        if isinstance(outcome, Committed):
+            self._heard = max(self._heard, outcome.version)
         self.recording.commits.append(
             CommitCall(begin=begin, end=time.monotonic_ns(), txn=txn, outcome=outcome, durable_version=durable_version)
         )
@@ -279,6 +288,52 @@ class Clients:
                     self.model.apply(event.version, event.operations)
                     self._shown.set()
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _read_on(self, source: random.Random, *, linearizable: bool) -> None:
+        """Read what was just written, again and again: never older than what any client here was answered."""
+        connection = Connection(self._address)
+        while not self._stopping.is_set():
+            await self._read(connection, source, linearizable=linearizable)
+            await asyncio.sleep(0.0 if source.random() < 0.5 else PAUSE_SECONDS)
+        connection.close()
+
+    async def _read(self, connection: Connection, source: random.Random, *, linearizable: bool) -> None:
+        points = [account(source.randrange(ACCOUNTS)), counter(source.randrange(COUNTERS)), b"never written"]
+        ranges = [*((key, key + b"\0") for key in points), room(source.randrange(ROOMS))]
+        asked = ReadRequest(
+            [*map(ReadKey, points), ReadRange(*ranges[-1], 10_000)],
+            str(self._heard),
+            "linearizable" if linearizable else "local",
+        )
+        at, begin = self._heard, time.monotonic_ns()
+        try:
+            answer = await connection.ask("POST", "/v1/read", msgspec.json.encode(asked))
+        except (NotSent, NoAnswer):
+            return
+        if answer.status in (409, 503, 504):
+            return
+        if answer.status != 200:
+            raise UnexpectedAnswer(f"{answer.status} {answer.body!r} for {asked}")
+        read = msgspec.json.decode(answer.body, type=ReadAnswer)
+        if any(item.error is not None for item in read.items):  # the view of a new leader may not be ready
+            self.recording.refused += 1
+            return
+        assert not read.more
+        assert len(read.items) == len(ranges)
+        found = [() if item.value is None else ((key, item.value, item.version or 0),)
+                 for key, item in zip(points, read.items, strict=False)]  # fmt: skip
+        found.append(tuple((row.key, row.value, row.version) for row in read.items[-1].rows or ()))
+        self.recording.reads.append(
+            ReadCall(
+                begin=begin,
+                end=time.monotonic_ns(),
+                at=at,
+                version=read.version,
+                ranges=ranges,
+                rows=found,
+                linearizable=linearizable,
+            )
+        )
 
     async def _ask_versions(self) -> None:
         connection = Connection(self._address)

@@ -213,11 +213,19 @@ class Rounds:
         assert code == 0, f"a drained leader ended with {code}: {self._leader().tail()}"
         log = await read_log(self._setting.reading_url)
         found = check_history(
-            History(log=log, commits=recording.commits, versions=recording.versions, statuses=recording.statuses)
+            History(
+                log=log,
+                commits=recording.commits,
+                versions=recording.versions,
+                statuses=recording.statuses,
+                reads=recording.reads,
+            )
         )
+        assert len(recording.reads) > 10 * self._setting.rounds, "reads are judged, too"
         broken = broken_invariants([(entry.version, entry.operations) for entry in log])
         self._setting.say(
-            f"{self._setting.rounds} rounds: {len(recording.commits)} commits, {len(recording.versions)} versions and "
+            f"{self._setting.rounds} rounds: {len(recording.commits)} commits, {len(recording.versions)} versions, "
+            f"{len(recording.reads)} reads and "
             f"{len(recording.statuses)} statuses heard, {len(log)} transactions in the log: {counted(found)}, "
             f"{len(found)} violations, {len(broken)} broken invariants"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.histories import (
@@ -10,6 +11,7 @@ from tests.histories import (
     History,
     Law,
     LogEntry,
+    ReadCall,
     StatusCall,
     VersionCall,
     check_history,
@@ -67,6 +69,10 @@ HONEST = History(
         CommitCall(begin=40, end=50, txn=UNHEARD, outcome=None),
     ],
     versions=[VersionCall(begin=31, end=33, version=20), VersionCall(begin=60, end=61, version=30)],
+    reads=[
+        ReadCall(begin=31, end=32, at=10, version=20, ranges=[(b"x", b"x\0")], rows=[[(b"x", b"2", 20)]]),
+        ReadCall(begin=60, end=61, at=0, version=30, ranges=[(b"", b"n")], rows=[[]], linearizable=True),
+    ],
     statuses=[
         StatusCall(begin=70, end=71, request_id="unheard", read_version=20, status="committed", version=30),
         StatusCall(begin=72, end=73, request_id="loser", read_version=10, status="not_committed"),
@@ -84,6 +90,12 @@ def with_commit(index: int, call: CommitCall) -> History:
 
 def with_status(index: int, call: StatusCall) -> History:
     return replace(HONEST, statuses=[*HONEST.statuses[:index], call, *HONEST.statuses[index + 1 :]])
+
+
+def with_read(index: int, **changed: Any) -> History:
+    reads = list(HONEST.reads)
+    reads[index] = replace(reads[index], **changed)
+    return replace(HONEST, reads=reads)
 
 
 def test_an_honest_history_has_no_violation() -> None:
@@ -130,6 +142,15 @@ PLANTED: dict[str, tuple[History, Law]] = {
         replace(HONEST, log=[*HONEST.log, entry(40, FOREIGN, 30)]),
         Law.NOTHING_INVENTED,
     ),
+    "a read shows an older value": (with_read(0, rows=[[(b"x", b"1", 10)]]), Law.READ_IS_EXACT),
+    "a read shows a newer value": (with_read(0, version=19, at=0), Law.READ_IS_EXACT),
+    "a read misses a key": (with_read(0, rows=[[]]), Law.READ_IS_EXACT),
+    "a read is older than asked": (with_read(0, at=21), Law.READ_IS_NOT_OLDER),
+    "a linearizable read is older than what was heard": (
+        with_read(0, version=9, rows=[[]], at=0, linearizable=True),
+        Law.READ_IS_FRESH,
+    ),
+    "a commit begins after a read that names a later version": (with_read(0, begin=1, end=2), Law.REAL_TIME),
     "a rejected commit is in the log": (replace(HONEST, log=[*HONEST.log, entry(40, LOSER, 30)]), Law.NO_GHOSTS),
     "a banned commit is in the log": (
         with_commit(3, CommitCall(begin=40, end=50, txn=UNHEARD, outcome=Rejected("banned"))),
