@@ -315,22 +315,27 @@ class Clients:
         if answer.status != 200:
             raise UnexpectedAnswer(f"{answer.status} {answer.body!r} for {asked}")
         read = msgspec.json.decode(answer.body, type=ReadAnswer)
-        if any(item.error is not None for item in read.items):  # the view of a new leader may not be ready
-            self.recording.refused += 1
-            return
         assert not read.more
         assert len(read.items) == len(ranges)
-        found = [() if item.value is None else ((key, item.value, item.version or 0),)
-                 for key, item in zip(points, read.items, strict=False)]  # fmt: skip
-        found.append(tuple((row.key, row.value, row.version) for row in read.items[-1].rows or ()))
+        shown: list[tuple[bytes, bytes | None]] = []
+        rows: list[tuple[tuple[bytes, bytes, int], ...]] = []
+        for span, item in zip(ranges, read.items, strict=True):
+            if item.error is not None:  # the view of a new leader may not be ready
+                self.recording.refused += 1
+                continue
+            shown.append(span)
+            if item.rows is not None:
+                rows.append(tuple((row.key, row.value, row.version) for row in item.rows))
+            else:
+                rows.append(() if item.value is None else ((span[0], item.value, item.version or 0),))
         self.recording.reads.append(
             ReadCall(
                 begin=begin,
                 end=time.monotonic_ns(),
                 at=at,
                 version=read.version,
-                ranges=ranges,
-                rows=found,
+                ranges=shown,
+                rows=rows,
                 linearizable=linearizable,
             )
         )
