@@ -127,7 +127,7 @@ def test_an_unknown_query_parameter_is_named_with_those_that_there_are() -> None
             message = answer.json["error"]["message"]
             assert (
                 "'lmit'" in message
-                and "at, begin, begin_text, end, end_text, limit, prefix, prefix_text, text" in message
+                and "at, begin, begin_text, consistency, end, end_text, limit, prefix, prefix_text, text" in message
             )
             hot = await client.ask("POST", "/v1/commit?durable=false", write())
             assert (hot.status, hot.code) == (400, "malformed")

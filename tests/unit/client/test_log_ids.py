@@ -67,11 +67,11 @@ def test_a_number_belongs_to_the_log_last_heard_of(connect):
         client = connect(server.url)
         client.call("get", b"k", at=5)
         client.call("version")
-        client.call("get", b"k", at=5)
+        client.call("get", b"k", at=55)
         client.call("get", b"k", at=f"5@{OTHER}")
         client.call("status", "an-id-of-twenty-chars", 7)
         targets = [asked.target for asked in server.asked if "/v1/keys" in asked.target]
-        assert [target.partition("?")[2] for target in targets] == ["at=5", f"at=5@{LOG}", f"at=5@{OTHER}"]
+        assert [target.partition("?")[2] for target in targets] == ["at=5", f"at=55@{LOG}", f"at=5@{OTHER}"]
         assert asked_status_of(server) == [("an-id-of-twenty-chars", f"min_version=7@{LOG}")]
 
 
@@ -198,3 +198,29 @@ def test_ids_that_change_along_a_stream_that_the_service_accepted_are_taken_over
     with ScriptedServer(*script) as server:
         assert [got.log_id for got in connect(server.url).take(3, f"3@{LOG}")] == [LOG, OTHER, OTHER]
         assert query_of(server, 1)["after"] == f"9@{OTHER}"
+
+
+def test_a_read_is_never_older_than_what_the_client_was_answered(connect):
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 62})
+    with ScriptedServer(VERSION, committed(60), found, found, found) as server:
+        client = connect(server.url)
+        client.call("version")
+        client.call("commit", WRITE)
+        client.call("get", b"k")
+        client.call("get", b"k", at=61)
+        client.call("get", b"k", at=70)
+        asked = [each.target.partition("?")[2] for each in server.asked if "/v1/keys" in each.target]
+        assert asked == [f"at=60@{LOG}", f"at=62@{LOG}", f"at=70@{LOG}"]
+
+
+def test_a_read_at_a_position_that_the_client_chose_goes_on_in_the_log_that_is_served_now(connect):
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 5})
+    with ScriptedServer(VERSION, mismatch(), found, mismatch()) as server:
+        client = connect(server.url)
+        client.call("version")
+        assert client.call("get", b"k").version == 5
+        with pytest.raises(InvalidRequest) as refused:
+            client.call("get", b"k", at=f"5@{LOG}")
+        assert refused.value.code is Code.LOG_MISMATCH
+        asked = [each.target.partition("?")[2] for each in server.asked if "/v1/keys" in each.target]
+        assert asked == [f"at=50@{LOG}", "", f"at=5@{LOG}"]

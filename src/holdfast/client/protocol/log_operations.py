@@ -21,7 +21,8 @@ unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -222,23 +223,36 @@ def get(
     session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
 ) -> Procedure[Found | None]:
     """The value of a key, never older than ``at`` and ``session.newest``. Raises: as ``version``, InvalidRequest."""
-    position = session.read_position(at)
-    request = key_request(key, position, linearizable=linearizable)
+    make = partial(key_request, key, linearizable=linearizable)
     try:
-        found = decode_body((yield from _request(session, request, now_ms)), Found)
+        found = decode_body((yield from _read(session, make, at, now_ms)), Found)
     except NotFound:
         return None
-    _saw_in(session, position, found.version)
+    _saw_in(session, at, found.version)
     return found
 
 
-def _saw_in(session: Session, position: LogPosition | None, version: int) -> None:
-    """A read that had to reach ``position`` found something of this version: later reads are not older.
+def _read(
+    session: Session, make: Callable[[LogPosition | None], Request], at: Place | None, now_ms: float
+) -> Procedure[Response]:
+    """The response to a read at ``session.newest``, or at ``at`` where that is newer or in another log."""
+    own = None if at is None else session.resolve_position(at)
+    position = session.read_position(own)
+    try:
+        return (yield from _request(session, make(position), now_ms))
+    except InvalidRequest as error:
+        if position == own or error.code not in (Code.LOG_MISMATCH, Code.ROLLED_BACK):
+            raise
+    # Another log is at this address now, as for a commit: what the caller has named is all that is still asked for.
+    return (yield from _request(session, make(own), now_ms))
 
-    Before any position is known, the log of a version is not known either.
-    """
-    if position is not None:
-        session.saw(version, position.log_id)
+
+def _saw_in(session: Session, at: Place | None, version: int) -> None:
+    """A read found something of this version: later reads are not older. It is not known of which log, unless it was
+    read at a position of ``session.newest``'s."""
+    position = None if at is None else session.resolve_position(at)
+    if session.newest is not None and (position is None or position.log_id == session.log_id):
+        session.saw(version, session.log_id)
 
 
 READ_ITEMS_MAX: Final = 1_000
@@ -252,14 +266,13 @@ def read_keys(
     """The first of ``keys``, all at one version, which is not older than ``at`` and ``session.newest``: as many as fit
     in a request and its response, one at least. Raises: as ``get``."""
     asked = list(_first_keys(keys))
-    position = session.read_position(at)
-    request = read_request([ReadKey(key) for key in asked], position, linearizable=linearizable)
+    make = partial(read_request, [ReadKey(key) for key in asked], linearizable=linearizable)
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        answer = decode_body((yield from _request_within(session, request, budget)), ReadAnswer)
+        answer = decode_body((yield from _read(session, make, at, budget.now_ms)), ReadAnswer)
         problem = next((item.error for item in answer.items if item.error is not None), None)
         if problem is None:
-            _saw_in(session, position, answer.version)
+            _saw_in(session, at, answer.version)
             require_progress(answer, answer.items, more=bool(asked))
             return KeysRead(answer.version, [_stored(item) for item in answer.items])
         failure = session.refused(problem, 200)
@@ -314,18 +327,16 @@ def read_range(
     linearizable: bool = False,
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)``, not older than ``at`` and ``session.newest``. Raises: as ``get``."""
-    position = session.read_position(at)
-    request = range_request(begin, end, limit, position, linearizable=linearizable)
-    found = decode_body((yield from _request(session, request, now_ms)), FoundRange)
-    _saw_in(session, position, found.version)
+    make = partial(range_request, begin, end, limit, linearizable=linearizable)
+    found = decode_body((yield from _read(session, make, at, now_ms)), FoundRange)
+    _saw_in(session, at, found.version)
     return require_progress(found, found.items, more=found.more)
 
 
 def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
     """The record of a job in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = job_request(name, session.read_position(at))
     try:
-        return decode_body((yield from _request(session, request, now_ms)), JobRecord)
+        return decode_body((yield from _read(session, partial(job_request, name), at, now_ms)), JobRecord)
     except NotFound:
         return None
 
@@ -334,8 +345,9 @@ def jobs(
     session: Session, prefix: str, after: str | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[JobRecords]:
     """Records of jobs by name in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = jobs_request(prefix, after, limit, session.read_position(at))
-    found = decode_body((yield from _request(session, request, now_ms)), JobRecords)
+    found = decode_body(
+        (yield from _read(session, partial(jobs_request, prefix, after, limit), at, now_ms)), JobRecords
+    )
     return require_progress(found, found.items, more=found.more)
 
 
