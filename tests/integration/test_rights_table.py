@@ -209,12 +209,14 @@ async def letter_of(
     if data is not None:
         headers["Content-Type"] = "application/x-ndjson" if target == "/v1/commits" else "application/json"
     client.send(request(method, target, data, **headers))
-    has_errors = target.startswith("/v1/commit")
+    has_errors = target.startswith(("/v1/commit", "/v1/read"))
     answer = await client.answer(head_only=not has_errors)
     client.close()
     if not has_errors:
         return LETTERS.get(answer.status, ".")
-    code = json.loads(answer.body).get("error", {}).get("code")
+    answered = json.loads(answer.body)
+    answered = answered["items"][0] if "items" in answered else answered
+    code = answered.get("error", {}).get("code")
     return {"unauthenticated": "U", "permission_denied": "D", "id_needs_tag": "T"}.get(code, ".")
 
 
