@@ -30,6 +30,7 @@ NAMES = {
     "__anext__": "__next__",
     "aclose": "close",
     "aio": "sync",
+    "aio_gathering": "sync_gathering",
     "aio_stores": "sync_stores",
 }
 PHRASES = {

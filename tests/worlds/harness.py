@@ -52,6 +52,7 @@ KINDS: Final = {
     "stores-small-blocks": "tests.worlds.stores.small_blocks",
     "stores-clocks": "tests.worlds.stores.clocks",
     "workers": "tests.worlds.workers.kinds",
+    "gathering": "tests.worlds.gathering.kinds",
 }
 """Each kind of world and the module whose ``KINDS`` describes it."""
 

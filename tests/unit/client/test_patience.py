@@ -10,7 +10,7 @@ import pytest
 from tests.unit.client.conftest import QUICK
 
 from holdfast.client.protocol import log_operations, stream
-from holdfast.client.protocol.effects import Decide, Effect, Failed, Open, Reply, Response, Send, Wait, Woken
+from holdfast.client.protocol.effects import Decide, Effect, Failed, Learn, Open, Reply, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.messages import status_request
 from holdfast.client.protocol.retry_budget import Session
@@ -82,7 +82,7 @@ def test_nor_does_one_that_the_service_asks_for(name: str) -> None:
 
 
 def test_nobody_waits_after_the_last_attempt_of_a_transaction() -> None:
-    options = dataclasses.replace(OPTIONS, attempts_max=3)
+    options = dataclasses.replace(OPTIONS, attempts_max=3, gather=False)
     here = Session(Route((parse_endpoint("http://a.example:1"),)), options)
     attempts = TransactionAttempts(here, ServiceSource(here), "e" * 24)
     procedure = attempts.run(0)
@@ -92,9 +92,11 @@ def test_nobody_waits_after_the_last_attempt_of_a_transaction() -> None:
         reply: Reply = Woken(0)
         if isinstance(effect, Decide):
             attempts.builder.write(b"k", b"v")
+        elif isinstance(effect, Learn):
+            here.saw(5, None)
         elif isinstance(effect, Send):
             newer = b'{"status": "not_committed", "reason": "conflict", "version": %d}' % (5 + len(seen))
-            reply = Response(0, 200, {}, newer if seen else b'{"version": 5, "leader_id": "x"}')
+            reply = Response(0, 200, {}, newer)
         seen.append(type(effect))
         return procedure.send(reply)
 
@@ -104,4 +106,4 @@ def test_nobody_waits_after_the_last_attempt_of_a_transaction() -> None:
 
     with pytest.raises(Conflict):
         to_the_end(next(procedure))
-    assert seen == [Send, Decide, Send, Wait, Decide, Send, Wait, Decide, Send]
+    assert seen == [Learn, Decide, Send, Wait, Decide, Send, Wait, Decide, Send]

@@ -71,13 +71,12 @@ def test_an_unknown_outcome_that_was_a_commit_is_not_decided_again(connect):
         assert len(commits_of(server)) == 1
 
 
-def test_an_unknown_outcome_that_was_none_is_decided_again_at_the_services_version(connect):
+def test_an_unknown_outcome_that_was_none_is_decided_again_without_another_question(connect):
     script = (
         VERSION,
         value(b"n", b"1", 40),
         Drop(),
         status("not_committed"),
-        Reply(200, {"version": 80, "leader_id": ""}),
         value(b"n", b"5", 79),
         committed(81),
     )
@@ -220,6 +219,30 @@ def test_a_function_led_astray_by_a_moving_state_runs_again_from_there(connect):
         assert connect(server.url).transact(body).version == 60
         (sent,) = commits_of(server)
         assert sent["read_version"] == 55
+
+
+def test_a_transaction_that_began_at_an_old_position_asks_once_where_its_data_is(connect):
+    """Otherwise each of its keys could move it by a little, and it would run once for each."""
+
+    def body(txn):
+        for key in (b"one", b"two", b"three"):
+            yield txn.get(key)
+        txn.write(b"k", b"v")
+
+    script = (
+        committed(60),
+        value(b"one", b"1", 8),
+        value(b"two", b"2", 70),
+        Reply(200, {"version": 90, "leader_id": ""}),
+        value(b"one", b"1", 8),
+        value(b"two", b"2", 70),
+        value(b"three", b"3", 80),
+    )
+    with ScriptedServer(*script, committed(91)) as server:
+        client = connect(server.url)
+        client.call("commit", [Write(b"k", b"v")], read_version=50)
+        assert client.transact(body).version == 91
+        assert commits_of(server)[1]["read_version"] == 90
 
 
 def test_what_was_demanded_of_a_key_is_not_softened_by_reading_it():

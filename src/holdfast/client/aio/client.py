@@ -21,16 +21,19 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
+    Learn,
     Open,
     Opened,
     Procedure,
     Receive,
     Reply,
     Send,
+    Share,
     Wait,
     Woken,
 )
 from holdfast.client.protocol.endpoint import anywhere, routes_of
+from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -53,9 +56,10 @@ from holdfast.client.protocol.transaction import (
 )
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import aio as transport
+from holdfast.client.transport import aio_gathering as gathering
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
-from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
@@ -137,6 +141,8 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
+        self._commits = gathering.Gatherer(self.pool, self.session.route, self.session.options, Commits())
+        self._learning = transport.Once()
         self._closing = transport.Event()
 
     async def __aenter__(self) -> Self:
@@ -153,8 +159,10 @@ class Client:
         Operations in progress end with ``Closed``; the service may have accepted what they sent.
         """
         self._closing.set()
+        await self._commits.aclose()
         await self.watch.aclose()
         await self.pool.aclose()
+        await self._learning.over()
 
     async def commit(
         self,
@@ -428,6 +436,10 @@ class Client:
         match effect:
             case Send():
                 return await self.pool.exchange(effect)
+            case Share():
+                return await self._commits.share(effect.item)
+            case Learn():
+                return await self._learn(effect)
             case Wait():
                 return await self.sleep(effect)
             case Decide():
@@ -440,6 +452,22 @@ class Client:
                 return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
             case Open() | Receive() | Deliver() | DeliverRows():
                 raise AssertionError("streams are driven by Subscription and _fill")
+
+    async def _learn(self, effect: Learn) -> Woken:
+        """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
+        asked_here = False
+
+        async def ask() -> None:
+            nonlocal asked_here
+            asked_here = True
+            await self.run(log_operations.version(self.session, effect.since_ms, local=True))
+
+        try:
+            await self._learning.run(ask)
+        except (Unavailable, Backpressure):
+            if asked_here or now_ms() >= effect.since_ms + self.session.options.give_up_after_ms:
+                raise
+        return Woken(now_ms())  # the other one began earlier, so its time was over: this one asks again
 
     async def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""
@@ -579,7 +607,7 @@ class Subscription:
                 return await self._client.sleep(effect)
             case Deliver():
                 return Woken(now_ms())
-            case Send() | Decide() | AwaitVersion() | DeliverRows():
+            case Send() | Share() | Learn() | Decide() | AwaitVersion() | DeliverRows():
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     def _hang_up(self) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from holdfast.commit.format.transaction import Operation
-from holdfast.wire.log import Found, StreamMessage
+from holdfast.wire.log import CommitReceipt, Found, NotCommitted, StreamMessage
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
@@ -97,11 +97,53 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send the request once and collect the whole response. The reply is ``Response`` or ``Failed``."""
+    """Send the request once and collect the whole response. The reply is ``Response`` or ``Failed``.
+
+    ``in_turn``: only ``IN_TURN_MAX`` such requests of a client are under way, and the others wait.
+    """
 
     endpoint: Endpoint
     request: Request
     timeout_ms: float
+    in_turn: bool = False
+
+
+IN_TURN_MAX: Final = 32
+"""A broken connection may leave the outcome of a thousand commits open, each of which is asked for."""
+
+
+class Item:
+    """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names.
+
+    ``settled``: its answer, set once; ``ALONE`` where its caller is to send it alone. ``waiter`` is the shell's.
+    """
+
+    __slots__ = ("data", "deadline_ms", "endpoint", "has_left", "is_awaited", "key", "offered_ms", "settled", "waiter")
+
+    def __init__(self, key: str, data: bytes) -> None:
+        self.key = key
+        self.data = data
+        self.endpoint: Endpoint | None = None
+        """Where it was sent; where a connection was sought, before that."""
+        self.offered_ms = self.deadline_ms = 0.0
+        self.settled: object | None = None
+        self.has_left = False
+        self.is_awaited = False
+        """Whether others wait while it travels alone."""
+        self.waiter: object = None
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Send this commit, together with others where they wait at the same time. The reply is ``Answered``."""
+
+    item: Item
+
+
+class Learn(msgspec.Struct, frozen=True):
+    """Ask the service for its version, once for all that wait for it. The reply is ``Woken``, when a position is known
+    or none can be; ``since_ms``: when the operation began."""
+
+    since_ms: float
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -149,7 +191,7 @@ class DeliverRows(msgspec.Struct, frozen=True):
     rows: tuple[Found, ...]
 
 
-Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver | DeliverRows
+Effect = Send | Share | Learn | Wait | Decide | AwaitVersion | Open | Receive | Deliver | DeliverRows
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -183,6 +225,14 @@ class Failed(msgspec.Struct, frozen=True):
             raise AssertionError("a request that was perhaps accepted has no problem that ends an operation")
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """What became of a commit that was shared. ``reply``: its verdict, or what ``Send`` would have given."""
+
+    now_ms: float
+    endpoint: Endpoint
+    reply: CommitReceipt | NotCommitted | Response | Failed
+
+
 class Woken(msgspec.Struct, frozen=True):
     """The effect is done."""
 
@@ -203,7 +253,7 @@ class Chunk(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Reply = Response | Failed | Woken | Opened | Chunk
+Reply = Response | Failed | Answered | Woken | Opened | Chunk
 
 Result = TypeVar("Result")
 Procedure = Generator[Effect, Reply, Result]

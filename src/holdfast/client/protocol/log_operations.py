@@ -11,6 +11,7 @@ The rules for a commit, in the order in which they are tried on each reply:
     coded 504, 409 leader_changed, 5xx           unknown         ask status until it is final
     uncoded 429, 5xx (some proxy)                unknown         ask status until it is final
     sent, then silence or a broken connection    unknown         ask status until it is final
+    shared, and the stream ended before it       not accepted    the same attempt again, at once (``gathering``)
     any other coded error                        refused         it is raised
 
 An *attempt* is (request_id, read_version). It is sent again only while it is known that no earlier sending was
@@ -28,12 +29,26 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from holdfast.client.protocol.effects import Failed, Procedure, Request, Response, Send, Woken
+from holdfast.client.protocol.effects import (
+    Answered,
+    Failed,
+    Item,
+    Learn,
+    Procedure,
+    Request,
+    Response,
+    Send,
+    Share,
+    Woken,
+)
 from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.gathered_commits import item_of
+from holdfast.client.protocol.gathering import ITEM_BYTES_MAX
 from holdfast.client.protocol.messages import (
+    COMMIT_HEADERS,
+    COORDINATION_CODES,
     REFUSED_BEFORE_ACCEPTANCE,
     Place,
-    commit_request,
     commits_request,
     decode_body,
     decode_commit,
@@ -41,15 +56,17 @@ from holdfast.client.protocol.messages import (
     job_request,
     jobs_request,
     key_request,
+    leaves_open,
     range_request,
     read_request,
     require_progress,
     service_error,
+    status_of_item,
     status_request,
     version_request,
 )
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, RetryBudget, Session, pause
+from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
 from holdfast.commit.format.transaction import (
     JobChange,
     Operation,
@@ -99,7 +116,12 @@ class Parts(NamedTuple):
     jobs: tuple[JobChange, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.jobs) or not (self.acknowledge is self.maps is self.publish is UNSET)
+        return bool(self.jobs) or self.for_stores
+
+    @property
+    def for_stores(self) -> bool:
+        """Whether the stores take part."""
+        return not (self.acknowledge is self.maps is self.publish is UNSET)
 
 
 NOTHING_ELSE: Final = Parts()
@@ -134,12 +156,14 @@ def _request(session: Session, request: Request, now_ms: float) -> Procedure[Res
     return (yield from _request_within(session, request, budget))
 
 
-def _request_within(session: Session, request: Request, budget: RetryBudget) -> Procedure[Response]:
+def _request_within(
+    session: Session, request: Request, budget: RetryBudget, *, in_turn: bool = False
+) -> Procedure[Response]:
     now_ms = budget.now_ms
     while True:
         timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
         asked = session.route.current
-        reply = yield Send(asked, request, timeout_ms)
+        reply = yield Send(asked, request, timeout_ms, in_turn)
         assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         budget.now_ms = reply.now_ms
         failure: HoldfastError
@@ -162,19 +186,36 @@ def _request_within(session: Session, request: Request, budget: RetryBudget) -> 
             raise failure
 
 
-def _submit(
-    session: Session, request: Request, now_ms: float
-) -> Procedure[tuple[Endpoint, Response | Failed, ErrorBody | None]]:
+SendReply = CommitReceipt | NotCommitted | Response | Failed
+Submitted = tuple[Endpoint, SendReply, ErrorBody | None]
+
+
+def _send(session: Session, request: Request, item: Item | None) -> Procedure[tuple[Endpoint, SendReply]]:
+    """Send a request that commits, shared with others as ``item`` if there is one; its endpoint and the reply."""
+    if item is not None:
+        answered = yield Share(item)
+        assert isinstance(answered, Answered), "the reply to Share is Answered"
+        return answered.endpoint, answered.reply
+    asked = session.route.current
+    reply = yield Send(asked, request, session.options.request_timeout_ms)
+    assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
+    return asked, reply
+
+
+def _submit(session: Session, request: Request, now_ms: float, item: Item | None = None) -> Procedure[Submitted]:
     """Send a request that commits until it may have been accepted; the endpoint, its reply and the error in it.
 
-    The reply has status 200, or leaves the outcome open. Raises: what the service refuses with; Unavailable or
-    Backpressure when the request was not accepted within ``give_up_after_ms``.
+    ``item``: the same, if it may be shared. The reply is a verdict, has status 200, or leaves the outcome open. Raises:
+    what the service refuses with; Unavailable or Backpressure when the request was not accepted within
+    ``give_up_after_ms``.
     """
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        asked = session.route.current
-        reply = yield Send(asked, request, session.options.request_timeout_ms)
-        assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
+        asked, reply = yield from _send(session, request, item)
+        if item is not None:
+            item = Item(item.key, item.data)
+        if isinstance(reply, CommitReceipt | NotCommitted):
+            return asked, reply, None
         if isinstance(reply, Failed):
             budget.missed(asked, reply)
             if reply.perhaps_accepted:
@@ -185,7 +226,7 @@ def _submit(
             return asked, reply, None
         else:
             error = service_error(reply)
-            if _is_unknown(error, reply.status):
+            if leaves_open(error, reply.status):
                 return asked, reply, error
             if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
                 raise session.refused(error, reply.status)
@@ -207,6 +248,16 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
     session.saw(reply.version, reply.log_id)
     session.id_tag = reply.id_tag or ""
     return reply
+
+
+def newest_position(session: Session, now_ms: float) -> Procedure[LogPosition]:
+    """The newest position of any response; before the first one, that of one request for all that wait for it.
+
+    Raises: as ``version``.
+    """
+    while (newest := session.newest) is None:
+        yield Learn(now_ms)
+    return newest
 
 
 def retention(session: Session, request: Request, now_ms: float) -> Procedure[RetentionAnswer]:
@@ -364,7 +415,7 @@ def _ask_status(
 ) -> Procedure[StatusAnswer]:
     request = status_request(request_id, min_version)
     try:
-        response = yield from _request_within(session, request, budget)
+        response = yield from _request_within(session, request, budget, in_turn=True)
     except HoldfastError as error:
         if isinstance(error, InvalidRequest) or error.code is Code.UNAUTHENTICATED:
             raise
@@ -411,13 +462,22 @@ def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedu
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
 
 
-def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
+def attempt(
+    session: Session, txn: Transaction, now_ms: float, *, may_share: bool = False
+) -> Procedure[CommitReceipt | NotCommitted]:
     """One attempt until its outcome is final; ``txn`` has a request id and a read version.
 
+    ``may_share``: it may travel in one request with other attempts, if it is small.
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    asked, reply, error = yield from _submit(session, commit_request(txn), now_ms)
+    item = item_of(txn)
+    request = Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
+    shared = item if may_share and session.options.gather and len(item.data) <= ITEM_BYTES_MAX else None
+    asked, reply, error = yield from _submit(session, request, now_ms, shared)
+    if isinstance(reply, CommitReceipt | NotCommitted):
+        session.saw(reply.version, txn.log_id)
+        return reply
     if isinstance(reply, Response) and reply.status == 200 and (verdict := decode_commit(reply.body)) is not None:
         session.saw(verdict.version, txn.log_id)
         return verdict
@@ -429,15 +489,6 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
     if isinstance(reply, Response) and names_leader and txn.leader_id is not None and isinstance(verdict, NotCommitted):
         raise session.refused(error, reply.status)
     return verdict
-
-
-def _is_unknown(error: ErrorBody | None, status: int) -> bool:
-    """Whether an error response to a commit leaves its outcome open."""
-    if error is None:  # not from the service: a proxy may have sent the request on before it failed
-        return status >= 500 or status in (408, 429) or status < 400
-    if error.code in REFUSED_BEFORE_ACCEPTANCE:
-        return False
-    return status >= 500 or error.code in COORDINATION_CODES
 
 
 def commit(
@@ -461,12 +512,11 @@ def commit(
     """
     check_transaction(operations, preconditions, read_version, parts)
     chosen = read_version is None
+    may_share = chosen and request_id is None and leader_id is None and not parts.for_stores
     number = 0
     while True:
         if chosen:
-            newest = session.newest
-            if newest is None:
-                newest = (yield from version(session, now_ms, local=True)).position
+            newest = yield from newest_position(session, now_ms)
             read_version, of_log = newest.version, log_id or newest.log_id
         else:
             of_log = log_id or session.log_id
@@ -483,7 +533,7 @@ def commit(
             publish=parts.publish,
         )
         try:
-            verdict = yield from attempt(session, txn, now_ms)
+            verdict = yield from attempt(session, txn, now_ms, may_share=may_share)
         except InvalidRequest as error:
             if error.code is Code.ID_NEEDS_TAG and request_id is None and number < COMMIT_ATTEMPTS_MAX:
                 number += 1  # it was not accepted, and the next id begins with the tag that the refusal named
@@ -537,6 +587,7 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     about all of them; an item that it does not reach is ``OutcomeUnknown``.
     """
     _, reply, _ = yield from _submit(session, commits_request(txns), now_ms)
+    assert isinstance(reply, Response | Failed), "this request is not shared"
     if isinstance(reply, Failed):
         lines = decode_items(reply.partial)
     else:
@@ -556,8 +607,8 @@ def _resolve_items(
         if isinstance(line, CommitReceipt | NotCommitted):
             session.saw(line.version, txn.log_id)
             results.append(line)
-        elif line is not None and not _is_unknown(line, _item_status(line)):
-            results.append(session.refused(line, _item_status(line)))
+        elif line is not None and not leaves_open(line, status_of_item(line)):
+            results.append(session.refused(line, status_of_item(line)))
         elif now_ms >= end_ms:
             results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
@@ -569,12 +620,6 @@ def _resolve_items(
                 results.append(error)
             now_ms = budget.now_ms
     return results
-
-
-def _item_status(error: ErrorBody) -> int:
-    """A status for a result line, which has none: 500 where the code leaves the outcome open."""
-    open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
-    return 500 if error.code in open_codes else 400
 
 
 class Grouping:

@@ -45,9 +45,14 @@ Place = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a ``LogPosition``."""
 
 JSON_TYPE: Final = "application/json"
+COMMIT_HEADERS: Final = (("content-type", JSON_TYPE),)
+COMMITS_HEADERS: Final = (("content-type", NDJSON), ("accept", NDJSON))
 
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
 """A commit refused with one of these was not accepted: the same attempt may be sent again."""
+
+COORDINATION_CODES: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
+"""After these errors the leader is asked instead."""
 
 REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
 
@@ -75,16 +80,9 @@ def base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
 
 
-def commit_request(txn: Transaction) -> Request:
-    """``POST /v1/commit``."""
-    return Request("POST", "/v1/commit", _JSON.encode(txn), (("content-type", JSON_TYPE),))
-
-
 def commits_request(txns: list[Transaction]) -> Request:
     """``POST /v1/commits`` as newline-delimited JSON, one result line per item."""
-    body = _JSON.encode_lines(txns)
-    headers = (("content-type", NDJSON), ("accept", NDJSON))
-    return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
+    return Request("POST", "/v1/commits", _JSON.encode_lines(txns), COMMITS_HEADERS, accepted_in_parts=True)
 
 
 def position_of(named: Place) -> LogPosition:
@@ -215,6 +213,21 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
         else:
             results.append(verdict)
     return results
+
+
+def leaves_open(error: ErrorBody | None, status: int) -> bool:
+    """Whether an error response to a commit leaves its outcome open."""
+    if error is None:  # not from the service: a proxy may have sent the request on before it failed
+        return status >= 500 or status in (408, 429) or status < 400
+    if error.code in REFUSED_BEFORE_ACCEPTANCE:
+        return False
+    return status >= 500 or error.code in COORDINATION_CODES
+
+
+def status_of_item(error: ErrorBody) -> int:
+    """A status for a result line, which has none: 500 where the code leaves the outcome open."""
+    open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
+    return 500 if error.code in open_codes else 400
 
 
 def service_error(response: Response) -> ErrorBody | None:

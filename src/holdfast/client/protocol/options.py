@@ -12,7 +12,7 @@ from typing import Final, Literal
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.errors import Code, InvalidRequest
 
-_NOT_BOUNDS: Final = ("follow_leader", "trusted_hosts")
+_NOT_BOUNDS: Final = ("follow_leader", "gather", "trusted_hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,10 @@ class ClientOptions:
 
     Units: milliseconds, bytes, counts. ``request_timeout_ms`` bounds one request; ``give_up_after_ms`` bounds the
     repeats of an operation that was not accepted; ``resolve_within_ms`` bounds the asking after an unknown outcome;
-    ``attempts_max`` bounds the attempts of a transaction and ``commits_per_request_max`` one request of a stream of
-    commits. ``stream_silence_ms`` must be above the service's keep-alive interval (30 s unless configured).
+    ``attempts_max`` bounds the attempts of a transaction, ``commits_per_request_max`` and ``commits_bytes_max`` one
+    request of several commits. ``gather``: commits that wait at the same time travel together; ``gather_ms``: how long
+    one waits at most for a request that is under way. ``stream_silence_ms`` must be above the service's keep-alive
+    interval (30 s unless configured).
     ``trusted_hosts``: addresses besides the given ones that may get the token, as patterns (``NAME:PORT``,
     ``*.SUFFIX:PORT``, ``NETWORK/BITS:PORT``).
     """
@@ -43,6 +45,8 @@ class ClientOptions:
     event_bytes_max: int = 64 << 20
     follow_leader: bool = True
     trusted_hosts: tuple[str, ...] = ()
+    gather: bool = True
+    gather_ms: float = 1
 
     def __post_init__(self) -> None:
         _require_positive(self, *(name for name in self.__dataclass_fields__ if name not in _NOT_BOUNDS))

@@ -12,14 +12,18 @@ from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
-from holdfast.client.protocol.messages import Place, error_of, position_of, retry_after_ms, service_error
+from holdfast.client.protocol.messages import (
+    COORDINATION_CODES,
+    Place,
+    error_of,
+    position_of,
+    retry_after_ms,
+    service_error,
+)
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import ErrorBody
-
-COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
-"""After these errors the leader is asked instead."""
 
 TAKE_OVER_WAIT_MS_MAX: Final = 400.0
 """The longest wait before the endpoints are asked again, while none of several can be reached or leads."""

@@ -50,8 +50,12 @@ RANGE_PAGE: Final = 1_000
 class ServiceSource:
     """Reads through ``/v1/keys`` and ``/v1/range``. Results are never older than ``at``."""
 
+    begins_newest: Final = True
+    """Whether a transaction begins at the newest version that the client knows."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._has_asked = False
         self.log_id: str | None = None
         """The log that ``begin_version`` belongs to; None when it is not known."""
 
@@ -70,16 +74,27 @@ class ServiceSource:
         return (yield from log_operations.read_range(self._session, begin, end, limit, position, now_ms))
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
-        """A version to read at, at least ``newer_than``. The preconditions prove the outcome, so no quorum is asked."""
+        """A version to read at, at least ``newer_than``: the preconditions prove the outcome, however old it is."""
         if newer_than is not None:
             return newer_than
-        reply = yield from log_operations.version(self._session, now_ms, local=True)
-        self.log_id = reply.log_id
-        return reply.version
+        self._has_asked = self._session.newest is None
+        newest = yield from log_operations.newest_position(self._session, now_ms)
+        self.log_id = newest.log_id
+        return newest.version
+
+    def moved_version(self, moved_to: int, now_ms: float) -> Procedure[int]:
+        """Where a transaction begins again whose reads moved. The position that it began at may be so old that each key
+        moves it a little, so the service is asked once."""
+        if self._has_asked:
+            return moved_to
+        self._has_asked = True
+        return max(moved_to, (yield from log_operations.version(self._session, now_ms, local=True)).version)
 
 
 class ViewSource:
     """Reads the caller's own view; see ``ServiceSource`` for the methods."""
+
+    begins_newest: Final = False
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
@@ -127,6 +142,11 @@ class ViewSource:
             if isinstance(reply, Failed):
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
+
+    def moved_version(self, moved_to: int, now_ms: float) -> Procedure[int]:  # noqa: ARG002
+        """The view is there already."""
+        yield from ()
+        return moved_to
 
 
 Source = ServiceSource | ViewSource
@@ -384,6 +404,7 @@ class TransactionAttempts:
                 now_ms, newer_than = decided.now_ms, builder.moved_to
                 if number >= options.attempts_max or budget.exhausted(now_ms):
                     raise Conflict("the data changes faster than it is read", version=newer_than)
+                newer_than = yield from self._source.moved_version(newer_than, now_ms)
                 continue
             parts = builder.parts
             if not builder.operations and not parts:
@@ -398,14 +419,15 @@ class TransactionAttempts:
                 maps=parts.maps,
                 publish=parts.publish,
             )
+            may_share = self._source.begins_newest and not parts.for_stores
             try:
-                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms, may_share=may_share)
             except InvalidRequest as error:
                 if error.code is not Code.ID_NEEDS_TAG:
                     raise
                 number += 1  # nothing was accepted, and the next id begins with the tag that the refusal named
                 txn = replace(txn, request_id=self._session.draw_id(self._entropy, number))
-                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms)
+                verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms, may_share=may_share)
             if isinstance(verdict, CommitReceipt):
                 return verdict
             number += 1

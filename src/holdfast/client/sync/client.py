@@ -22,16 +22,19 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
+    Learn,
     Open,
     Opened,
     Procedure,
     Receive,
     Reply,
     Send,
+    Share,
     Wait,
     Woken,
 )
 from holdfast.client.protocol.endpoint import anywhere, routes_of
+from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -54,9 +57,10 @@ from holdfast.client.protocol.transaction import (
 )
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import sync as transport
+from holdfast.client.transport import sync_gathering as gathering
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
-from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
 from holdfast.wire.log import (
     CommitReceipt,
@@ -138,6 +142,8 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
+        self._commits = gathering.Gatherer(self.pool, self.session.route, self.session.options, Commits())
+        self._learning = transport.Once()
         self._closing = transport.Event()
 
     def __enter__(self) -> Self:
@@ -154,8 +160,10 @@ class Client:
         Waits and streams in progress in other threads end with ``Closed``; a request already sent still completes.
         """
         self._closing.set()
+        self._commits.close()
         self.watch.close()
         self.pool.close()
+        self._learning.over()
 
     def commit(
         self,
@@ -425,6 +433,10 @@ class Client:
         match effect:
             case Send():
                 return self.pool.exchange(effect)
+            case Share():
+                return self._commits.share(effect.item)
+            case Learn():
+                return self._learn(effect)
             case Wait():
                 return self.sleep(effect)
             case Decide():
@@ -437,6 +449,22 @@ class Client:
                 return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
             case Open() | Receive() | Deliver() | DeliverRows():
                 raise AssertionError("streams are driven by Subscription and _fill")
+
+    def _learn(self, effect: Learn) -> Woken:
+        """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
+        asked_here = False
+
+        def ask() -> None:
+            nonlocal asked_here
+            asked_here = True
+            self.run(log_operations.version(self.session, effect.since_ms, local=True))
+
+        try:
+            self._learning.run(ask)
+        except (Unavailable, Backpressure):
+            if asked_here or now_ms() >= effect.since_ms + self.session.options.give_up_after_ms:
+                raise
+        return Woken(now_ms())  # the other one began earlier, so its time was over: this one asks again
 
     def sleep(self, wait: Wait) -> Woken:
         """Wait, unless the client is closed meanwhile. Raises: Closed."""
@@ -576,7 +604,7 @@ class Subscription:
                 return self._client.sleep(effect)
             case Deliver():
                 return Woken(now_ms())
-            case Send() | Decide() | AwaitVersion() | DeliverRows():
+            case Send() | Share() | Learn() | Decide() | AwaitVersion() | DeliverRows():
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     def _hang_up(self) -> None:

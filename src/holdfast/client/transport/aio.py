@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
+from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
@@ -114,6 +114,34 @@ class Event:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         return self._event.is_set()
+
+
+class Once:
+    """Work that several callers want at the same time, done once for all of them.
+
+    A caller that is cancelled leaves the work to the others.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do the work, or wait for what is being done. Raises: what the work raised."""
+        task = self._task
+        if task is None:
+            task = self._task = asyncio.get_running_loop().create_task(work())
+            task.add_done_callback(self._done)
+        await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # nobody may be left to see it
+
+    async def over(self) -> None:
+        """Wait for the end of what is being done."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
 
 def each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
@@ -366,6 +394,7 @@ class Pool:
         self._requests = RequestEncoder(token)
         self._tls = tls
         self._slots = asyncio.Semaphore(int(options.connections_max))
+        self._turns = asyncio.Semaphore(IN_TURN_MAX)
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._everything: set[Connection] = set()
         self._making: dict[asyncio.Timeout, tuple[Endpoint, float]] = {}
@@ -374,6 +403,8 @@ class Pool:
 
     async def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
+        if effect.in_turn:
+            return await self._exchange_in_turn(effect)
         if self._watch is not None and self._watch.rests:
             self._watch.begin()
         connection: Connection | None = None
@@ -412,6 +443,60 @@ class Pool:
             partial = reader.take() if reader.status == 200 else b""
             too_large = isinstance(error, ResponseTooLarge)
             return Failed(now_ms(), True, reason, partial, reader.headers, too_large=too_large)
+        finally:
+            if connection is not None:
+                self.drop(connection)
+
+    async def _exchange_in_turn(self, effect: Send) -> Response | Failed:
+        began_ms = now_ms()
+        try:
+            async with asyncio.timeout(effect.timeout_ms / 1000):
+                await self._turns.acquire()
+        except TimeoutError:
+            return Failed(now_ms(), False, BUSY, asked=False)
+        try:
+            left_ms = max(1.0, effect.timeout_ms - (now_ms() - began_ms))
+            return await self.exchange(Send(effect.endpoint, effect.request, left_ms))
+        finally:
+            self._turns.release()
+
+    async def converse(self, endpoint: Endpoint, timeout_ms: float, talk: Talk) -> Response | Failed:
+        """Send what ``talk`` has when there is a connection, and give it the body as it comes. The response has no body
+        if its status is 200, and status 0 if there was nothing to send. ``timeout_ms`` is for the connection."""
+        if self._watch is not None and self._watch.rests:
+            self._watch.begin()
+        connection: Connection | None = None
+        reader: ResponseReader | None = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        try:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._slots.acquire()
+            except TimeoutError:
+                return Failed(now_ms(), False, BUSY, asked=False)
+            try:
+                connection = self._take(endpoint) or await self.connect(endpoint, deadline)
+                request = talk.begin()
+                if request is not None:
+                    data = self._requests.encode(request, endpoint)
+                    known, perhaps_tls = connection.known_head, connection.perhaps_tls
+                    reader = ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+                    connection.start(data, reader, loop.time() + self._options.request_timeout_ms / 1000)
+                    while not reader.complete:
+                        await connection.changed()
+                        if reader.status == 200 and reader.buffered and not talk.received(reader.take()):
+                            return Failed(now_ms(), True, "the response cannot be read")
+            finally:
+                self._slots.release()
+            at_ms = now_ms()
+            if (reader is None or reader.reusable) and not connection.lost and not self.closed:
+                self.give_back(endpoint, connection, at_ms)
+                connection = None
+            return Response(at_ms, 0, {}, b"") if reader is None else _whole(reader, at_ms)
+        except (OSError, UnicodeError, BadResponse) as error:
+            problem = problem_with(endpoint, error)
+            return Failed(now_ms(), reader is not None and problem is None, reason_of(error), problem=problem)
         finally:
             if connection is not None:
                 self.drop(connection)
@@ -539,6 +624,22 @@ class Pool:
         """Drop every connection and wait until their sockets are closed."""
         self.close()
         await self.wait_closed()
+
+
+def _whole(reader: ResponseReader, at_ms: float) -> Response:
+    return Response(at_ms, reader.status, reader.headers, reader.take())
+
+
+class Talk(Protocol):
+    """One request whose response is read as it comes."""
+
+    def begin(self) -> Request | None:
+        """There is a connection: what is to be sent; None for nothing."""
+        ...
+
+    def received(self, data: bytes) -> bool:
+        """Some of the body of a response with status 200. False if the rest is of no use."""
+        ...
 
 
 class Waiting(Protocol):

@@ -7,6 +7,7 @@ any later failure the outcome is unknown. An ``ssl`` error is always of the hand
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
-from holdfast.client.protocol.effects import Chunk, Failed, Open, Response, Send
+from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.http1 import (
     BadResponse,
@@ -38,7 +39,7 @@ from holdfast.client.protocol.lookout import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed
+from holdfast.errors import Closed, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -65,6 +66,50 @@ class GetsTogether:
     ) -> None:
         del many
         self.get = alone
+
+
+class _Work:
+    """What one thread does, and others wait for."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.is_over = threading.Event()
+        self.error: HoldfastError | None = None
+
+
+class Once:
+    """Work that several callers want at the same time, done once for all of them: one thread does it for the others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._work: _Work | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work, or wait for what is being done. Raises: what the work raised. If the thread that does it is
+        interrupted, nothing was done."""
+        own = _Work()
+        with self._lock:
+            known = self._work
+            if known is None:
+                self._work = own
+        if known is not None and known.thread != own.thread:
+            known.is_over.wait()
+            if known.error is not None:
+                raise known.error
+            return
+        try:
+            work()  # also in a signal handler, in the middle of the work of its own thread
+        except HoldfastError as error:
+            own.error = error
+            raise
+        finally:
+            with self._lock:
+                if self._work is own:
+                    self._work = None
+            own.is_over.set()
+
+    def over(self) -> None:
+        """The threads end by themselves."""
 
 
 class Awaited:
@@ -138,6 +183,14 @@ class Connection:
         self.perhaps_tls = not endpoint.secure
         """See ``ResponseReader``."""
         self.idle_since_ms = 0.0
+
+    def is_readable(self, timeout_s: float) -> bool:
+        """Wait until bytes are there, or the connection has ended. Takes none, so it may be interrupted."""
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Hand over all of it. Raises: OSError."""
@@ -242,18 +295,26 @@ class Pool:
         self._watch = watch
         if watch is not None:
             watch.add(self)
-        self._waits: set[Awaited] = set()
         self._options = options
         self._requests = RequestEncoder(token)
         self._tls = tls
-        self._slots = threading.BoundedSemaphore(int(options.connections_max))
+        self._renew()
+        self.closed = False
+        _pools.add(self)
+
+    def _renew(self) -> None:
+        """Begin without connections: after a fork the child's are the parent's."""
+        self._slots = threading.BoundedSemaphore(int(self._options.connections_max))
+        self._turns = threading.BoundedSemaphore(IN_TURN_MAX)
         self._lock = threading.Lock()
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._streams: set[Connection] = set()
-        self.closed = False
+        self._waits: set[Awaited] = set()
 
     def exchange(self, effect: Send) -> Response | Failed:
         """Send one request and collect its answer."""
+        if effect.in_turn:
+            return self._exchange_in_turn(effect)
         at_ms = now_ms()
         end_ms = at_ms + effect.timeout_ms
         if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
@@ -286,6 +347,48 @@ class Pool:
             if connection is not None:
                 connection.close()
             self._slots.release()
+
+    def _exchange_in_turn(self, effect: Send) -> Response | Failed:
+        began_ms = now_ms()
+        if not self._turns.acquire(timeout=effect.timeout_ms / 1000):
+            return Failed(now_ms(), False, BUSY, asked=False)
+        try:
+            left_ms = max(1.0, effect.timeout_ms - (now_ms() - began_ms))
+            return self.exchange(Send(effect.endpoint, effect.request, left_ms))
+        finally:
+            self._turns.release()
+
+    def lease(self, endpoint: Endpoint, timeout_ms: float) -> Connection | Failed:
+        """A connection, until ``give_back`` and ``end_lease``, or ``drop`` and ``end_lease``. Raises: Closed."""
+        at_ms = now_ms()
+        if not self._slots.acquire(timeout=timeout_ms / 1000):
+            return Failed(now_ms(), False, BUSY, asked=False)
+        wait = self._begin(endpoint, at_ms)
+        connection: Connection | None = None
+        try:
+            connection = self._take(endpoint, wait) or self._connect(endpoint, at_ms + timeout_ms, wait)
+            return connection
+        except (OSError, UnicodeError, BadResponse) as error:
+            problem = problem_with(endpoint, error)
+            return Failed(now_ms(), False, reason_of(error), problem=problem)
+        finally:
+            if connection is None:
+                self._waits.discard(wait)
+                self._slots.release()
+
+    def end_lease(self) -> None:
+        """The connection is not used any more."""
+        self._slots.release()
+
+    def reader_for(self, connection: Connection) -> ResponseReader:
+        """For the response to the next request on it."""
+        return ResponseReader(
+            self._options.response_bytes_max, connection.known_head, perhaps_tls=connection.perhaps_tls
+        )
+
+    def encode(self, request: Request, endpoint: Endpoint) -> bytes:
+        """The bytes of a request."""
+        return self._requests.encode(request, endpoint)
 
     def _begin(self, endpoint: Endpoint, at_ms: float) -> Awaited:
         wait = Awaited(endpoint, at_ms)
@@ -405,6 +508,17 @@ class Pool:
 
     def wait_closed(self) -> None:
         """Sockets close at once."""
+
+
+_pools: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool._renew()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Waiting(Protocol):

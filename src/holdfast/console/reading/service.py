@@ -19,8 +19,8 @@ import msgspec
 from holdfast.client.aio.client import Client
 from holdfast.client.aio.stores import StoreClient
 from holdfast.client.protocol.effects import Request, Response
+from holdfast.client.protocol.messages import COORDINATION_CODES
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.messages import decode, request_of
 from holdfast.client.transport.clock import now_ms

@@ -38,8 +38,9 @@ from msgspec.structs import force_setattr
 
 from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Endpoint, UnusableEndpoints
+from holdfast.client.protocol.messages import COORDINATION_CODES
 from holdfast.client.protocol.options import FOR_EVER, SubscriberOptions, busy_wait_ms
-from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Session, Turns
+from holdfast.client.protocol.retry_budget import Session, Turns
 from holdfast.client.protocol.stores.acknowledgements import (
     RANGES_MAX,
     AckBatcher,

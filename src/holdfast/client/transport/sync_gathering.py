@@ -1,0 +1,390 @@
+"""Gathering with threads: of those that wait, one drives each shared request and wakes the others.
+
+A thread whose own item is settled passes what it drives to another one that waits, also when it is interrupted. What an
+interrupt may have torn, because bytes were on their way between the kernel and the machine, is not continued: the
+connection is dropped, and the outcome of its items is open. A fork leaves the child nothing of its parent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
+
+from holdfast.client.protocol.effects import Answered, Failed, Item, Request, Response, Send
+from holdfast.client.protocol.endpoint import Route
+from holdfast.client.protocol.gathering import ALONE, NO_ANSWER, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_with, reason_of
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.transport.clock import now_ms
+from holdfast.client.transport.sync import Connection, Pool
+from holdfast.errors import Closed
+
+if TYPE_CHECKING:
+    from holdfast.wire.log import CommitReceipt, NotCommitted
+
+TORN = "the thread that carried it was interrupted"
+LINGER_S: Final = 0.001
+"""How long a driver waits for the end of a response that has all answers."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Carried:
+    """The connection of a shared request. ``is_torn``: bytes are between it and the machine."""
+
+    def __init__(self, connection: Connection, reader: ResponseReader) -> None:
+        self.connection = connection
+        self.reader = reader
+        self.is_torn = True
+
+
+def step(
+    method: Callable[Concatenate[Gatherer, Arguments], Result],
+) -> Callable[Concatenate[Gatherer, Arguments], Result]:
+    """One step at a time. If an exception ends one, what it left cannot be trusted, and everything begins again.
+
+    Only ``with`` on the lock itself is safe against an interrupt between taking it and the block.
+    """
+
+    def stepping(self: Gatherer, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        with self.lock:
+            if self.is_torn:
+                self.begin_again()
+            self.is_torn = True
+            result = method(self, *arguments, **named)
+            self.is_torn = False
+            return result
+
+    return stepping
+
+
+class Gatherer:
+    """What the threads of one client offer, and the requests that carry it."""
+
+    def __init__(self, pool: Pool, route: Route, options: ClientOptions, kind: Kind) -> None:
+        self._pool = pool
+        self._route = route
+        self._options = options
+        self._kind = kind
+        self._closed = False
+        self.renew()
+        _gatherers.add(self)
+
+    def renew(self) -> None:
+        """Begin with nothing."""
+        self.lock = threading.RLock()  # a signal handler may commit in the middle of anything
+        self.is_torn = False
+        """Whether a thread is in the middle of a step, or was interrupted there."""
+        self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
+        self._callers: dict[Item, None] = {}
+        self._asleep: dict[Item, None] = {}
+        """The callers whose threads wait to be woken."""
+        self._undriven: dict[SharedRequest, bool] = {}
+        """Whether a thread was woken for it."""
+        self._driven: dict[SharedRequest, None] = {}
+
+    def share(self, item: Item) -> Answered:
+        """Offer an item; its answer. Raises: Closed."""
+        if self._closed:
+            raise Closed("this client is closed")
+        try:
+            self._offer(item)
+            if item.settled is not ALONE:
+                self._wait(item)
+            if item.settled is ALONE:
+                return self._send_alone(item)
+        finally:
+            if item.is_awaited or self._undriven or item in self._callers:
+                self._leave(item)
+        assert item.endpoint is not None, "an answer comes from somewhere"
+        return Answered(now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | Response | Failed", item.settled))
+
+    def _send_alone(self, item: Item) -> Answered:
+        request = self.machine.alone_request(item)
+        endpoint = item.endpoint
+        assert endpoint is not None, "its request goes somewhere"
+        reply = self._pool.exchange(Send(endpoint, request, self._options.request_timeout_ms))
+        return Answered(reply.now_ms, endpoint, reply)
+
+    # ---- callers
+
+    @step
+    def _offer(self, item: Item) -> None:
+        effects = self.machine.offered(item, now_ms())
+        if item.settled is None:
+            item.waiter = waiter = threading.Lock()
+            waiter.acquire()
+            self._callers[item] = None
+            self._take_in(effects)
+
+    def _wait(self, item: Item) -> None:
+        """Return when the item is settled."""
+        while item.settled is None:
+            shared, until_ms = self._next_duty(item)
+            if shared is not None:
+                self._drive(shared, item)
+            elif item.settled is None:
+                left_s = max(0.0, (until_ms - now_ms()) / 1000)
+                if not cast("threading.Lock", item.waiter).acquire(timeout=left_s):
+                    self._wake_up(item)
+
+    @step
+    def _next_duty(self, item: Item) -> tuple[SharedRequest | None, float]:
+        """The request that the caller of the item drives from now on; or None, and how long it may sleep."""
+        at_ms = now_ms()
+        if at_ms >= self.machine.due_ms:
+            self._take_in(self.machine.look(at_ms))
+        if item.settled is None and at_ms >= item.deadline_ms:  # also if the machine has lost it by an interrupt
+            item.settled = Failed(at_ms, True, NO_ANSWER)
+            item.endpoint = item.endpoint or self._route.current
+        shared = next(iter(self._undriven), None)
+        if item.settled is not None:
+            self._find_drivers()
+            return None, at_ms
+        if shared is not None:
+            del self._undriven[shared]
+            self._driven[shared] = None
+            return shared, at_ms
+        self._asleep[item] = None
+        return None, min(item.deadline_ms, self.machine.due_ms) if self.machine.first is item else item.deadline_ms
+
+    @step
+    def _wake_up(self, item: Item) -> None:
+        """Its thread has slept long enough."""
+        if item in self._asleep:
+            del self._asleep[item]
+        else:  # it was woken at the last moment
+            cast("threading.Lock", item.waiter).acquire(blocking=False)
+
+    @step
+    def _leave(self, item: Item) -> None:
+        """The caller goes, with an answer or without one. Others drive what it drove."""
+        self._asleep.pop(item, None)
+        self.machine.left(item)
+        self._take_in(self.machine.alone_ended(item, now_ms()))
+        if item in self._callers:
+            del self._callers[item]
+            self._keep_time()
+        self._undriven = dict.fromkeys(self._undriven, False)  # it may have been woken for one of them
+        if self._asleep or self._driven:
+            self._find_drivers()
+        else:  # nobody waits for anything
+            for shared in self._undriven:
+                self._give_up(shared)
+            self._undriven.clear()
+
+    # ---- within a step
+
+    def begin_again(self) -> None:
+        """The outcome of everything that was offered is open: the status tells, also of what was never sent."""
+        callers, asleep = list(self._callers), list(self._asleep)
+        for shared in (*self._driven, *self._undriven):
+            shared.is_over = True  # its driver, if it has one, drops its connection
+        undriven = list(self._undriven)
+        self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
+        self._callers, self._asleep, self._undriven = {}, {}, {}
+        for item in callers:
+            if item.settled is None:
+                item.endpoint = item.endpoint or self._route.current
+                item.settled = Failed(now_ms(), True, TORN)
+        for item in asleep:
+            with contextlib.suppress(RuntimeError):  # it was woken just before
+                cast("threading.Lock", item.waiter).release()
+        for shared in undriven:
+            self._drop(shared)
+
+    def _take_in(self, effects: Effects) -> None:
+        for item in effects.settled:
+            self._callers.pop(item, None)
+            self._wake(item)
+        if effects.begun is not None:
+            self._undriven[effects.begun] = False
+
+    def _wake(self, item: Item) -> None:
+        if item in self._asleep:
+            del self._asleep[item]
+            cast("threading.Lock", item.waiter).release()
+
+    def _find_drivers(self) -> None:
+        """Wake a thread for each request that nobody drives: the last of its items is there until its end."""
+        for shared, is_found in self._undriven.items():
+            if is_found or not self._asleep:
+                continue
+            driver = next((item for item in reversed(shared.items) if item in self._asleep), None)
+            if driver is None:
+                first = self.machine.first
+                driver = first if first in self._asleep else next(iter(self._asleep))
+            self._undriven[shared] = True
+            self._wake(driver)
+
+    def _keep_time(self) -> None:
+        """The thread of the first item that waits is to see when its request is due."""
+        first = self.machine.first
+        if first is not None:
+            self._wake(first)
+
+    def _give_up(self, shared: SharedRequest) -> None:
+        """Nobody carries it on."""
+        if shared.connection is None:
+            self._take_in(self.machine.not_opened(shared, Failed(now_ms(), False, TORN, asked=False)))
+        else:
+            self._take_in(self.machine.ended(shared, Failed(now_ms(), True, TORN)))
+            self._drop(shared)
+
+    def _drop(self, shared: SharedRequest) -> None:
+        carried = cast("Carried | None", shared.connection)
+        if carried is not None:
+            shared.connection = None
+            self._pool.drop(carried.connection)
+            self._pool.end_lease()
+
+    # ---- driving
+
+    def _drive(self, shared: SharedRequest, item: Item) -> None:
+        """Carry a request until it is over, or the item is settled: then another thread carries it on."""
+        is_whole = False
+        try:
+            if shared.connection is None:
+                self._open(shared, item)
+            while (carried := cast("Carried | None", shared.connection)) is not None:
+                if (item.settled is not None and not shared.is_over) or not self._read(shared, carried, item):
+                    break
+            is_whole = True
+        finally:
+            carried = cast("Carried | None", shared.connection)
+            self._driven_no_more(shared, is_whole=is_whole or carried is None or not carried.is_torn)
+
+    @step
+    def _driven_no_more(self, shared: SharedRequest, *, is_whole: bool) -> None:
+        self._driven.pop(shared, None)
+        if shared.is_over:
+            self._drop(shared)
+        elif is_whole:
+            self._undriven[shared] = False
+        else:
+            self._give_up(shared)
+        self._find_drivers()
+
+    def _open(self, shared: SharedRequest, item: Item) -> None:
+        """Get a connection and send what waits."""
+        left_ms = max(1.0, min(shared.deadline_ms, item.deadline_ms) - now_ms())
+        try:
+            leased = self._pool.lease(shared.endpoint, left_ms)
+        except Closed as error:
+            leased = Failed(now_ms(), False, str(error), asked=False)
+        if isinstance(leased, Failed):
+            self._not_opened(shared, leased)
+            return
+        carried = Carried(leased, self._pool.reader_for(leased))
+        request = self._opened(shared, carried)
+        if request is None:
+            self._give_back(shared, carried)
+            return
+        data = self._pool.encode(request, shared.endpoint)
+        try:
+            leased.send_until_response(data, self._options.request_timeout_ms / 1000, carried.reader)
+        except (OSError, BadResponse) as error:
+            self._end(shared, error)
+            return
+        if carried.reader.heard:  # the service reads no more
+            carried.reader.headers["connection"] = "close"
+            self._receive(shared, carried)
+        carried.is_torn = False
+
+    @step
+    def _opened(self, shared: SharedRequest, carried: Carried) -> Request | None:
+        shared.connection = carried
+        request = self.machine.opened(shared, now_ms())
+        self._keep_time()
+        return request
+
+    @step
+    def _not_opened(self, shared: SharedRequest, failed: Failed) -> None:
+        self._take_in(self.machine.not_opened(shared, failed))
+
+    def _read(self, shared: SharedRequest, carried: Carried, item: Item) -> bool:
+        """Wait for bytes and take them. False when the request is over."""
+        if not carried.connection.is_readable(self._may_wait_s(shared, item)):
+            return not shared.is_over and self._look(shared)
+        carried.is_torn = True
+        try:
+            carried.connection.receive(carried.reader, 0.0)
+        except TimeoutError:  # a part of a TLS record
+            carried.is_torn = False
+            return True
+        except (OSError, BadResponse) as error:
+            self._end(shared, error)
+            return False
+        return self._receive(shared, carried)
+
+    @step
+    def _may_wait_s(self, shared: SharedRequest, item: Item) -> float:
+        self._find_drivers()
+        until_ms = min(item.deadline_ms, self.machine.due_ms, shared.deadline_ms)
+        return LINGER_S if shared.is_over else (until_ms - now_ms()) / 1000
+
+    @step
+    def _look(self, shared: SharedRequest) -> bool:
+        """Time has passed. False when that of the request is over."""
+        at_ms = now_ms()
+        self._take_in(self.machine.look(at_ms))
+        if at_ms >= shared.deadline_ms:
+            self._take_in(self.machine.ended(shared, Failed(at_ms, True, NO_ANSWER)))
+        return not shared.is_over
+
+    def _receive(self, shared: SharedRequest, carried: Carried) -> bool:
+        """Give the machine what has arrived. False when the request is over."""
+        reader = carried.reader
+        if reader.status == 200 and reader.buffered and not self._received(shared, reader.take()):
+            return False
+        if reader.complete:
+            self._ended(shared, Response(now_ms(), reader.status, reader.headers, reader.take()))
+            self._give_back(shared, carried)
+            return False
+        carried.is_torn = False
+        return True
+
+    @step
+    def _received(self, shared: SharedRequest, data: bytes) -> bool:
+        effects = self.machine.received(shared, data, now_ms())
+        self._take_in(effects)
+        return effects.broken is None
+
+    @step
+    def _ended(self, shared: SharedRequest, reply: Response | Failed) -> None:
+        self._take_in(self.machine.ended(shared, reply))
+
+    def _end(self, shared: SharedRequest, error: Exception) -> None:
+        problem = problem_with(shared.endpoint, error)
+        self._ended(shared, Failed(now_ms(), problem is None, reason_of(error), problem=problem))
+
+    def _give_back(self, shared: SharedRequest, carried: Carried) -> None:
+        """The connection may carry another request, if the response has marked its own end."""
+        if carried.reader.reusable or not carried.reader.heard:
+            shared.connection = None
+            self._pool.give_back(shared.endpoint, carried.connection)
+            self._pool.end_lease()
+        else:
+            self._drop(shared)
+
+    @step
+    def close(self) -> None:
+        """Nothing more is sent. What was sent still gets its answer."""
+        self._closed = True
+        self._take_in(self.machine.closed(now_ms(), ends_sent=False))
+
+
+_gatherers: Final[weakref.WeakSet[Gatherer]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for gatherer in list(_gatherers):
+        gatherer.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

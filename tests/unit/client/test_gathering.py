@@ -1,0 +1,415 @@
+"""The rules of ``gathering``, one by one, on the machine alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.client.protocol.effects import Failed, Item, Response
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.gathered_commits import Commits, item_of
+from holdfast.client.protocol.gathering import (
+    ALONE,
+    UNDER_WAY_MAX,
+    Effects,
+    Gathering,
+    SharedRequest,
+)
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.commit.format.transaction import Transaction, Write
+from holdfast.errors import CorruptData
+from holdfast.wire.log import CommitReceipt, NotCommitted
+
+OPTIONS = ClientOptions(request_timeout_ms=100, gather_ms=1, commits_per_request_max=5, commits_bytes_max=2_000)
+LOST = Failed(50.0, True, "the connection broke")
+
+
+class Stage:
+    """A machine, and what a shell would do."""
+
+    def __init__(self, options: ClientOptions = OPTIONS, *, has_turns: bool = False) -> None:
+        self.route = Route((parse_endpoint("http://a.example:1"), parse_endpoint("http://b.example:1")))
+        self.machine = Gathering(Commits(), self.route, options, has_turns=has_turns)
+        self.begun: list[SharedRequest] = []
+        self.broken: list[SharedRequest] = []
+        self.turns = 0
+        self._number = 0
+
+    def offer(self, now_ms: float = 0.0, *, size: int = 10) -> Item:
+        self._number += 1
+        item = item_of(Transaction([Write(b"k", b"v" * size)], [], f"id-{self._number}", None, 7))
+        self.take(self.machine.offered(item, now_ms))
+        return item
+
+    def take(self, effects: Effects) -> None:
+        if effects.begun is not None:
+            self.begun.append(effects.begun)
+        if effects.broken is not None:
+            self.broken.append(effects.broken)
+        self.turns += effects.ends_turn
+        self.machine.check()
+
+    def look(self, now_ms: float) -> None:
+        self.take(self.machine.look(now_ms))
+
+    def open(self, now_ms: float = 0.0) -> tuple[SharedRequest, list[str]]:
+        """Send the request that was begun last; the ids in it."""
+        shared = self.begun[-1]
+        request = self.machine.opened(shared, now_ms)
+        self.machine.check()
+        lines = [] if request is None else request.body.splitlines()
+        return shared, [json.loads(line)["request_id"] for line in lines]
+
+    def answer(self, shared: SharedRequest, *lines: object, now_ms: float = 0.0) -> None:
+        data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        self.take(self.machine.received(shared, data, now_ms))
+
+    def end(self, shared: SharedRequest, reply: Response | Failed) -> None:
+        self.take(self.machine.ended(shared, reply))
+
+    def crowd(self, count: int) -> tuple[Item, list[Item], SharedRequest]:
+        """One that travels alone, and the others in a request that is sent."""
+        first, *others = [self.offer() for _ in range(count + 1)]
+        self.take(self.machine.alone_ended(first, 0.0))
+        shared, _ = self.open()
+        return first, others, shared
+
+
+def committed(item: Item, version: int = 9) -> dict[str, object]:
+    return {"status": "committed", "version": version, "leader_id": "x", "request_id": item.key}
+
+
+def error(code: str, index: int, *, ends: bool = False) -> dict[str, object]:
+    return {"error": {"code": code, "message": code}, "index": index, **({"ends": True} if ends else {})}
+
+
+def refused(code: str, status: int = 503) -> Response:
+    return Response(5.0, status, {}, json.dumps({"error": {"code": code, "message": code}}).encode())
+
+
+# ---- what leaves when
+
+
+def test_one_alone_waits_for_nothing() -> None:
+    stage = Stage()
+    for _ in range(3):
+        item = stage.offer()
+        assert item.settled is ALONE
+        assert stage.machine.alone_request(item).target == "/v1/commit"
+        stage.take(stage.machine.alone_ended(item, 0.0))
+    assert stage.begun == []
+
+
+def test_what_waits_leaves_together_when_nothing_is_under_way_any_more() -> None:
+    stage = Stage()
+    first, *others = [stage.offer() for _ in range(4)]
+    assert first.settled is ALONE
+    assert stage.begun == []
+    stage.take(stage.machine.alone_ended(first, 0.2))
+    _, sent = stage.open(0.2)
+    assert sent == [item.key for item in others]
+
+
+def test_what_waits_leaves_when_its_first_has_waited_for_gather_ms() -> None:
+    stage = Stage()
+    stage.offer()
+    one = stage.offer(3.0)
+    assert stage.machine.due_ms == 4.0
+    stage.look(3.9)
+    assert stage.begun == []
+    other = stage.offer(3.9)
+    stage.look(4.0)
+    _, sent = stage.open(4.0)
+    assert sent == [one.key, other.key]
+
+
+def test_no_more_than_sixteen_requests_are_under_way() -> None:
+    stage = Stage()
+    alone = stage.offer()
+    for number in range(1, UNDER_WAY_MAX):
+        stage.offer(number * 10.0)
+        stage.look(number * 10.0 + 1)
+        stage.open(number * 10.0 + 1)
+    assert len(stage.begun) == UNDER_WAY_MAX - 1
+    late = stage.offer(500.0)
+    stage.look(505.0)
+    assert len(stage.begun) == UNDER_WAY_MAX - 1
+    stage.take(stage.machine.alone_ended(alone, 506.0))
+    stage.look(506.0)
+    assert stage.open(506.0)[1] == [late.key]
+
+
+def test_a_request_has_a_bound_of_items_and_of_bytes() -> None:
+    stage = Stage()
+    first, *others = [stage.offer() for _ in range(8)]
+    stage.take(stage.machine.alone_ended(first, 0.0))
+    shared, sent = stage.open()
+    assert sent == [item.key for item in others[:5]]
+    stage.look(1.0)
+    assert stage.open(1.0)[1] == [item.key for item in others[5:]]
+    assert not shared.is_over
+    large = [stage.offer(2.0, size=700) for _ in range(3)]
+    stage.look(3.0)
+    assert stage.open(3.0)[1] == [item.key for item in large[:1]]
+
+
+def test_a_request_of_one_has_the_form_of_one_alone() -> None:
+    stage = Stage()
+    stage.offer()
+    stage.offer()
+    stage.look(1.0)
+    request = stage.machine.opened(stage.begun[-1], 1.0)
+    assert request is not None
+    assert (request.target, request.accepted_in_parts) == ("/v1/commit", False)
+
+
+def test_what_waits_for_a_connection_is_joined_by_what_is_offered_meanwhile() -> None:
+    stage = Stage()
+    first, second = stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 0.0))
+    third = stage.offer(0.5)
+    assert stage.open(0.6)[1] == [second.key, third.key]
+
+
+def test_with_turns_those_that_were_just_answered_travel_together_again() -> None:
+    stage = Stage(has_turns=True)
+    first, second, third = stage.offer(), stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 0.0))
+    assert (stage.begun, stage.turns) == ([], 1)
+    again = stage.offer()
+    stage.take(stage.machine.turn_ended(0.0))
+    shared, sent = stage.open()
+    assert sent == [second.key, third.key, again.key]
+    stage.answer(shared, committed(second), committed(third), committed(again))
+    stage.offer()
+    assert (len(stage.begun), stage.turns) == (1, 2)
+    stage.take(stage.machine.turn_ended(0.0))
+    shared, (last,) = stage.open()
+    stage.answer(shared, committed(Item(last, b"")))
+    assert stage.offer().settled is ALONE  # the crowd is over
+
+
+# ---- answers
+
+
+def test_every_item_gets_its_own_answer_as_soon_as_it_is_known() -> None:
+    stage = Stage()
+    _, (one, two, three), shared = stage.crowd(3)
+    line = json.dumps(committed(one, 41)).encode() + b"\n"
+    stage.answer(shared, line[:20])
+    assert one.settled is None
+    stage.answer(shared, line[20:])
+    assert isinstance(one.settled, CommitReceipt)
+    assert one.settled.version == 41
+    stage.answer(shared, {"status": "not_committed", "reason": "conflict", "version": 42, "request_id": two.key})
+    assert isinstance(two.settled, NotCommitted)
+    assert three.settled is None
+    stage.answer(shared, committed(three, 43))
+    assert shared.is_over
+
+
+def test_an_answer_to_another_commit_settles_nothing() -> None:
+    stage = Stage()
+    _, (one, two, three), shared = stage.crowd(3)
+    stage.answer(shared, committed(one), committed(three), committed(two))
+    assert isinstance(one.settled, CommitReceipt)
+    for item in (two, three):
+        assert isinstance(item.settled, Failed)
+        assert item.settled.perhaps_accepted
+    assert stage.broken == [shared]
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b'{"error":{"code":"of the future","message":""},"index":1}\n', b"\n"])
+def test_after_a_line_that_cannot_be_read_every_outcome_is_open(line: bytes) -> None:
+    stage = Stage()
+    _, (one, two, three), shared = stage.crowd(3)
+    stage.answer(shared, committed(one), line, committed(three))
+    assert isinstance(one.settled, CommitReceipt)
+    for item in (two, three):
+        assert isinstance(item.settled, Failed)
+        assert item.settled.perhaps_accepted
+
+
+def test_more_answers_than_items_end_the_connection() -> None:
+    stage = Stage()
+    _, (one,), shared = stage.crowd(1)
+    stage.answer(shared, committed(one), committed(one))
+    assert stage.broken == [shared] or shared.is_over
+
+
+def test_an_item_that_is_refused_is_refused_alone() -> None:
+    stage = Stage()
+    _, (one, two), shared = stage.crowd(2)
+    stage.answer(shared, error("bad_range", 0), committed(two))
+    assert isinstance(one.settled, Response)
+    assert one.settled.status == 400
+    assert json.loads(one.settled.body)["error"]["code"] == "bad_range"
+    assert isinstance(two.settled, CommitReceipt)
+
+
+def test_an_open_outcome_of_one_item_is_open_for_it_alone() -> None:
+    stage = Stage()
+    _, (one, two), shared = stage.crowd(2)
+    stage.answer(shared, error("outcome_unknown", 0), committed(two))
+    assert isinstance(one.settled, Response)
+    assert one.settled.status == 500
+    assert isinstance(two.settled, CommitReceipt)
+
+
+def test_what_comes_after_the_end_of_a_stream_waits_again_as_the_first_and_leaves_at_once() -> None:
+    stage = Stage()
+    _, (one, two, three, four), shared = stage.crowd(4)
+    late = stage.offer()
+    stage.answer(shared, committed(one), error("too_large", 1, ends=True))
+    assert isinstance(one.settled, CommitReceipt)
+    assert isinstance(two.settled, Response)
+    assert (three.settled, four.settled) == (None, None)
+    assert stage.open(0.1)[1] == [three.key, four.key, late.key]
+    stage.end(shared, LOST)  # the service closes the connection
+    assert (three.settled, four.settled) == (None, None)
+
+
+def test_an_item_at_which_the_service_ended_the_stream_was_not_accepted_whatever_the_code() -> None:
+    stage = Stage()
+    _, (one, two), shared = stage.crowd(2)
+    stage.answer(shared, error("closed", 0, ends=True))
+    assert isinstance(one.settled, Failed)
+    assert not one.settled.perhaps_accepted
+    assert two.settled is None
+
+
+def test_a_response_that_ends_before_its_answers_leaves_them_open() -> None:
+    stage = Stage()
+    _, (one, two), shared = stage.crowd(2)
+    stage.answer(shared, committed(one))
+    stage.end(shared, Response(5.0, 200, {}, b""))
+    assert isinstance(two.settled, Failed)
+    assert two.settled.perhaps_accepted
+
+
+def test_a_connection_that_breaks_leaves_every_item_without_an_answer_open() -> None:
+    stage = Stage()
+    _, (one, two, three), shared = stage.crowd(3)
+    stage.answer(shared, committed(one))
+    stage.end(shared, LOST)
+    assert isinstance(one.settled, CommitReceipt)
+    assert two.settled == three.settled == LOST
+
+
+@pytest.mark.parametrize(("code", "status"), [("overloaded", 503), ("not_leader", 503), ("unauthenticated", 401)])
+def test_a_refused_request_refuses_each_item_as_one_alone(code: str, status: int) -> None:
+    stage = Stage()
+    _, others, shared = stage.crowd(2)
+    stage.end(shared, refused(code, status))
+    assert all(item.settled == refused(code, status) for item in others)
+
+
+def test_a_server_that_does_not_know_the_route_gets_each_commit_alone_from_then_on() -> None:
+    stage = Stage()
+    _, others, shared = stage.crowd(2)
+    stage.end(shared, Response(5.0, 404, {}, b"no such page"))
+    assert [item.settled for item in others] == [ALONE, ALONE]
+    assert [stage.offer().settled for _ in range(3)] == [ALONE] * 3
+    stage.route.failed(stage.route.current)  # another server may know it
+    assert [stage.offer().settled for _ in range(2)] == [ALONE, None]
+
+
+@pytest.mark.parametrize("reply", [Response(5.0, 413, {}, b"<html>"), refused("too_large", 413)])
+def test_items_travel_alone_where_only_the_form_of_the_request_was_refused(reply: Response) -> None:
+    stage = Stage()
+    _, others, shared = stage.crowd(2)
+    stage.end(shared, reply)
+    assert [item.settled for item in others] == [ALONE, ALONE]
+
+
+def test_without_a_connection_nothing_was_sent() -> None:
+    stage = Stage()
+    first, second = stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 1.0))
+    late = stage.offer(2.0)
+    stage.take(stage.machine.not_opened(stage.begun[-1], Failed(3.0, False, "refused")))
+    assert isinstance(second.settled, Failed)
+    assert not second.settled.perhaps_accepted
+    assert late.settled is None
+    assert stage.open(3.0)[1] == [late.key]
+
+
+# ---- callers that leave, and time
+
+
+def test_of_an_item_that_leaves_before_it_is_sent_nothing_is_sent() -> None:
+    stage = Stage()
+    first, gone, other = stage.offer(), stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 0.0))
+    stage.machine.left(gone)
+    assert stage.open()[1] == [other.key]
+
+
+def test_a_request_that_everybody_left_before_it_was_sent_is_not_sent() -> None:
+    stage = Stage()
+    first, gone = stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 0.0))
+    stage.machine.left(gone)
+    shared, sent = stage.open()
+    assert (sent, shared.is_over) == ([], True)
+    assert stage.offer().settled is ALONE
+
+
+def test_the_answer_to_an_item_that_has_left_is_read_and_dropped() -> None:
+    stage = Stage()
+    _, (one, gone, three), shared = stage.crowd(3)
+    stage.machine.left(gone)
+    stage.answer(shared, committed(one), committed(gone), committed(three, 77))
+    assert gone.settled is None
+    assert isinstance(three.settled, CommitReceipt)
+    assert three.settled.version == 77
+    assert stage.broken == []
+
+
+def test_an_item_that_was_not_sent_in_time_was_not_accepted() -> None:
+    stage = Stage()
+    for number in range(UNDER_WAY_MAX):
+        stage.offer(number * 2.0)
+        stage.look(number * 2.0 + 1)
+        if number:
+            stage.open(number * 2.0 + 1)
+    late = stage.offer(40.0)
+    stage.look(139.9)
+    assert late.settled is None
+    stage.look(140.0)
+    assert isinstance(late.settled, Failed)
+    assert not late.settled.perhaps_accepted
+
+
+def test_the_time_of_an_item_begins_when_it_is_offered_and_its_connection_stays() -> None:
+    stage = Stage()
+    first, early = stage.offer(), stage.offer(0.0)
+    late = stage.offer(60.0)
+    stage.take(stage.machine.alone_ended(first, 60.0))
+    shared, _ = stage.open(60.0)
+    assert stage.machine.due_ms == 100.0
+    stage.look(100.0)
+    assert isinstance(early.settled, Failed)
+    assert early.settled.perhaps_accepted
+    assert (late.settled, shared.is_over) == (None, False)
+    stage.answer(shared, committed(early), committed(late))
+    assert isinstance(late.settled, CommitReceipt)
+    assert stage.broken == []
+
+
+def test_nothing_is_offered_without_an_id_and_a_read_version() -> None:
+    for txn in (Transaction([], [], None, None, 7), Transaction([], [], "id", None, None)):
+        with pytest.raises(CorruptData):
+            item_of(txn)
+
+
+@pytest.mark.parametrize("ends_sent", [True, False])
+def test_a_client_that_is_closed_sends_nothing_more(ends_sent: bool) -> None:
+    stage = Stage()
+    _, (sent,), shared = stage.crowd(1)
+    waiting = stage.offer()
+    stage.take(stage.machine.closed(1.0, ends_sent=ends_sent))
+    assert isinstance(waiting.settled, Failed)
+    assert not waiting.settled.perhaps_accepted
+    assert (sent.settled is not None, shared.is_over) == (ends_sent, ends_sent)
