@@ -83,15 +83,11 @@ class NewestChanges:
 
     def take(self, txns: Iterable[tuple[int, Sequence[Operation]]], last_version: int) -> None:
         """Take the next transactions in order. They are durable, and so is everything up to ``last_version``."""
-        for version, operations in txns:
-            part = self._newest()
-            part.layer.apply(version, operations)
-            part.last_version = self.version = version
-            if part.size >= self._part_bytes_max:
-                self._close(part)
-        self.version = last_version
-        if self._parts:
-            self._parts[0].last_version = last_version
+        part = self._newest()
+        part.layer.apply_many(txns)
+        part.last_version = self.version = last_version
+        if part.size >= max(1, self._part_bytes_max):
+            self._close(part)
 
     def restart(self, floor: int) -> None:
         """What comes next follows ``floor``, and what came between was not seen."""

@@ -208,8 +208,7 @@ class SqliteStorage:
     def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
         """See ``ViewStorage``."""
         with self._changed:
-            for version, operations in txns:
-                self._active.apply(version, operations)
+            self._active.apply_many(txns)
             self.position = position
             if self._active.size >= FLUSH_BYTES:
                 self._changed.notify_all()

@@ -274,29 +274,37 @@ class Layer:
 
     def apply(self, version: int, operations: Sequence[Operation]) -> None:
         """The operations of one transaction, in order."""
-        changes = self.changes
-        for operation in operations:
-            kind = type(operation)
-            if kind is Write:
-                key = operation.key  # type: ignore[union-attr]
-                if key not in changes:
-                    self._unordered.add(key)
-                value = operation.value  # type: ignore[union-attr]
-                changes[key] = (value, version)
-                self.size += len(key) + len(value) + ENTRY_BYTES
-            elif kind is Delete:
-                key = operation.key  # type: ignore[union-attr]
-                if self.is_ground:
-                    if changes.pop(key, None) is not None:
-                        self._unordered.add(key)
-                else:
+        self.apply_many(((version, operations),))
+
+    def apply_many(self, txns: Iterable[tuple[int, Sequence[Operation]]]) -> None:
+        """Transactions in order, ``(version, operations)``."""
+        changes, unordered, size = self.changes, self._unordered, 0
+        for version, operations in txns:
+            for operation in operations:
+                if type(operation) is Write:
+                    key, value = operation.key, operation.value
                     if key not in changes:
-                        self._unordered.add(key)
-                    changes[key] = None
-                    self.size += len(key) + ENTRY_BYTES
-            else:
-                assert isinstance(operation, RangeDelete), "there are three kinds of operation"
-                self._clear(operation.begin, operation.end)
+                        unordered.add(key)
+                    changes[key] = (value, version)
+                    size += len(key) + len(value) + ENTRY_BYTES
+                else:
+                    self._remove(operation)
+        self.size += size
+
+    def _remove(self, operation: Operation) -> None:
+        if isinstance(operation, RangeDelete):
+            self._clear(operation.begin, operation.end)
+            return
+        assert isinstance(operation, Delete), "there are three kinds of operation"
+        key, changes = operation.key, self.changes
+        if self.is_ground:
+            if changes.pop(key, None) is not None:
+                self._unordered.add(key)
+            return
+        if key not in changes:
+            self._unordered.add(key)
+        changes[key] = None
+        self.size += len(key) + ENTRY_BYTES
 
     def apply_jobs(self, version: int, jobs: Sequence[JobChange]) -> None:
         """What one transaction changes of the records of jobs."""
@@ -425,8 +433,7 @@ class MemoryStorage:
         position: Position,  # noqa: ARG002
     ) -> None:
         """See ``ViewStorage``."""
-        for version, operations in txns:
-            self.layer.apply(version, operations)
+        self.layer.apply_many(txns)
 
     def fill(self) -> MemoryFilling:
         """See ``ViewStorage``."""

@@ -97,8 +97,8 @@ class EventBatch:
     def transactions(self) -> Iterable[tuple[int, Sequence[Operation]]]:
         """The versions and operations of its transactions, in order, without making events of them."""
         if self._events is None:
-            return ((each.version, each.operations) for each in self._logged if isinstance(each, LoggedTransaction))
-        return ((each.version, each.operations) for each in self._events if isinstance(each, TransactionEvent))
+            return [(each.version, each.operations) for each in self._logged if type(each) is LoggedTransaction]
+        return [(each.version, each.operations) for each in self._events if type(each) is TransactionEvent]
 
     @classmethod
     def of(cls, header: Header, logged: Sequence[Logged], size: int) -> EventBatch:
