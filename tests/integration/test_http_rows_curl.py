@@ -446,6 +446,7 @@ def test_the_view_is_never_older_than_asked_and_pages(main: Service) -> None:
     )
     assert main.value(keys[0], version) == b"0"
     one = main.ask("GET", f"/v1/keys/{url64(keys[1])}?at={version}").json
+    assert one.pop("at") >= version
     assert one == {"key": b64(keys[1]), "value": b64(b"1"), "version": version}
     query = f"begin={url64(b'page/')}&end={url64(b'page0')}&at={version}"
     page = main.ask("GET", f"/v1/range?{query}&limit=3").json

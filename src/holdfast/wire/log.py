@@ -156,8 +156,10 @@ class JobRecords(msgspec.Struct, frozen=True):
 
 
 class ValueResponse(Found, frozen=True, omit_defaults=True):
-    """``Found`` as the service sends it. The texts are set on request, where the bytes are UTF-8."""
+    """``Found`` as the service sends it. ``at``: it is the state at this version, where the answer has one key alone.
+    The texts are set on request, where the bytes are UTF-8."""
 
+    at: int | None = None
     key_text: str | None = None
     value_text: str | None = None
 
@@ -547,6 +549,8 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     holder: str | None = None
     """The subscriber that has the standard durable (``durable_busy``), since ``since_ms`` after 1970."""
     since_ms: int | None = None
+    at: int | None = None
+    """The version at which there is no such key (``not_found``)."""
     tag: str | None = None
     """What the ids of this caller begin with (``id_needs_tag``)."""
 

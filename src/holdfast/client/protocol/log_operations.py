@@ -101,6 +101,7 @@ from holdfast.wire.log import (
     RetentionAnswer,
     RetentionPlan,
     StatusAnswer,
+    ValueResponse,
     VersionAnswer,
 )
 from holdfast.wire.parts import StoresReceipt
@@ -274,13 +275,24 @@ def get(
     session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
 ) -> Procedure[Found | None]:
     """The value of a key, never older than ``at`` and ``session.newest``. Raises: as ``version``, InvalidRequest."""
+    found, _ = yield from read_key(session, key, at, now_ms, linearizable=linearizable)
+    return found
+
+
+def read_key(
+    session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
+) -> Procedure[tuple[Found | None, int]]:
+    """The same, and the version at which this is so; 0 where the service does not name it."""
     make = partial(key_request, key, linearizable=linearizable)
     try:
-        found = decode_body((yield from _read(session, make, at, now_ms)), Found)
-    except NotFound:
-        return None
-    _saw_in(session, at, found.version)
-    return found
+        answer = decode_body((yield from _read(session, make, at, now_ms)), ValueResponse)
+    except NotFound as error:
+        found, version = None, error.fields.get("at")
+    else:
+        found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
+    version = version if isinstance(version, int) else 0
+    _saw_in(session, at, version)
+    return found, version
 
 
 def _read(

@@ -23,7 +23,6 @@ from holdfast.wire.log import (
     CommitReceipt,
     ErrorBody,
     ErrorResponse,
-    Found,
     FoundRange,
     ItemError,
     JobRecord,
@@ -38,6 +37,7 @@ from holdfast.wire.log import (
     RetentionPlanRequest,
     RetentionPolicy,
     StatusAnswer,
+    ValueResponse,
     VersionAnswer,
 )
 
@@ -65,7 +65,7 @@ Shape = TypeVar(
     "Shape",
     StatusAnswer,
     VersionAnswer,
-    Found,
+    ValueResponse,
     FoundRange,
     ReadAnswer,
     JobRecord,
@@ -302,5 +302,6 @@ def error_of(error: ErrorBody | None, status: int) -> HoldfastError:
         log_id=error.log_id,
         holder=error.holder,
         since_ms=error.since_ms,
+        at=error.at,
         tag=error.tag,
     )

@@ -59,10 +59,10 @@ class ServiceSource:
         self.log_id: str | None = None
         """The log that ``begin_version`` belongs to; None when it is not known."""
 
-    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
-        """A key's value and version."""
-        stored = yield from log_operations.get(self._session, key, LogPosition(at, self.log_id), now_ms)
-        return None if stored is None else (stored.value, stored.version)
+    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
+        """One key."""
+        found, version = yield from log_operations.read_key(self._session, key, LogPosition(at, self.log_id), now_ms)
+        return log_operations.KeysRead(version, [None if found is None else (found.value, found.version)])
 
     def get_many(self, keys: Sequence[bytes], at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
         """The first of ``keys``, all at one version."""
@@ -107,10 +107,9 @@ class ViewSource:
 
     # A view is at least as new as any version that it returned, and sends no request: some arguments are unused.
 
-    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:  # noqa: ARG002
-        """A key's value and version."""
-        yield from ()
-        return self._view.get(key)
+    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:
+        """One key."""
+        return (yield from self.get_many([key], at, now_ms))
 
     def get_many(self, keys: Sequence[bytes], at: int, now_ms: float) -> Procedure[log_operations.KeysRead]:  # noqa: ARG002
         """All of ``keys``; the view may advance while it is read, so they are not older than its version before."""
@@ -295,11 +294,8 @@ class TransactionBuilder:
             return self._own[key]
         if any(_inside(key, begin, end) for begin, end in self._cleared):
             return None
-        stored = yield from self._source.get(key, self.read_version, now_ms)
-        if stored is not None:
-            self._saw(stored[1])
-        self._read(key)
-        return None if stored is None else stored[0]
+        read = yield from self._source.get(key, self.read_version, now_ms)
+        return self._take([key], read)[key]
 
     def reading_many(self, keys: Iterable[bytes], now_ms: float) -> Procedure[dict[bytes, bytes | None]]:
         """Read several keys. Those of one response are of one version."""
@@ -314,17 +310,20 @@ class TransactionBuilder:
                 left.append(key)
         while left:
             read = yield from self._source.get_many(left, self.read_version, now_ms)
-            self._saw(max((stored[1] for stored in read.values if stored is not None), default=0))
-            for key, stored in zip(left, read.values, strict=False):
-                self._read(key)
-                found[key] = None if stored is None else stored[0]
+            found |= self._take(left, read)
             left = left[len(read.values) :]
         return found
 
-    def _read(self, key: bytes) -> None:
-        """The key was read at the read version. Of two reads at different versions, the older one must hold."""
+    def _take(self, keys: Sequence[bytes], read: log_operations.KeysRead) -> dict[bytes, bytes | None]:
+        """The first of ``keys`` were read: their values."""
+        self._saw(max((stored[1] for stored in read.values if stored is not None), default=0), read.version)
         version = self.read_version
-        self._points[key] = min(version, self._points.get(key, version))
+        found: dict[bytes, bytes | None] = {}
+        for key, stored in zip(keys, read.values, strict=False):
+            # Of two reads of one key at different versions, the older one must hold.
+            self._points[key] = min(version, self._points.get(key, version))
+            found[key] = None if stored is None else stored[0]
+        return found
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float
@@ -338,7 +337,7 @@ class TransactionBuilder:
             page = min(limit, RANGE_PAGE)
             reply = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
             bound = reply.items[-1].key + b"\0" if reply.more and reply.items else end
-            self._saw(max((item.version for item in reply.items), default=0))
+            self._saw(max((item.version for item in reply.items), default=0), reply.version)
             self._ranges.append(RangeRead(cursor, bound, max(self.read_version, reply.version)))
             rows.extend(self._with_own_writes(reply.items, cursor, bound))
             if len(rows) >= limit or not (reply.more and reply.items):
@@ -346,14 +345,16 @@ class TransactionBuilder:
             assert bound is not None, "a truncated range ends at its last key"
             cursor = bound
 
-    def _saw(self, version: int) -> None:
-        """A read returned this version. Raises: SnapshotMoved when earlier reads may be older."""
-        if version <= self.read_version:
-            return
-        if self._points or self._ranges:
+    def _saw(self, version: int, at: int) -> None:
+        """A read at ``at`` returned something of this version. The first read sets the read version.
+
+        Raises: SnapshotMoved when earlier reads may be older.
+        """
+        if not self._points and not self._ranges:
+            self.read_version = max(self.read_version, version, at)
+        elif version > self.read_version:
             self.moved_to = version
             raise SnapshotMoved("a read is newer than those before it", read_version=self.read_version, version=version)
-        self.read_version = version
 
     def _with_own_writes(self, items: Sequence[Found], begin: bytes, end: bytes | None) -> list[tuple[bytes, bytes]]:
         merged: dict[bytes, bytes] = {

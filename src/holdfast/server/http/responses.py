@@ -100,9 +100,12 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     holder, since_ms = error.fields.get("holder"), error.fields.get("since_ms")
     holder = holder if is_busy and isinstance(holder, str) else None
     since_ms = since_ms if is_busy and isinstance(since_ms, int) else None
+    at = error.fields.get("at") if error.code is Code.NOT_FOUND else None
+    at = at if isinstance(at, int) else None
     tag = error.fields.get("tag") if error.code is Code.ID_NEEDS_TAG else None
     tag = tag if isinstance(tag, str) else None
     own = {
+        "at": at,
         "tag": tag,
         "leader_id": leader_id,
         "leader_address": leader_address,
@@ -127,6 +130,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
         log_id=log_id,
         holder=holder,
         since_ms=since_ms,
+        at=at,
         tag=tag,
         hint=error.hint,
     )

@@ -19,7 +19,7 @@ from holdfast.view.newest_changes import NOT_HERE, Absence, NewestChanges
 from holdfast.view.sqlite import Table
 from holdfast.view.storage import Answer, Asked, KeyRange, Result, Stored
 
-SLICE_BYTES: Final = 256 << 10
+SLICE_BYTES: Final = 128 << 10
 """Of batches that are taken in before the event loop gets a turn."""
 MARGIN_KEYS: Final = 100
 """Read in addition where the rows of a page were all deleted since."""

@@ -71,8 +71,12 @@ class EmbeddedView:
 
     # Reading
 
-    async def get(self, key: bytes, *, at: int, room: Room | None, table: Table = "latest") -> Stored | None:
-        """The key's value and the version that wrote it, not older than ``at``. ``table``: of keys, or of jobs.
+    async def get(
+        self, key: bytes, *, at: int, room: Room | None, table: Table = "latest"
+    ) -> tuple[Stored | None, int]:
+        """The key's value and the version that wrote it, and the version at which this is so, not older than ``at``.
+
+        ``table``: of keys, or of jobs.
 
         ``room``: that of the answer, for which a large value waits; None for the service itself.
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData,
@@ -81,11 +85,11 @@ class EmbeddedView:
         if self._reads is not None and table == "latest":
             found = self._reads.find_now(key, at)
             if found is not NOT_HERE:
-                return found
+                return found, self._reads.recent.version
         answer = await self._read((key,), at, room, table, MARK_BYTES)
         result = answer.results[0]
         assert not isinstance(result, Page), "a key has a value"
-        return result
+        return result, answer.version
 
     async def read_page(
         self, begin: bytes, end: bytes | None, limit: int, *, at: int, room: Room | None, table: Table = "latest"

@@ -58,12 +58,10 @@ _CODES: Final = (
 )  # fmt: skip
 
 
-def _found(key: bytes, value: bytes, version: int, *, text: bool) -> ValueResponse:
-    return (
-        ValueResponse(key, value, version, _text_of(key), _text_of(value))
-        if text
-        else ValueResponse(key, value, version)
-    )
+def _found(key: bytes, value: bytes, version: int, at: int | None = None, *, text: bool) -> ValueResponse:
+    if text:
+        return ValueResponse(key, value, version, at, _text_of(key), _text_of(value))
+    return ValueResponse(key, value, version, at)
 
 
 def _text_of(data: bytes) -> str | None:
@@ -113,11 +111,10 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_key(call: Call) -> Response:
         key, text = _asked_key(call), call.switch("text", default=False)
-        stored = await embedded.get(key, at=await _asked_of(gateway, call), room=call.room)
+        stored, at = await embedded.get(key, at=await _asked_of(gateway, call), room=call.room)
         if stored is None:
-            raise NotFound("there is no such key")
-        value, version = stored
-        return json_response(_found(key, value, version, text=text))
+            raise NotFound("there is no such key", at=at)
+        return json_response(_found(key, *stored, at, text=text))
 
     async def read_range(call: Call) -> Response:
         begin, end = call.whole_range()
@@ -215,7 +212,7 @@ def job_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_job(call: Call) -> Response:
         name = call.path_text("name")
-        stored = await embedded.get(name.encode(), at=await _asked_of(gateway, call), room=call.room, table="jobs")
+        stored, _ = await embedded.get(name.encode(), at=await _asked_of(gateway, call), room=call.room, table="jobs")
         if stored is None:
             raise NotFound("this job has no record")
         return json_response(JobRecord(name, *stored))
