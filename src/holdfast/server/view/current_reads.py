@@ -1,15 +1,16 @@
-"""Reads of one leadership at its newest released version: recent writes in memory, over a view that is older.
+"""Reads of one leadership at its newest released version: the newest changes in memory, over a view that is older.
 
 The live end of the change stream has every released batch, so commits cost nothing here: a read first takes in the
 batches since the last one. A key that memory has is answered at once. For the rest the view is asked as soon as it has
 applied everything up to ``NewestChanges.floor``. The version of the answer is chosen at its end, in one step with what
-memory then has: nothing of it is older, and nothing is newer.
+memory then has: nothing of it is older, and nothing is newer. Where the two do not fit together any more, the view
+answers alone, once it has everything that is released by then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.commit.subscription import LogReader
@@ -21,9 +22,6 @@ from holdfast.view.storage import Answer, Asked, KeyRange, Result, Stored
 
 SLICE_BYTES: Final = 128 << 10
 """Of batches that are taken in before the event loop gets a turn."""
-MARGIN_KEYS: Final = 100
-"""Read in addition where the rows of a page were all deleted since."""
-ATTEMPTS_MAX: Final = 10
 CATCH_UP_SECONDS_MAX: Final = 5.0
 """How long a read waits for the log and the view together."""
 
@@ -74,32 +72,44 @@ class CurrentReads:
     async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> Answer:
         """The exact state at the newest released version, which is ``at`` or later: as much as ``bytes_max`` allows.
 
-        Raises: as ``Kept.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed also where the versions
-        change faster than it reads; what the view raises.
+        Raises: as ``Kept.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed when the leadership ends,
+        or the view begins again; what the view raises.
         """
         recent, deadline = self.recent, asyncio.get_running_loop().time() + CATCH_UP_SECONDS_MAX
         await self._reach(at, deadline)
-        floor, margin = recent.floor, 0
-        for _ in range(ATTEMPTS_MAX):
-            needed = [
-                index for index, item in enumerate(asked) if isinstance(item, KeyRange) or recent.find(item) is NOT_HERE
-            ]
-            seen: Mapping[int, Result] = {}
-            answer = None
-            if needed:
-                async with asyncio.timeout_at(deadline):
-                    view = await self._kept.at(max(floor, recent.floor))
-                answer = await view.read([_wider(asked[index], margin) for index in needed], "latest", bytes_max)
-                await self._reach(answer.version, deadline)
-                seen = dict(zip(needed, answer.results, strict=False))
-            current = recent.answer(asked, seen, 0 if answer is None else answer.version, bytes_max)
-            if current is not None:
-                return current
-            if answer is not None and answer.larger is not None:
-                return Answer(recent.version, [], answer.larger)
-            # A page of rows that are deleted: a view that is newer does not have them.
-            floor, margin = recent.version, MARGIN_KEYS
-        raise Closed("the view is overtaken again and again")
+        needed = [
+            index for index, item in enumerate(asked) if isinstance(item, KeyRange) or recent.find(item) is NOT_HERE
+        ]
+        seen = await self._ask_view([asked[index] for index in needed], recent.floor, bytes_max, deadline)
+        answer = self._over(seen, needed, asked, bytes_max)
+        if answer is not None:
+            return answer
+        # The floor rose meanwhile, or a page has only rows that are deleted now. A view that has all that is released
+        # now may answer by itself.
+        released = recent.version
+        seen = await self._ask_view(asked, released, bytes_max, deadline)
+        answer = self._over(seen, range(len(asked)), asked, bytes_max)
+        if answer is None and seen.version < released:
+            raise Closed("the view began again while it was read")
+        return answer or seen
+
+    async def _ask_view(self, asked: Sequence[Asked], floor: int, bytes_max: int, deadline: float) -> Answer:
+        """What the view has, once it has everything up to ``floor``."""
+        if not asked:
+            return Answer(floor, [])
+        async with asyncio.timeout_at(deadline):
+            view = await self._kept.at(floor)
+        seen = await view.read(asked, "latest", bytes_max)
+        await self._reach(seen.version, deadline)
+        return seen
+
+    def _over(self, seen: Answer, needed: Sequence[int], asked: Sequence[Asked], bytes_max: int) -> Answer | None:
+        """The newest changes over what the view has of the items ``needed``; None where they do not fit together."""
+        known = dict(zip(needed, seen.results, strict=False))
+        answer = self.recent.answer(asked, known, seen.version, bytes_max)
+        if answer is None and seen.larger is not None:
+            return Answer(self.recent.version, [], seen.larger)
+        return answer
 
     def known(self, asked: Sequence[Asked], at: int, error: HoldfastError) -> Each:
         """What memory has of ``asked``; the rest has ``error``. Raises: it, before ``at`` is released."""
@@ -160,7 +170,3 @@ class CurrentReads:
             taken += batch.size
         self._position = position
         return True
-
-
-def _wider(item: Asked, margin: int) -> Asked:
-    return item._replace(limit=item.limit + margin) if margin and isinstance(item, KeyRange) else item
