@@ -89,7 +89,7 @@ def test_an_item_with_an_error_that_passes_is_asked_for_again_and_any_other_is_r
     def refused(code: str) -> Reply:
         return Reply(200, {"version": 55, "items": [{"index": 0, "error": {"code": code, "message": code}}]})
 
-    script = (VERSION, refused("view_behind"), answer(55, (b"1", 8)), VERSION, refused("permission_denied"))
+    script = (VERSION, refused("view_behind"), answer(55, (b"1", 8)), refused("permission_denied"))
     with ScriptedServer(*script) as server:
         client = connect(server.url)
         assert client.transact(body).value == {b"a": b"1"}
