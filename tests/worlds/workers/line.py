@@ -79,9 +79,9 @@ class Line:
         self.socket.connection_made(cast("Any", _Transport(self)))
 
     def hold(self, ms: float) -> None:
-        """Deliver nothing for so long."""
+        """Deliver nothing for so long, and not before an earlier hold ends: what it kept comes then."""
         self.held_since = self._agenda.now
-        self.held_until = self.held_since + ms
+        self.held_until = max(self.held_until, self.held_since + ms)
 
     @property
     def works(self) -> bool:
