@@ -77,7 +77,7 @@ async def one_subscriber_holds_so_many_at_once(stores: StoresServing) -> None:
 @row("prefetch", 0, kind="standard")
 async def none_is_the_default_number(stores: StoresServing) -> None:
     async with attached(stores) as (_, first):
-        assert first["prefetch"] == 1_024
+        assert first["prefetch"] == 256
     changed = await stores.ask("PUT", WORK, {"type": "standard", "prefetch": 5})
     assert (changed.status, changed.code) == (400, "bad_configuration")
     assert "stores.orders.durables.work.prefetch 0 -> 5" in changed.json["error"]["message"]

@@ -430,20 +430,6 @@ def test_messages_whose_delay_ends_together_are_woken_in_bounded_steps() -> None
     assert len(machine.deliver("work", "ann", 2 * KEYS)) == 2 * KEYS - SCAN_MAX
 
 
-def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
-    some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
-    machine = Machine(some=some, other={"type": "shared"})
-    machine.checked = False
-    machine.state.rules = 2
-    machine.publish(Message(fields={"kind": "a"}))
-    for _ in range(2):
-        machine.publish(*["x"] * 10_000)
-    machine.publish(Message(fields={"kind": "a"}))
-    machine.publish(Message(fields={"kind": "a"}))
-    assert machine.durable("some").pending == 1
-    assert machine.state.next_deadline_ms() is None
-
-
 def test_a_command_looks_at_few_of_the_delayed_messages_that_came_back() -> None:
     machine = Machine(work={"type": "shared", "message_ttl": 3600, "prefetch": KEYS})
     machine.checked = False
@@ -539,10 +525,8 @@ def test_a_lapse_in_parts_counts_what_was_started() -> None:
     assert machine.durable("work").redelivery.runs == [(1, 1, 1), (2, 3, -1), (4, 4, 1), (5, 6, -1)]
 
 
-@pytest.mark.parametrize("rules", [2, 3])
-def test_a_renewed_message_counts_when_it_lapses_itself(rules: int) -> None:
+def test_a_renewed_message_counts_when_it_lapses_itself() -> None:
     machine = Machine(work={"type": "shared", "ack_wait": 1})
-    machine.state.rules = rules
     machine.attach("work", "ann")
     machine.publish(*["x"] * 6)
     machine.deliver("work", "ann")
@@ -556,11 +540,9 @@ def test_a_renewed_message_counts_when_it_lapses_itself(rules: int) -> None:
     assert machine.durable("work").redelivery.runs == [(1, 1, 1), (2, 6, -1)]
 
 
-@pytest.mark.parametrize("rules", [2, 3])
-def test_what_came_back_goes_before_the_backlog(rules: int) -> None:
+def test_what_came_back_goes_before_the_backlog() -> None:
     machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 50_000})
     machine.checked = False
-    machine.state.rules = rules
     machine.attach("work", "ann")
     machine.publish(*["x"] * 20_000)
     assert len(machine.deliver("work", "ann", 20_000)) == 20_000
@@ -568,7 +550,7 @@ def test_what_came_back_goes_before_the_backlog(rules: int) -> None:
     machine.attach("work", "ann")
     machine.publish("new")
     got = machine.numbers("work", "ann", 50_000)
-    assert got == list(range(1, (20_001 if rules == 2 else SCAN_MAX) + 1))
+    assert got == list(range(1, SCAN_MAX + 1))
     assert len(got) + len(machine.numbers("work", "ann", 50_000)) == 20_001
 
 
@@ -591,14 +573,3 @@ def test_a_key_ordered_delivery_searches_in_bounded_steps() -> None:
     assert machine.durable("some").leases.held == 2
     assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
-
-
-def test_a_clear_under_older_rules_is_one_command_as_it_was() -> None:
-    machine = Machine(keyed={"type": "map"})
-    machine.state.rules = 2
-    fill(machine, "map")
-    assert machine.do(remove_all(machine)) == commands.MapChanged(2 * KEYS, KEYS)
-    assert (machine.kept, machine.state.stores["s"].keyed_residues) == (0, [])
-    fill(machine, "map")
-    assert machine.do(purge(machine)).messages == KEYS
-    assert (machine.kept, machine.state.next_deadline_ms()) == (0, None)

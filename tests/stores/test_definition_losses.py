@@ -9,8 +9,8 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.stores.definitions.changes import patched, patched_part, patched_store, with_part
-from holdfast.stores.definitions.cluster import definition_of, with_known_prefetch
-from holdfast.stores.definitions.parts import full_parts, keep_sections, with_parts
+from holdfast.stores.definitions.cluster import definition_of
+from holdfast.stores.definitions.parts import keep_sections, with_parts
 from holdfast.stores.definitions.permissions import OPEN
 from holdfast.stores.machine import redefine as definition_losses
 from holdfast.stores.values.commands import Define, MapChange, Purge
@@ -73,17 +73,6 @@ def test_a_part_changes_only_what_it_names() -> None:
     whole = with_parts(after, patched(after, change))
     assert (whole.name, sorted(whole.stores), whole.stores["s"].durables["b"].prefetch) == ("mine", ["s", "t"], 3)
     assert whole.stores["s"].durables["a"] == durable
-
-
-def test_a_durable_of_the_earlier_default_keeps_its_prefetch_unless_another_is_given() -> None:
-    before = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, "prefetch": 1_024}}}}})
-    for given, expected in (({}, 1_024), ({"prefetch": 7}, 7), ({"prefetch": 256}, 256)):
-        part = with_part(before, "s", "durables", "a", {**SHARED, **given})
-        changed = with_parts(before, full_parts(before, part))
-        assert changed.stores["s"].durables["a"].prefetch == expected
-        wanted = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, **given}, "new": SHARED}}}})
-        found = with_known_prefetch(before, wanted).stores["s"].durables
-        assert (found["a"].prefetch, found["new"].prefetch) == (expected, 256)
 
 
 TOKEN = "a-long-random-token"
@@ -264,15 +253,6 @@ def test_a_count_that_would_read_too_much_is_a_lower_bound(monkeypatch: pytest.M
     with pytest.raises(Conflict, match=r"s/a \(at least 2\), s/b \(an unknown number\)") as caught:
         define(machine, delete=False, **made({}))
     assert caught.value.fields == {"messages": 2, "places": 2, "count": "at_least"}
-
-
-def test_records_of_older_rules_are_carried_out_as_they_were_accepted() -> None:
-    machine = machine_with({"a": {**SHARED, "retention_time": "1h"}})
-    machine.publish("1")
-    consume(machine, "a")
-    machine.state.rules = 2
-    define(machine, delete=False, **made({}))
-    assert not machine.state.stores["s"].durables
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])

@@ -32,7 +32,7 @@ WITH_A_ROW = {(row.section, row.parameter) for row in ROWS}
 NOT_PARAMETERS = {
     ClusterDefinition: {"stores", "permissions", "sections_given"},
     StoreDefinition: {"name"},
-    DurableDefinition: {"name", "template", "prefetch_given"},
+    DurableDefinition: {"name", "template"},
 }
 """Fields of the decoded types that hold another thing, or the thing's own name."""
 

@@ -50,9 +50,9 @@ def test_the_window_bounds_what_a_subscriber_holds() -> None:
 
 def test_a_window_of_zero_is_the_default_window() -> None:
     machine = Machine(a={"type": "standard", "prefetch": 0})
-    machine.publish(*(["x"] * 1_100))
+    machine.publish(*(["x"] * 300))
     machine.attach("a", "one")
-    assert len(machine.numbers("a", "one", 2_000)) == 1_024
+    assert len(machine.numbers("a", "one", 2_000)) == 256
 
 
 def test_shared_subscribers_get_each_message_once() -> None:

@@ -71,8 +71,8 @@ def test_a_durable_has_the_defaults_of_the_tables() -> None:
     assert durable == DurableDefinition("d", DurableType.SHARED)
     assert durable.matcher.everything
     assert (durable.prefetch, durable.window, durable.ack_wait_ms, durable.subscriber_timeout_ms) == (
-        64,
-        64,
+        256,
+        256,
         30_000,
         5_000,
     )
@@ -203,7 +203,7 @@ def test_each_parameter_of_a_durable_is_taken(
 def test_no_parameter_of_a_durable_is_without_a_row() -> None:
     assert {row[0] for row in DURABLE_PARAMETERS} == set(PARAMETER_TYPES) - {"durable_ttl"}
     told = {name.removesuffix("_ms") for name in (field.name for field in fields(DurableDefinition))}
-    assert told - {"name", "type", "template", "prefetch_given"} == set(PARAMETER_TYPES)
+    assert told - {"name", "type", "template"} == set(PARAMETER_TYPES)
 
 
 @pytest.mark.parametrize(("name", "given", "attribute", "expected", "kind"), DURABLE_PARAMETERS)

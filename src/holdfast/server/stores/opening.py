@@ -23,7 +23,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.in_log import CheckpointSchedule, LocalCopy, open_in_log
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of, with_known_prefetch
+from holdfast.stores.definitions.cluster import ClusterDefinition, StoreDefinition, definition_of
 from holdfast.stores.definitions.parts import differences, keep_sections, parts_between
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
@@ -208,7 +208,7 @@ class Opening:
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:
     """Apply a definition. Raises: InvalidRequest (``deletes_messages``) when it would delete messages."""
     state = service.state
-    wanted = keep_sections(state.definition, with_known_prefetch(state.definition, wanted))
+    wanted = keep_sections(state.definition, wanted)
     changes = differences(state.definition, wanted)
     if not changes:
         return

@@ -30,8 +30,6 @@ from holdfast.wire.each_once import decode_each_once
 from holdfast.wire.formats import UNDECODABLE
 
 PREFETCH_DEFAULT: Final = 256
-PREFETCH_UNSET: Final = 1_024
-"""The window of a durable with a prefetch of 0, and the default of durables that were made under rules 1."""
 PREFETCH_MAX: Final = 65_536
 MESSAGE_SIZE_DEFAULT: Final = 10 << 20
 MESSAGE_SIZE_MAX: Final = 256 << 20  # a message is written and checked whole, in memory
@@ -146,13 +144,11 @@ class DurableDefinition:
     key_field: str = ""
     """The field whose text is the key of a last value; empty for the message's own key."""
     key_ordered: bool = False
-    prefetch_given: bool = field(default=True, compare=False, repr=False)
-    """Whether the document that was read gave a prefetch; see ``with_known_prefetch``."""
 
     @property
     def window(self) -> int:
         """How many unacknowledged messages one subscriber holds at most."""
-        return self.prefetch or PREFETCH_UNSET
+        return self.prefetch or PREFETCH_DEFAULT
 
     @property
     def buffered_ms(self) -> int:
@@ -343,24 +339,6 @@ did you mean bytelimit? problems=1; nothing was applied: correct every value nam
     return definition_of(document)
 
 
-def with_earlier_prefetch(definition: ClusterDefinition) -> ClusterDefinition:
-    """A definition recorded under rules 1: a prefetch that it does not name is ``PREFETCH_UNSET``."""
-    stores: dict[str, StoreDefinition] = {}
-    for name, store in definition.stores.items():
-        durables = {one: _earlier_prefetch(durable) for one, durable in store.durables.items()}
-        templates = {
-            one: replace(template, pattern=_earlier_prefetch(template.pattern))
-            for one, template in store.templates.items()
-        }
-        stores[name] = replace(store, durables=durables, templates=templates)
-    return replace(definition, stores=stores)
-
-
-def _earlier_prefetch(durable: DurableDefinition) -> DurableDefinition:
-    is_unset = not durable.prefetch_given and durable.type is not DurableType.MAP
-    return replace(durable, prefetch=PREFETCH_UNSET) if is_unset else durable
-
-
 def definition_of(document: object, line_of: Callable[[str], int | None] | None = None) -> ClusterDefinition:
     """A whole definition from parsed JSON, TOML or YAML. ``line_of`` gives the line of a path, for the error.
 
@@ -391,28 +369,6 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
     durable = read_durable(name, Reader(document, "", problems), template)
     raise_problems(problems)
     return durable
-
-
-def kept_prefetch(old: DurableDefinition | None, new: DurableDefinition) -> DurableDefinition:
-    """``new``, with the earlier default of its prefetch if ``old`` has that and none is given."""
-    keeps = old is not None and not new.prefetch_given and old.prefetch == PREFETCH_UNSET
-    return replace(new, prefetch=PREFETCH_UNSET) if keeps else new
-
-
-def with_known_prefetch(before: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
-    """``wanted``, with ``kept_prefetch`` of every durable and template."""
-    stores: dict[str, StoreDefinition] = {}
-    for name, store in wanted.stores.items():
-        old = before.stores.get(name, StoreDefinition(name))
-        durables = {one: kept_prefetch(old.durables.get(one), durable) for one, durable in store.durables.items()}
-        templates = {
-            one: replace(template, pattern=kept_prefetch(old.templates[one].pattern, template.pattern))
-            if one in old.templates
-            else template
-            for one, template in store.templates.items()
-        }
-        stores[name] = replace(store, durables=durables, templates=templates)
-    return replace(wanted, stores=stores)
 
 
 def read_cluster(reader: Reader) -> ClusterDefinition:
@@ -527,7 +483,6 @@ def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefini
         swap_bytelimit=reader.swap_limit("swap_bytelimit", default.swap_bytelimit),
         key_field=reader.text("key_field"),
         key_ordered=reader.flag("key_ordered", default.key_ordered),
-        prefetch_given=reader.given("prefetch"),
     )
     for parameter, types in PARAMETER_TYPES.items():
         if reader.given(parameter) and kind not in types:

@@ -42,7 +42,6 @@ from holdfast.stores.definitions.cluster import (
     check_dead_letters,
     check_references,
     definition_of,
-    kept_prefetch,
     read_cluster,
     read_durable,
     read_store,
@@ -278,10 +277,7 @@ def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable
 
 
 def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
-    """These parts with every parameter in force, without those that change nothing. *Raises*: as ``with_parts``.
-
-    A durable with the earlier default of ``prefetch`` keeps that unless another is given.
-    """
+    """These parts with every parameter in force, without those that change nothing. *Raises*: as ``with_parts``."""
     parts = list(parts)
     after = with_parts(before, parts)
     found: list[Part] = []
@@ -290,7 +286,7 @@ def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
         if len(path) == 4 and part.document:
             new = durable_at(after, path)
             assert new is not None, "it has a document"
-            part = Part(path, msgspec.json.encode(kept_prefetch(durable_at(before, path), new).document()))
+            part = Part(path, msgspec.json.encode(new.document()))
         if part != part_of(before, path):
             found.append(part)
     return found

@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values.commands import RULES
 from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.effects import Withdrawn
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
@@ -32,12 +31,11 @@ _ALL = 1 << 62
 
 @dataclass(slots=True)
 class Shelf:
-    """A store's messages. ``rules`` are those of the current command."""
+    """A store's messages."""
 
     store: str
     counts: ReferenceCounts
     messages: Messages
-    rules: int = RULES
     discarded: int = 0
     """Messages that durables gave up because of their limits, since the service started."""
     withdrawn: list[Withdrawn] = field(default_factory=list[Withdrawn])

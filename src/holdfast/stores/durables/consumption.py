@@ -174,8 +174,7 @@ class Consumption(PendingMessages):
         Without a budget, one call examines about ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
         """
         if budget is None:
-            looks = deadlines.DISCARD_LOOKS if self.is_stepwise else _HIGH
-            budget = Budget(looks, looks)
+            budget = Budget(deadlines.DISCARD_LOOKS, deadlines.DISCARD_LOOKS)
         self.discards_ms = 0
         while self.is_over() and not budget.is_spent:
             before = self.pending
@@ -342,7 +341,7 @@ class Consumption(PendingMessages):
         if room <= 0 or self.rewind_to is not None:
             return []
         budget = Budget(SCAN_MAX, SCAN_MAX)
-        self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
+        self.redelivery.wake(now_ms, SCAN_MAX)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms and not self._has_due_delayed(now_ms):
             expiry.expire_backlog(self, now_ms, budget)
@@ -357,7 +356,7 @@ class Consumption(PendingMessages):
         It examines up to ``SCAN_MAX`` of each, including expired ones; the durable stays ready for the next delivery.
         """
         deadline_ms = self._deadline_ms(holder, now_ms)
-        looks = SCAN_MAX if self.is_stepwise else _HIGH
+        looks = SCAN_MAX
         while room and looks and (run := self.redelivery.take(min(room, looks))) is not None:
             looks -= run[1] - run[0] + 1
             for first, last in expiry.without_expired(self, run[0], run[1], now_ms):
@@ -455,9 +454,6 @@ class Consumption(PendingMessages):
     ) -> None:
         """Put back a run whose subscriber is gone or late; only deliveries to the application count, and of what is
         ``fresh`` there was none."""
-        if not self.counts_started:
-            self._give_back(run, now_ms, effects)
-            return
         for first, last, counts in counting.parts(run[0], run[1]):
             if counts:
                 self._give_back((first, last, run[2], run[3]), now_ms, effects)
@@ -526,7 +522,7 @@ class Consumption(PendingMessages):
             if contended and self.exclusive:
                 self._lose_holder(name, now_ms, effects)
         self.let_go(self.removed.end(now_ms))
-        self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
+        self.redelivery.wake(now_ms, SCAN_MAX)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
             expiry.expire_parked(self, now_ms, budget)
@@ -549,7 +545,7 @@ class Consumption(PendingMessages):
         lapsed: dict[str, list[Lease]] = {}
         late: dict[str, None] = {}
         fresh = {name: holder.fresh() for name, holder in self.leases.of.items() if holder.unsent}
-        found = self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH)
+        found = self.leases.lapsed(now_ms, max(1, budget.looks))
         for name, run, _ in found:
             lapsed.setdefault(name, []).append(run)
         # Before they come back: one that expires then takes its key with it.
@@ -560,7 +556,7 @@ class Consumption(PendingMessages):
         }
         for name, run, counting in found:
             self.tally.lapsed += run[1] - run[0] + 1
-            budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
+            budget.looks -= run[1] - run[0] + 1
             self._come_back(run, counting, fresh.get(name, _NONE), now_ms, effects)
             if self.leases.of[name].started is None or counting.count(run[0], run[1]):
                 late[name] = None
@@ -594,12 +590,7 @@ class Consumption(PendingMessages):
         self.rewind_to = None
         retained = expiry.leave_retained(self, now_ms)
         delayed = Residue.of_delayed(self.backlog, now_ms)
-        if self.is_stepwise:
-            self.pending -= self.backlog.delayed_total
-        else:
-            delayed.left = 0
-            for kept in self.backlog.passed_delayed():
-                self.release(kept.seq, kept.seq)
+        self.pending -= self.backlog.delayed_total
         self.backlog.forget_delayed()
         for name, holder in self.leases.of.items():
             while holder.runs:
@@ -672,8 +663,7 @@ class Consumption(PendingMessages):
         put_back = 0
         for seq in chosen:
             self.take_dying(seq)
-            # Under older rules an expired message came back, and nothing was left to end it but a delivery.
-            if not self.is_stepwise or expiry.without_expired(self, seq, seq, command.at_ms):
+            if expiry.without_expired(self, seq, seq, command.at_ms):
                 self._put_back(seq)
                 put_back += 1
         return Redelivered(put_back, seqs[-1] if more else 0)
@@ -817,8 +807,6 @@ class KeyOrdered(Shared):
     @property
     def looks_on(self) -> bool:
         """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages wait for their key."""
-        if not self.counts_started:
-            return self.redelivery.total + len(self.dying) < WAITING_MAX
         return self.redelivery.total < WAITING_MAX and super().looks_on
 
     def ready_for(self, subscriber: str) -> bool:
@@ -870,10 +858,10 @@ class KeyOrdered(Shared):
         room = self._hand_out_waiting(holder, room, now_ms, runs)
         budget = Budget(SCAN_MAX, SCAN_MAX)
         while room > 0 and self.undelivered > 0 and self.looks_on and not self._has_due_delayed(now_ms):
-            if self.is_stepwise and budget.is_spent:
+            if budget.is_spent:
                 # The durable stays ready, so the next delivery searches further.
                 return
-            result = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
+            result = self.scan(min(room, PORTION), now_ms, budget=budget)
             budget.messages -= result.total
             for first, last in result.runs:
                 self.set_apart(first, last)

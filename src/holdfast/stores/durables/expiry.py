@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from holdfast.stores.durables.backlog import Backlog, Found, Residue, expires_ms
 from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.values.commands import EXPIRE_LOOKS, REWIND_RULES, Rewind
+from holdfast.stores.values.commands import EXPIRE_LOOKS, Rewind
 from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -304,8 +304,7 @@ def _target(backlog: Backlog, command: Rewind) -> int:
 def rewind(durable: PendingMessages, command: Rewind) -> bool:
     """Begin to deliver again from a number or a time on, as far back as is retained; delivery counts start again.
 
-    Leases from there on end. Returns whether anything changed. Cost: that of one step of ``rewind_on``; under older
-    rules the whole rewind is one step.
+    Leases from there on end. Returns whether anything changed. Cost: that of one step of ``rewind_on``.
     """
     target = _target(durable.backlog, command)
     if target >= durable.backlog.cursor:
@@ -313,8 +312,7 @@ def rewind(durable: PendingMessages, command: Rewind) -> bool:
     if durable.rewind_to is not None:
         target = min(target, durable.rewind_to)
     durable.rewind_to, durable.rewind_ms = target, command.at_ms
-    looks = EXPIRE_LOOKS if durable.shelf.rules >= REWIND_RULES else _HIGH
-    rewind_on(durable, command.at_ms, Budget(looks, looks))
+    rewind_on(durable, command.at_ms, Budget(EXPIRE_LOOKS, EXPIRE_LOOKS))
     return True
 
 
@@ -385,11 +383,9 @@ def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
     unacknowledged = [(run[0], run[1]) for run in durable.leases.runs()]
     unacknowledged += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
     unacknowledged += [(seq, seq) for seq in durable.dying]
-    if not durable.is_stepwise:
-        unacknowledged += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
     for first, last in sorted(unacknowledged):
         backlog.exclude(first, last)
-    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else {})
+    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms))
 
 
 def set_retention(durable: PendingMessages, retention_ms: int, now_ms: int) -> Residue | None:
@@ -399,12 +395,9 @@ def set_retention(durable: PendingMessages, retention_ms: int, now_ms: int) -> R
         backlog.move_floor(backlog.cursor)
     elif not retention_ms and backlog.floor is not None:
         durable.rewind_to = None
-        if durable.is_stepwise:
-            residue = leave_retained(durable, now_ms)
-            backlog.move_floor(None)
-            backlog.forget_passed()
-            durable.replayed.forget_below(min([backlog.cursor, *durable.oldest_apart()]))
-            return None if residue.is_done else residue
-        release_retained(durable, backlog.cursor)
+        residue = leave_retained(durable, now_ms)
         backlog.move_floor(None)
+        backlog.forget_passed()
+        durable.replayed.forget_below(min([backlog.cursor, *durable.oldest_apart()]))
+        return None if residue.is_done else residue
     return None

@@ -17,7 +17,6 @@ import msgspec
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.values.commands import STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
@@ -100,11 +99,11 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     messages: int
     bytes: int
     oldest: int
-    oldest_ms: int | None = None
+    oldest_ms: int = 0
     namespace: str = ""
     """Where the entries are, where that is not the durable's name."""
     start: int = 0
-    """Messages below were published before the durable was made or purged; 0 in a snapshot that does not know it."""
+    """Messages below were published before the durable was made or purged."""
     causes: dict[str, int] = {}
 
 
@@ -198,18 +197,6 @@ class KeyedMessages:
             self._release(entry)
         return entry
 
-    @property
-    def is_stepwise(self) -> bool:
-        """Whether the rules of the current command clear in steps."""
-        return self._shelf.rules >= STEPWISE_RULES
-
-    def clear(self) -> None:
-        """Forget every key, for rules without steps. Cost: O(keys)."""
-        for entry in self.scan():
-            self._release(entry)
-        self._entries.forget(self._shelf.store, self.namespace)
-        self.oldest = self.start = self._shelf.counts.next_seq
-
     def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
         """Continue without keys under another name; returns the residue, None if it is empty. O(1)."""
         if not self.messages:
@@ -301,8 +288,7 @@ class KeyedMessages:
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
         self.start, self.causes = state.start, dict(state.causes)
         self.namespace = state.namespace or self._durable
-        # A snapshot of rules 1 has no time.
-        self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
+        self.oldest_ms = state.oldest_ms
 
     def check(self) -> None:
         """Totals are those of the entries; every entry's message is counted and not older than the cursor. O(n)."""

@@ -188,7 +188,6 @@ def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
 
 MapState = tuple[KeyedState, LocksState]
 ROOM_LOOKS: Final = 16_384  # the most messages that one change examines to make room; Expire continues after it
-_ALL: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +307,7 @@ class Map:
             else:
                 self.keyed.remove(key)
             changes.append(Change(key, seq, "set" if kept else "removed"))
-        looks = ROOM_LOOKS if self.keyed.is_stepwise else _ALL
-        changes.extend(self._make_room(Budget(looks, looks)))
+        changes.extend(self._make_room(Budget(ROOM_LOOKS, ROOM_LOOKS)))
         return changes
 
     @property
@@ -329,7 +327,7 @@ class Map:
     def next_ms(self) -> int | None:
         """When a value or a lock ends next."""
         times = [self.keyed.next_ms(self.definition.message_ttl_ms), self.locks.next_ms()]
-        if self.keyed.is_stepwise and self.is_over:
+        if self.is_over:
             times.append(self.keyed.oldest_ms)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
@@ -338,7 +336,7 @@ class Map:
         ttl_ms = self.definition.message_ttl_ms
         expired = self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
         changes = [Change(entry.key, entry.revision, "expired") for entry in expired]
-        return changes + (self._make_room(budget) if self.keyed.is_stepwise else [])
+        return changes + self._make_room(budget)
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""

@@ -17,7 +17,6 @@ from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
 from holdfast.stores.durables.leases import Holder, Lease, Leases, RedeliveryQueue, joined
 from holdfast.stores.durables.removed import Entry, Removed
-from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready, Withdrawn
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
@@ -64,9 +63,8 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tally: list[int]
     causes: dict[str, int]
     keys: list[tuple[int, str]] = []
-    cursor_ms: int | None = None
-    """None in a snapshot of rules 1, as the next."""
-    floor_ms: int | None = None
+    cursor_ms: int = 0
+    floor_ms: int = 0
     marks: list[Marks] = []
     replayed: list[tuple[int, int]] = []
     discards_ms: int = 0
@@ -134,17 +132,7 @@ class PendingMessages:
     @property
     def parks(self) -> bool:
         """Whether dying messages wait for an operator: there is no dead-letter store."""
-        return not self.definition.dead_letter_store and self.counts_started
-
-    @property
-    def counts_started(self) -> bool:
-        """Whether only deliveries to the application count; under rules 1 each did."""
-        return self.shelf.rules > FIRST_RULES
-
-    @property
-    def is_stepwise(self) -> bool:
-        """Whether one command examines a bounded number of messages; under older rules some examined all."""
-        return self.shelf.rules >= STEPWISE_RULES
+        return not self.definition.dead_letter_store
 
     def oldest_ms(self) -> int:
         """When the oldest unacknowledged message was published, 0 for none; with a matcher perhaps another's. Cost:
@@ -351,9 +339,8 @@ class PendingMessages:
         backlog = self.backlog
         backlog.start, backlog.cursor = state.start, state.cursor
         backlog.move_floor(state.floor)
-        backlog.floor_ms = backlog.floor_ms if state.floor_ms is None else state.floor_ms
-        counts = self.shelf.counts
-        backlog.cursor_ms = counts.time_from(state.cursor) if state.cursor_ms is None else state.cursor_ms
+        backlog.floor_ms = state.floor_ms
+        backlog.cursor_ms = state.cursor_ms
         backlog.excluded = SequenceSet(state.excluded)
         for number, at_ms, scanned_ms in state.delayed:
             backlog.delayed.set(number, at_ms)

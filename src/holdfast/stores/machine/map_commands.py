@@ -30,7 +30,7 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
     store = cluster.store(command.store)
     durable = map_of(store, command.map)
-    if command.remove_all and durable.keyed.is_stepwise:
+    if command.remove_all:
         return _remove_all(cluster, store, durable, command, effects)
     plan = checked_plan(store, durable, command)
     if not plan.keys:

@@ -24,14 +24,13 @@ from holdfast.stores.definitions.cluster import (
     DurableDefinition,
     StoreDefinition,
     parse_definition,
-    with_earlier_prefetch,
 )
 from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, check_change, undoing, with_parts
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.expiry import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.keyed import KeyedMessages
 from holdfast.stores.machine.store import Cluster, Durable, Revision, Store
-from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Redefine, Result
+from holdfast.stores.values.commands import Define, Done, Redefine, Result
 from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.identity import id_of
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
@@ -216,9 +215,6 @@ def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Re
     """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` if it was changed meanwhile."""
     _check_revision(cluster, command)
     definition, whole = parse_definition(command.definitions), command.definitions
-    if cluster.rules == FIRST_RULES:
-        definition = with_earlier_prefetch(definition)
-        whole = definition.json()
     paths = changed_paths(cluster.definition, definition)
     _check(cluster, command, definition, paths)
     if cluster.history and not cluster.history[-1].definitions:
@@ -263,15 +259,8 @@ def whole_history(cluster: Cluster) -> list[Revision]:
     return [*cluster.history[:-1], replace(cluster.history[-1], definitions=known[1])]
 
 
-def restored_history(kept: list[Revision], rules: int) -> list[Revision]:
+def restored_history(kept: list[Revision]) -> list[Revision]:
     """The history of a snapshot as the state has it: a change of parts has no whole definition."""
-    if rules == FIRST_RULES:
-        kept = [
-            replace(one, definitions=with_earlier_prefetch(parse_definition(one.definitions)).json())
-            if one.definitions
-            else one
-            for one in kept
-        ]
     return kept[:-1] + [one if one.undo is None else replace(one, definitions=b"") for one in kept[-1:]]
 
 
@@ -333,8 +322,8 @@ def _by_store(paths: list[Path]) -> dict[str, _Touched]:
 def _check_losses(
     cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]
 ) -> None:
-    """Raises ``Conflict`` if messages would be deleted. Records of older rules were accepted by older counts."""
-    if command.delete or cluster.rules < STEPWISE_RULES:
+    """Raises ``Conflict`` if messages would be deleted."""
+    if command.delete:
         return
     losses = Losses(command.at_ms)
     for name, of_store in _by_store(paths).items():
@@ -458,9 +447,8 @@ def _change_durable(
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()
-            if durable.counts_started:
-                durable.dying_retry_ms = now_ms + DYING_RETRY_MS
-                expire_newly_parked(durable, now_ms)
+            durable.dying_retry_ms = now_ms + DYING_RETRY_MS
+            expire_newly_parked(durable, now_ms)
         residue = set_retention(durable, wanted.retention_time_ms, now_ms)
         if residue is not None:
             store.residues.append(residue)

@@ -1,13 +1,13 @@
 """The bytes of a snapshot: everything that the ports do not keep.
 
 One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
-commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is
-valid, and its stores are those of that definition that are not in memory only.
+commands. It is valid if it decodes to ``_State`` with ``format`` 1, its last definition is valid,
+ and its stores are those of that definition that are not in memory only.
 
 | item | holds |
 |---|---|
-| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules;
-  the history of the numbers and those before it |
+| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores; the
+  history of the numbers and those before it |
 | ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left, id |
 | ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type; id |
 """
@@ -22,7 +22,6 @@ from holdfast.stores.definitions.cluster import (
     DurableDefinition,
     durable_of,
     parse_definition,
-    with_earlier_prefetch,
 )
 from holdfast.stores.durables.backlog import Residue, ResidueState
 from holdfast.stores.durables.consumption import Consumption
@@ -32,10 +31,8 @@ from holdfast.stores.durables.pending import ConsumptionState
 from holdfast.stores.machine.lineage import Ancestor
 from holdfast.stores.machine.redefine import restored_history, whole_history
 from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
-from holdfast.stores.values.commands import FIRST_RULES, RULES
 
-FORMAT = 2
-WITHOUT_RULES = 1  # the format before it, whose state follows the first rules
+FORMAT = 1
 
 
 class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
@@ -83,7 +80,6 @@ class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: list[Revision]
     """The last one is in force."""
     stores: list[_Store]
-    rules: int = FIRST_RULES
     lineage: tuple[str, list[Ancestor]] = ("", [])
 
 
@@ -100,9 +96,7 @@ def snapshot(cluster: Cluster) -> bytes:
     # A store that lives in memory only is empty after a start.
     stores = [_store(store) for name, store in cluster.stores.items() if name not in cluster.volatile_names]
     lineage = cluster.lineage.state()
-    return _encoder.encode(
-        (FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules, lineage)
-    )
+    return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, lineage))
 
 
 def _store(store: Store) -> tuple[object, ...]:
@@ -157,8 +151,6 @@ def restore(cluster: Cluster, data: bytes) -> None:
     try:
         snapshot = _decoder.decode(data)
         definition = parse_definition(snapshot.history[-1].definitions if snapshot.history else b"")
-        if snapshot.rules == FIRST_RULES:
-            definition = with_earlier_prefetch(definition)
         definitions = {
             (store.name, durable.name): _definition(definition, store.name, durable)
             for store in snapshot.stores
@@ -167,20 +159,18 @@ def restore(cluster: Cluster, data: bytes) -> None:
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
         raise CorruptData("the snapshot of the stores is not valid", facts={"reason": statement_of(error)}) from error
     if (
-        snapshot.format not in (WITHOUT_RULES, FORMAT)
-        or snapshot.rules > RULES
+        snapshot.format != FORMAT
         or {store.name for store in snapshot.stores} != definition.stores.keys() - definition.volatile_stores
     ):
         raise CorruptData(
             "this snapshot of the stores is of another version",
-            facts={"format": snapshot.format, "rules": snapshot.rules},
+            facts={"format": snapshot.format},
         )
     assert not cluster.stores, "a snapshot is taken up by an empty state"
-    cluster.rules = snapshot.rules
     cluster.definition, cluster.revision, cluster.history = (
         definition,
         snapshot.revision,
-        restored_history(snapshot.history, snapshot.rules),
+        restored_history(snapshot.history),
     )
     cluster.at_ms = snapshot.at_ms
     cluster.lineage.restore(*snapshot.lineage)

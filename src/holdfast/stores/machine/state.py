@@ -8,7 +8,6 @@ messages that the ports return.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -16,8 +15,6 @@ from typing import cast
 from holdfast.errors import Backpressure, Code, InvalidRequest, NotFound
 from holdfast.stores.definitions.built_in import STATISTICS_STORE
 from holdfast.stores.definitions.cluster import (
-    BUILT_IN_TEMPLATES,
-    PREFETCH_UNSET,
     DurableDefinition,
     DurableType,
     StoreDefinition,
@@ -32,7 +29,7 @@ from holdfast.stores.machine import commit_parts, map_commands, redefine, snapsh
 from holdfast.stores.machine.store import Cluster, Durable, Ports, Store
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.commands import FIRST_RULES, Command, Done, Result
+from holdfast.stores.values.commands import Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready, Withdrawn
 from holdfast.stores.values.messages import Batch
@@ -147,8 +144,6 @@ class State(Cluster):
                 hint="define the durable, or name a template such as shared",
             )
         check_name("durable", command.durable)
-        if self._rules == FIRST_RULES and template is BUILT_IN_TEMPLATES.get(template.name):
-            template = replace(template, pattern=replace(template.pattern, prefetch=PREFETCH_UNSET))
         return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
 
     def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
@@ -299,12 +294,10 @@ class State(Cluster):
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        if isinstance(durable, Map) and durable.keyed.is_stepwise:
+        if isinstance(durable, Map):
             messages, size = durable.keyed.messages, durable.keyed.bytes
             map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
         else:
-            if isinstance(durable, Map):
-                map_commands.notify_deleted(store, durable, durable.keyed.scan(), effects)
             messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
         return commands.Purged(messages, size), True

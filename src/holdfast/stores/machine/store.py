@@ -29,7 +29,6 @@ from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.lineage import Lineage
 from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values.commands import (
-    RULES,
     Command,
     CommitParts,
     Define,
@@ -350,9 +349,6 @@ class Store:
         """Clear a map or last value; returns the new residue, None if nothing is left to give back."""
         durable = self.durables[name]
         assert not isinstance(durable, Consumption), "it has keys"
-        if not durable.keyed.is_stepwise:
-            durable.keyed.clear()
-            return None
         residue = durable.keyed.leave(now_ms, is_map=isinstance(durable, Map), cause=cause, revision=revision)
         if residue is not None:
             self.keyed_residues.append(residue)
@@ -589,7 +585,6 @@ class Cluster:
         self.lineage = Lineage()
         self.withdrawn: list[Withdrawn] = []
         """What the current command has taken from subscribers."""
-        self._rules = RULES
         self.at_ms = 0
         """The time of the last command that changed anything, apart from those of ``volatile_names``."""
         self.volatile_names: set[str] = set()
@@ -599,20 +594,6 @@ class Cluster:
         """When each durable has something to do next, by store and durable."""
         self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
         """Those of stores in memory only, apart: commands outside the log must not change the logged ones."""
-
-    @property
-    def rules(self) -> int:
-        """The rules that commands follow: ``commands.RULES``, or older ones while a replay applies older records."""
-        return self._rules
-
-    @rules.setter
-    def rules(self, rules: int) -> None:
-        if rules != self._rules:
-            self._rules = rules
-            for store in self.stores.values():
-                store.shelf.rules = rules
-                for name in store.durables:
-                    self.arm(store, name)
 
     def store(self, name: str) -> Store:
         """A store. Raises ``NotFound``."""
@@ -643,7 +624,6 @@ class Cluster:
             ports = self._volatile_ports
             self.volatile_names.add(definition.name)
         store = Store(definition, *ports, room, self.withdrawn, identity)
-        store.shelf.rules = self.rules
         self.stores[definition.name] = store
         return store
 

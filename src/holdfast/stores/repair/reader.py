@@ -30,8 +30,6 @@ from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checke
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.values.commands import (
-    FIRST_RULES,
-    STEPWISE_RULES,
     CommitParts,
     Define,
     Inherit,
@@ -99,7 +97,6 @@ class _Beginning(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     history: list[Revision]
     stores: list[_StoreBeginning]
-    rules: int = FIRST_RULES
     lineage: tuple[str, list[Ancestor]] = ("", [])
 
 
@@ -170,7 +167,7 @@ class StoreSoFar:
             for run in runs_of(said)
             if run.store == self.store
         ]
-        brought += [Brought(first, last, 0) for first, last in _cleared(said, self.store)]
+        brought += [Brought(revision, revision, 0) for revision in _cleared(said, self.store)]
         brought.sort()
         for each in brought:
             self.newest_seq = max(self.newest_seq, each.last_seq)
@@ -425,8 +422,7 @@ def messages_between(
     cleared = 0
     for said in frames:
         removals = removals_of(said)
-        for low, high in _cleared(said, store):
-            cleared += max(0, min(high, last_seq) - max(low, first_seq) + 1)
+        cleared += sum(first_seq <= revision <= last_seq for revision in _cleared(said, store))
         for run in runs_of(said):
             if run.store != store or run.first_seq > last_seq or run.last_seq < first_seq:
                 continue
@@ -448,12 +444,10 @@ def _map_changes(said: Record | Relocated) -> Iterator[tuple[MapChange, MapChang
             yield command, result
 
 
-def _cleared(said: Record | Relocated, store: str) -> list[tuple[int, int]]:
-    """The first and last numbers of commands that cleared a map of ``store``."""
-    cleared: list[tuple[int, int]] = []
+def _cleared(said: Record | Relocated, store: str) -> list[int]:
+    """The numbers of commands that cleared a map of ``store``."""
+    cleared: list[int] = []
     for command, result in _map_changes(said):
         if command.remove_all and command.store == store and result.changed:
-            assert isinstance(said, Record), "only records change maps"
-            several = said.rules < STEPWISE_RULES
-            cleared.append((result.revision - result.changed + 1 if several else result.revision, result.revision))
+            cleared.append(result.revision)
     return cleared

@@ -19,16 +19,13 @@ SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing 
 | ``entries`` | store, durable, key | revision, size, expires_ms, crc |
 | ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
 
-``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3); ``frame``, the last
+``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (1); ``frame``, the last
 frame of the checkpoint; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks
-exist, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``);
-and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for a missing one. In the cache of a
-commit log, ``format`` is 4, and ``version``, that of the last entry in the checkpoint, is the seventh value.
+exist, a msgpack map of store to [[first, last], ...]; ``version``, only in the cache of a commit log: that of the last
+entry in the checkpoint; and ``crc``, of the seven values from ``format`` to ``version`` in this order, with nil for a
+missing one.
 ``history`` names the history of the numbers in these files: 8 random bytes and their ``row_crc`` as 4 bytes. It is
 drawn where there is none, and drawn again by each restore.
-
-Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
-format 3. Format 1 has no checksums and is refused.
 
 Two connections on one file in WAL mode: the event loop reads, the checkpoint's thread writes, and neither waits.
 """
@@ -56,11 +53,9 @@ from holdfast.stores.storage.caches import (
     row_crc,
 )
 from holdfast.stores.storage.locations import Extent, LocationChanges
-from holdfast.stores.values.commands import FIRST_RULES, RULES
 from holdfast.stores.values.ports import Entry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
-WITHOUT_CHECKSUMS: Final = 1  # the format whose rows have none: it is refused
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file may raise; the latter is of Python's module, where SQLite's message has bytes of it."""
 _PRIMARY: Final = 0xFF  # of SQLite's codes: the rest only says more
@@ -69,15 +64,14 @@ COLUMNS: Final = {
     "entries": "store, durable, key, revision, size, expires_ms",
     "extents": "store, first_seq, last_seq, first_frame, last_frame, bytes",
 }
-VALUES_MIN: Final = 5  # of a checkpoint: format 2 has no more
 Row = tuple[Any, ...]  # a row as SQLite gives it: its columns have the types of the schema, which crc holds for
 
 
 class Loaded(NamedTuple):
     """The last checkpoint: its last frame, the time of that, and the state.
 
-    ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that exist; ``rules`` the rules that the state
-    follows (``commands.RULES``), 1 before format 3; ``version``, in the cache of a commit log, that of the last entry.
+    ``frame_crc`` is that frame's CRC-32 if known; ``runs`` the blocks that exist; ``version``, in the cache of a commit
+    log, that of the last entry.
     """
 
     frame: int
@@ -85,26 +79,20 @@ class Loaded(NamedTuple):
     state: bytes
     frame_crc: int | None
     runs: bytes | None = None
-    rules: int = FIRST_RULES
     version: int | None = None
 
     def crc(self) -> int:
-        """The checksum of all values."""
-        return row_crc(*(self if self.version is not None else self[:-1]))
+        """The checksum of the format and all values."""
+        return row_crc(FORMAT, *self)
 
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     """The last checkpoint, None without one. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
     meta: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
-    if meta.get("format") == WITHOUT_CHECKSUMS and not has_checksums(database):
-        raise format_1(path)
-    frame, at_ms, state, frame_crc, runs, rules, version = (meta.get(name) for name in Loaded._fields)
+    frame, at_ms, state, frame_crc, runs, version = (meta.get(name) for name in Loaded._fields)
     if frame is None and "crc" not in meta:
         return None
-    values = [frame, at_ms, state, frame_crc, runs, rules, version]
-    while len(values) > VALUES_MIN and values[-1] is None:
-        values.pop()
-    if row_crc(*values) != meta.get("crc"):
+    if row_crc(FORMAT, frame, at_ms, state, frame_crc, runs, version) != meta.get("crc"):
         raise damaged(path, "meta")
     if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
         return Loaded(
@@ -113,16 +101,9 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
             state,
             frame_crc if isinstance(frame_crc, int) else None,
             runs if isinstance(runs, bytes) else None,
-            rules if isinstance(rules, int) else FIRST_RULES,
             version if isinstance(version, int) else None,
         )
     return None
-
-
-def has_checksums(database: sqlite3.Connection) -> bool:
-    """Whether the rows have checksums: the number of the format alone may be damaged."""
-    columns = database.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
-    return bool(columns.fetchone()[0])
 
 
 def checked_row(row: Row, table: str, path: str) -> Row:
@@ -130,17 +111,6 @@ def checked_row(row: Row, table: str, path: str) -> Row:
     if row_crc(*row[:-1]) != row[-1]:
         raise damaged(path, table)
     return row[:-1]
-
-
-def format_1(path: str) -> CorruptData:
-    """The error for an index of format 1."""
-    return CorruptData(
-        "the index of the stores has format 1, which this version does not read",
-        path=path,
-        format=WITHOUT_CHECKSUMS,
-        hint="nothing is damaged: open the stores once with a version from before November 2026, which upgrades the "
-        "index; or, when the log still begins with frame 1, move index.sqlite* away, and the log alone is read",
-    )
 
 
 def damaged(path: str, table: str) -> CorruptData:
@@ -174,9 +144,7 @@ def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unava
 HISTORY_BYTES: Final = 8
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
-FORMAT: Final = 3
-OF_A_LOG: Final = 4  # the cache of a commit log
-WITHOUT_RULES: Final = 2  # the format before it, whose state follows the first rules
+FORMAT: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE blocks (
@@ -229,7 +197,6 @@ class Checkpoint(NamedTuple):
     entries: EntryChanges
     locations: LocationChanges
     frame_crc: int | None = None
-    rules: int = RULES
     version: int | None = None
 
 
@@ -308,16 +275,14 @@ class Index:
             raise damaged(self._path, "meta")
         elif row is None:
             raise CorruptData("the index of the stores is empty", path=self._path, hint=REPAIR)
-        elif row[0] == WITHOUT_CHECKSUMS and not has_checksums(self._writer):
-            raise format_1(self._path)
-        elif (actual := self._format_of_values()) is not None and row[0] != actual:
+        elif row[0] != FORMAT and self._has_values_of_this_format():
             raise CorruptData(
                 "the format number in the stores' index is damaged, but the values next to it are intact",
                 path=self._path,
                 format=row[0],
-                hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
+                hint=f"in SQLite: UPDATE meta SET value = {FORMAT} WHERE name = 'format'; then holdfast stores verify",
             )
-        elif row[0] not in (WITHOUT_RULES, FORMAT, OF_A_LOG):
+        elif row[0] != FORMAT:
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
                 path=self._path,
@@ -325,19 +290,12 @@ class Index:
                 hint="nothing is damaged: use that version",
             )
 
-    def _format_of_values(self) -> int | None:
-        """The format of the checkpoint's values by their checksum; None without a checkpoint, or if the checksum does
-        not hold."""
+    def _has_values_of_this_format(self) -> bool:
+        """Whether the checkpoint's checksum holds, which is of the number of the format, too."""
         try:
-            if not has_checksums(self._writer):
-                return None
-            loaded = read_checkpoint(self._writer, self._path)
+            return read_checkpoint(self._writer, self._path) is not None
         except CorruptData:
-            return None
-        if loaded is None or loaded.version is not None:
-            return None if loaded is None else OF_A_LOG
-        has_rules = self._writer.execute("SELECT 1 FROM meta WHERE name = 'rules'").fetchone()
-        return FORMAT if has_rules else WITHOUT_RULES
+            return False
 
     def load(self) -> Loaded | None:
         """The last checkpoint. *Raises*: ``CorruptData``; ``sqlite3.DatabaseError``."""
@@ -452,7 +410,6 @@ class Index:
                     checkpoint.state,
                     checkpoint.frame_crc,
                     runs,
-                    checkpoint.rules,
                     checkpoint.version,
                 )
             )
@@ -480,7 +437,7 @@ class Index:
         self._writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
             [(name, value) for name, value in values.items() if value is not None]
-            + [("crc", loaded.crc()), ("format", FORMAT if loaded.version is None else OF_A_LOG)],
+            + [("crc", loaded.crc()), ("format", FORMAT)],
         )
 
     def _first_needed(self, frame: int) -> int:

@@ -28,9 +28,7 @@ from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
-from holdfast.stores.values import commands
-from holdfast.stores.values.commands import FIRST_RULES, RULES, Record, Result
-from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.commands import RULES, Record, Result
 from holdfast.stores.values.effects import Effect
 from holdfast.stores.values.ports import ReadUnavailable
 
@@ -150,12 +148,7 @@ class Storage:
                 directory=self.log.directory,
                 hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
             )
-        has_older_rules = self._replay(first) or (loaded is not None and loaded.rules < RULES)
-        self.state.rules = RULES
-        if has_older_rules and not read_only:
-            # From here on every record and every snapshot follows the rules of this code.
-            self.write_checkpoint(self.begin_checkpoint())
-            self.end_checkpoint()
+        self._replay(first)
         self.effects = self.state.pending_effects()
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
@@ -176,9 +169,8 @@ class Storage:
         crc = self.log.checksum(loaded.frame)
         return crc is None or crc == loaded.frame_crc
 
-    def _replay(self, first: int) -> bool:
-        """Apply every record from frame ``first`` on by its own rules. Returns whether any has older rules."""
-        has_older_rules = False
+    def _replay(self, first: int) -> None:
+        """Apply every record from frame ``first`` on."""
         for number, data in self.log.frames(first):
             frame = decode_frame(data, number)
             if not isinstance(frame, Relocated):
@@ -189,10 +181,8 @@ class Storage:
             if isinstance(frame, Relocated):
                 self.messages.relocate(frame, number)
             else:
-                has_older_rules = has_older_rules or frame.rules < RULES
                 self._apply_again(frame, number)
         self.messages.next_frame = self.log.last + 1
-        return has_older_rules
 
     def _require_kind(self, is_cache: bool) -> None:
         """Refuse the cache of a commit log where stores of their own are expected, and the reverse."""
@@ -238,7 +228,6 @@ class Storage:
         if frames:
             self.log.append(frames)
         self.messages.next_frame = number
-        self.state.rules = RULES
 
     def append(self, frames: list[bytes], version: int) -> int:
         """Append the frames of an entry that is durable, in order; not synced. Returns how many were appended.
@@ -261,7 +250,7 @@ class Storage:
         return appended
 
     def _apply_again(self, record: Record, number: int) -> None:
-        if record.rules > RULES:
+        if record.rules != RULES:
             raise CorruptData(
                 "the log of the stores was written by a later version of holdfast",
                 frame=number,
@@ -269,10 +258,9 @@ class Storage:
                 hint="nothing is damaged: use that version",
             )
         self.last_ms = max(self.last_ms, record.command.at_ms)
-        self.state.rules = record.rules
         replayed: Result | HoldfastError
         try:
-            replayed = self._applied_again(record)
+            replayed = self.state.apply(record.command).result
         except ReadUnavailable:
             raise
         except HoldfastError as error:
@@ -284,21 +272,6 @@ class Storage:
             raise differs from (replayed if isinstance(replayed, HoldfastError) else None)
         accept(self.state, record, replayed)
         self.accepted.append((number, differs))
-
-    def _applied_again(self, record: Record) -> Result:
-        command, recorded = record.command, record.result
-        if (
-            record.rules == FIRST_RULES
-            and isinstance(command, commands.Expire)
-            and isinstance(recorded, commands.Expired)
-        ):
-            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
-            # went. What it left is still due.
-            count = recorded.messages if recorded.more else _EVERYTHING
-            result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
-            self.state.at_ms = command.at_ms
-            return commands.Expired(result.messages, result.durables, recorded.more)
-        return self.state.apply(command).result
 
     def messages_of(self, store: str) -> StoredMessages | VolatileMessages:
         """Where the messages of a store are."""
@@ -335,7 +308,6 @@ class Storage:
             self.index.blocks.freeze(),
             self.index.entries.freeze(),
             self.locations.freeze(),
-            rules=self.state.rules,
             version=self.version,
         )
 
@@ -415,7 +387,6 @@ def _differs(record: Record, number: int, replayed: Result | HoldfastError, dire
         "the replay of a record gives another result than the record has",
         frame=number,
         command=_bounded(record.command),
-        rules=record.rules,
         recorded=_bounded(record.result),
         found=_bounded(replayed),
         hint=f"holdfast stores repair --accept-recorded {directory} backs the directory up and takes the recorded "

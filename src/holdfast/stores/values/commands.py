@@ -402,13 +402,8 @@ Result = (
 )
 
 
-RULES: Final = 4
+RULES: Final = 1
 """The rules by which this code carries commands out. A change of what a command does is a new number."""
-STEPWISE_RULES: Final = 3
-"""From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
-REWIND_RULES: Final = 4
-"""From these rules on a rewind goes in steps, and nothing is delivered before the last one."""
-FIRST_RULES: Final = 1  # the rules of every record and snapshot without a number (docs/decisions/0028)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -416,7 +411,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     command: Command
     result: Result
-    rules: int = FIRST_RULES
+    rules: int = RULES
 
 
 PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

@@ -10,7 +10,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes.defining import DEFINE_CODES, DELETE, change_route, define, defining
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
 from holdfast.stores.definitions.changes import patched
-from holdfast.stores.definitions.cluster import ClusterDefinition, definition_of, with_known_prefetch
+from holdfast.stores.definitions.cluster import ClusterDefinition, definition_of
 from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.store import Revision
@@ -29,9 +29,7 @@ async def _get_definition(call: StoreCall) -> Response:
     return _whole(call, in_force.revision, in_force.cluster.document())
 
 
-_put_definition = defining(
-    lambda _, known, given: parts_between(known, with_known_prefetch(known, definition_of(given))), _get_definition
-)
+_put_definition = defining(lambda _, known, given: parts_between(known, definition_of(given)), _get_definition)
 _patch_definition = defining(lambda _, known, given: patched(known, given), _get_definition)
 
 
