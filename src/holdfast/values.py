@@ -43,7 +43,7 @@ class Instant(NamedTuple):
 class LogPosition(NamedTuple):
     """A place in a log: everything up to ``version`` in the log ``log_id``.
 
-    ``log_id`` is the text form of the id, or None for a position from before positions had one. ``leader_id`` is set
+    ``log_id`` is the text form of the id, or None where it was not given. ``leader_id`` is set
     when the version was not durable yet: only that leader vouches for it.
 
     >>> str(LogPosition(7)), str(LogPosition(7, "0" * 32, "f" * 32))

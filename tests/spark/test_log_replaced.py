@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.log_builder import LogBuilder
 from tests.spark.test_streaming import run_to_parquet, stream
 
-from holdfast.commit.format.batch import decode_body, decode_header, object_name
+from holdfast.commit.format.batch import object_name
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryStore
@@ -201,32 +201,3 @@ def test_a_query_of_spark_notices_running_and_stopped(spark: SparkSession, tmp_p
     with pytest.raises(Exception, match=found):
         running.awaitTermination(100)
     assert spark.read.parquet(str(tmp_path / "table")).count() == 10
-
-
-@pytest.mark.matrix
-def test_a_checkpoint_that_earlier_code_wrote_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    shutil.copytree(GOLDEN / "v1" / "log", log)
-    shutil.copytree(GOLDEN / "spark-v1" / "checkpoint", tmp_path / "checkpoint")
-    written = json.loads((tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1])
-    assert set(written) == {"seq", "version", "log_id"}
-    run_to_parquet(stream(spark, log.as_uri()), tmp_path)
-    names = sorted((log / "batches").iterdir(), reverse=True)
-    headers = [decode_header(path.read_bytes(), slot=int(path.name)) for path in names]
-    expected = {
-        txn.version
-        for path, header in zip(names, headers, strict=True)
-        for txn in decode_body(path.read_bytes(), header)
-        if txn.version > written["version"]
-    }
-    # Spark's own list of the table's files names those of the run before, which are not here.
-    files = [str(path) for path in (tmp_path / "table").glob("*.parquet")]
-    found = {row["version"] for row in spark.read.parquet(*files).collect()}
-    assert found == expected != set()
-    newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    kept = json.loads(newest.read_text().splitlines()[-1])
-    assert kept["log_id"] == headers[0].log_id.hex()
-    shutil.rmtree(log)
-    a_log(2, LONG).write_to(log)
-    with pytest.raises(Exception, match="the offset belongs to another log"):
-        run_to_parquet(stream(spark, log.as_uri()), tmp_path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -19,9 +16,15 @@ from holdfast.view import View
 
 LOG = "1" * 32
 OTHER = "2" * 32
-GOLDEN = Path(__file__).parents[1] / "compat" / "view-v1" / "view.sqlite"
-GOLDEN_DIGEST = "77109aa5419a06ae9d3b00f29f9c0c70136ce4645345560ae3f25aecc2023235"
-GOLDEN_VERSION = 100_000_007
+NEWEST = 100_000_007
+
+
+def of_no_known_log(path: Path) -> Path:
+    """The file of a view whose events named no log."""
+    with View.sqlite(path) as view:
+        view.apply_many([(NEWEST - 6, [Write(b"a", b"1"), Write(b"b", b"2")])], prev_version=0)
+        view.apply_many([(NEWEST, [Write(b"b", b"3")])], prev_version=NEWEST - 6)
+    return path
 
 
 def change(version: int, prev: int, log_id: str | None = LOG) -> TransactionEvent:
@@ -66,29 +69,23 @@ def test_a_log_id_is_kept_although_no_version_came_with_it(tmp_path):
         assert view.log_id == LOG
 
 
-def test_a_file_from_before_log_ids_is_accepted_once_and_then_belongs_to_the_log(tmp_path):
-    shutil.copy(GOLDEN, tmp_path / "view")
+def test_a_file_that_knows_no_log_belongs_to_the_first_that_is_named(tmp_path):
+    of_no_known_log(tmp_path / "view")
     with View.sqlite(tmp_path / "view") as view:
-        assert view.position == LogPosition(GOLDEN_VERSION)
-        assert view.range() == [(b"a", b"1", 100_000_001), (b"b", b"3", GOLDEN_VERSION)]
-        view.apply([change(GOLDEN_VERSION + 3, GOLDEN_VERSION)])
+        assert view.position == LogPosition(NEWEST)
+        assert view.range() == [(b"a", b"1", 100_000_001), (b"b", b"3", NEWEST)]
+        view.apply([change(NEWEST + 3, NEWEST)])
     with View.sqlite(tmp_path / "view") as view:
-        assert view.position == LogPosition(GOLDEN_VERSION + 3, LOG)
+        assert view.position == LogPosition(NEWEST + 3, LOG)
         with pytest.raises(InvalidRequest):
-            view.apply([change(GOLDEN_VERSION + 5, GOLDEN_VERSION + 3, OTHER)])
-
-
-def test_the_golden_file_is_the_one_of_format_1():
-    assert hashlib.sha256(GOLDEN.read_bytes()).hexdigest() == GOLDEN_DIGEST
-    with sqlite3.connect(f"{GOLDEN.as_uri()}?mode=ro&immutable=1", uri=True) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+            view.apply([change(NEWEST + 5, NEWEST + 3, OTHER)])
 
 
 def test_the_embedded_views_file_is_refused_by_a_service_of_another_log(tmp_path):
-    shutil.copy(GOLDEN, tmp_path / "view")
+    of_no_known_log(tmp_path / "view")
     builder = ViewBuilder(tmp_path / "view", LOG)
     assert builder.seen == builder.position, "a file that was only opened has nothing to write"
-    builder.add_events([FeedCheckpoint(GOLDEN_VERSION + 1, "l")])
+    builder.add_events([FeedCheckpoint(NEWEST + 1, "l")])
     builder.flush()
     builder.close()
     with pytest.raises(CorruptData, match=f"view_log_id={LOG} log_id={OTHER}"):

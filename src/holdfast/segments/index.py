@@ -2,7 +2,7 @@
 
 A table of segments is a Delta table; its Delta log is the manifest:
 
-    description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 3}}
+    description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 1}}
     application transaction     ``holdfast/segments``: every version of the log up to this one is in the table
     each file's statistics      ``numRecords``, and the lowest and highest ``version`` and ``seq`` in it
 
@@ -30,7 +30,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 
 APPLICATION: Final = "holdfast/segments"
-FORMAT: Final = 3
+FORMAT: Final = 1
 """Of every table that a pipeline makes, in its description."""
 
 

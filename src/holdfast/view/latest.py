@@ -88,8 +88,6 @@ class View:
     def sqlite(cls, path: str | Path) -> View:
         """A view in a SQLite file, made when absent; resumes at the position the file holds.
 
-        A file from before log ids takes the log of the first event that names one, and belongs to it from then on.
-
         Raises: CorruptData when the file is something else; OSError, sqlite3.Error when it cannot be used.
         """
         from holdfast.view.sqlite import SqliteStorage  # imported here: not every Python has sqlite3

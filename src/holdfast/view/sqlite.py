@@ -1,10 +1,9 @@
 """A view's state in one SQLite file, written in large transactions in the background.
 
-File (format 2), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
+File (format 1), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
 without rowid; table ``jobs``, the same for records of jobs, which only a service's own view has; table ``position``
-with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not known. Format 1 has no ``log_id``;
-opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` identifies the
-file.
+with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not known. Journal mode WAL,
+``synchronous=NORMAL``; ``application_id`` identifies the file, and ``user_version`` is the format.
 
 A read asks three layers, newest first: ``active`` takes new changes, ``frozen`` is being written, the file has the
 rest. The order of a flush, and what a crash leaves:
@@ -33,9 +32,9 @@ from holdfast.values import LogPosition
 from holdfast.view.storage import Layer, Position, Row, Stored, merged
 
 APPLICATION_ID: Final = 0x484F4C44
-FORMAT: Final = 2
-FORMATS_READ: Final = (0, 1, FORMAT)
-"""0 is a new file."""
+FORMAT: Final = 1
+NEW: Final = 0
+"""The format of a file that SQLite has just made."""
 
 Table = Literal["latest", "jobs"]
 TABLES: Final[tuple[Table, ...]] = ("latest", "jobs")
@@ -92,7 +91,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     with transaction(connection):
         made = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if made not in FORMATS_READ:
+        if made not in (NEW, FORMAT):
             raise CorruptData("this view has a format of another version", path=path, format=made)
         for table in TABLES:
             connection.execute(
@@ -103,8 +102,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             "CREATE TABLE IF NOT EXISTS position(only INTEGER PRIMARY KEY CHECK (only = 1),"
             " version INTEGER NOT NULL, last_transaction INTEGER, log_id TEXT)"
         )
-        if made == 1:
-            connection.execute("ALTER TABLE position ADD COLUMN log_id TEXT")
         connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL, NULL)")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")

@@ -189,24 +189,16 @@ def test_an_interrupt_while_nothing_is_done_leaves_the_work_queue_open(
         assert work.lag() == 0
 
 
-def test_a_log_that_gives_back_what_is_finished_opens(tmp_path: Path) -> None:
-    """Older logs have that, where Ctrl-C cut off an acknowledgement and the end was orderly."""
-    clock, path = Clock(), tmp_path / "q"
-    with Queue(path, clock=clock, background=False) as queue:
-        queue.append_many(MESSAGES)
-        with open_work(queue) as work:
-            job = work.get(timeout=0)
-            assert job is not None
-            work.ack(job)
-            work._do(Kind.RETURN, clock(), job.seq)
-    assert all_that_comes(path, clock) == MESSAGES[1:]
-
-
-def test_a_return_of_what_nobody_had_breaks_the_law_still() -> None:
+def test_a_command_for_what_nobody_has_breaks_the_law() -> None:
     machine = WorkMachine(WorkState(5, 0, {}))
-    machine.apply(Kind.RETURN, 0, [4])
-    machine.check()
-    for kind, seq in ((Kind.RETURN, 5), (Kind.EXTEND, 4), (Kind.DONE, 4), (Kind.BURY, 4), (Kind.TAKE, 4)):
+    for kind, seq in (
+        (Kind.RETURN, 5),
+        (Kind.RETURN, 4),
+        (Kind.EXTEND, 4),
+        (Kind.DONE, 4),
+        (Kind.BURY, 4),
+        (Kind.TAKE, 4),
+    ):
         with pytest.raises(CorruptData):
             machine.apply(kind, 0, [seq, 1] if kind is Kind.BURY else [seq])
 

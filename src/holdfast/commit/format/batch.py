@@ -7,7 +7,7 @@ Header, little-endian, 512 bytes:
 
     offset  bytes  field
     0       8      magic ``HOLDFAST``
-    8       2      format version: 1; 2 for a claim that forks the log or retires it; 3 in a log that has stores
+    8       2      format version: 1
     10      1      kind: 1 claim, 2 data, 3 resign
     11      1      flags: bit 0, the body's buffers are compressed with lz4; bit 1, a claim retires the log; bit 2, the
                    writer's wall clock has stepped and is not believed
@@ -47,11 +47,11 @@ Header, little-endian, 512 bytes:
 ``log_clock`` says what the fields of time mean and how each follows from the header before.
 
 A **fork claim** begins a log of its own after a part of another one: it has a new ``log_id``. Nothing may follow a
-claim that **retires** the log. Versions of Holdfast that do not know them refuse both by their format version.
+claim that **retires** the log.
 
-A **log with stores** has format version 3 from the claim on that moved its stores, which for most logs is the first.
-Only such a claim changes ``stores_mode``: from 0 or 2 to 1, or from 1 to 2. Bodies of mode 1 also have what the
-message stores have done: rows of kind 5, in which ``key`` is the name of the store (empty: of no single one) and
+A **log with stores** is one from the claim on that moved its stores, which for most logs is the first. Only such a
+claim changes ``stores_mode``: from 0 or 2 to 1, or from 1 to 2. Bodies of mode 1 also have what the message stores
+have done: rows of kind 5, in which ``key`` is the name of the store (empty: of no single one) and
 ``value`` a command of the stores with its result (``docs/formats/message-stores.md``). A version whose rows are all of
 kind 5 with no ``at`` is the stores' own: no transaction, and the transaction after it does not name it as its
 predecessor. A transaction has at most one such row, for its parts: with ``at`` 0, and in ``end`` the digest of the
@@ -135,8 +135,6 @@ DATA_BYTES_MIN: Final = 1024
 ADDRESS_BYTES_MAX: Final = 256
 MAGIC: Final = b"HOLDFAST"
 FORMAT_VERSION: Final = 1
-FORMAT_VERSION_FORK: Final = 2
-FORMAT_VERSION_STORES: Final = 3
 FLAG_LZ4: Final = 1
 FLAG_RETIRES: Final = 2
 FLAG_CLOCK_DOUBTED: Final = 4
@@ -281,13 +279,6 @@ class Header:
         """Whether a body follows."""
         return bool(self.transactions or self.entries)
 
-    @property
-    def format_version(self) -> int:
-        """The lowest format version that can say all this."""
-        if self.stores_mode:
-            return FORMAT_VERSION_STORES
-        return FORMAT_VERSION_FORK if self.is_fork or self.retires else FORMAT_VERSION
-
     def spans(self, first: int, last: int) -> bool:
         """Whether its transactions may be those with the versions ``first`` to ``last``."""
         begins = self.first_version <= first if self.entries else self.first_version == first
@@ -350,7 +341,7 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
     head = _FIELDS.pack(
-        MAGIC, header.format_version, header.kind, header.flags, header.transactions,
+        MAGIC, FORMAT_VERSION, header.kind, header.flags, header.transactions,
         header.log_id, header.slot, header.claim, header.prev, header.epoch,
         header.leader_id, header.nonce,
         header.first_version, header.last_version, header.prev_version,
@@ -390,7 +381,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         stores_mode, entries, newest_transaction,
         lived_ms, boot_ms, ahead_s, clock_steps,
     ) = _FIELDS.unpack(head)  # fmt: skip
-    if format_version not in (FORMAT_VERSION, FORMAT_VERSION_FORK, FORMAT_VERSION_STORES):
+    if format_version != FORMAT_VERSION:
         raise _corrupt(slot, "object has an unknown format version", format_version=format_version)
     if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
         raise _corrupt(slot, "header CRC does not match")
@@ -443,9 +434,8 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         ahead_s=ahead_s,
         clock_steps=clock_steps,
     )
-    claims = is_fork or header.retires
-    if header.format_version != format_version or (claims and kind != Kind.CLAIM):
-        raise _corrupt(slot, "format version does not fit what the object is", format_version=format_version)
+    if (is_fork or header.retires) and kind != Kind.CLAIM:
+        raise _corrupt(slot, "only a claim forks a log or retires it", kind=kind)
     if (stores_mode != StoresMode.LOG and entries) or (not stores_mode and newest_transaction):
         raise _corrupt(slot, "header has an impossible field", entries=entries, newest_transaction=newest_transaction)
     return header

@@ -11,11 +11,9 @@ finished, so memory is bounded by the started messages. A started message is *du
 | TAKE | new, exactly ``next_seq``; or started | started, leased, one delivery more, due at the lease's end |
 | DONE, BURY | started | finished |
 | RETURN | started | started, not leased, due at the given time |
-| RETURN | finished | nothing |
 | EXTEND | started and leased | due at the new end |
 | SKIP | started, or new from ``next_seq`` on | finished |
 
-Older logs have a RETURN of a finished message, after an interrupted acknowledgement; the acknowledgement counts.
 Any other command raises ``CorruptData``, except after damage to the log of commands (``doubtful``). Then a message
 below a taken one counts as taken once and not acknowledged, and a command for a finished message does nothing.
 """
@@ -190,10 +188,10 @@ class WorkMachine:
     def _set_due(self, seq: int, due_ns: int, *, leased: bool) -> None:
         entry = self.started.get(seq)
         if entry is None:
-            if seq < self.next_seq and (self.doubtful or not leased):
+            if seq < self.next_seq and self.doubtful:
                 return
             if not self.doubtful:
-                raise _illegal(Kind.RETURN, seq)
+                raise _illegal(Kind.EXTEND if leased else Kind.RETURN, seq)
             entry = (0, self._take_in_doubt(seq), False)
         self.started[seq] = (due_ns, entry[1], leased)
         self._push(due_ns, seq)

@@ -191,7 +191,6 @@ class LogTail:
         else:
             self._walked = []
             self._walker, self._before, first = await _walker_after(store, start, self._options)
-            # An offset from before log ids belongs to the log that holds its object.
             known = self._before or first
             self._log_id = start.log_id if known is None else known.log_id.hex()
             if first is not None:
