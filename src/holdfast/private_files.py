@@ -26,8 +26,7 @@ def make_private(path: str) -> None:
 
 
 def restrict_to_owner(*paths: str) -> None:
-    """Make existing files private: an earlier version created them with the rights of the umask. A file of another
-    owner stays as it is."""
+    """Make existing files private, as after a restore with other rights. A file of another owner stays as it is."""
     for path in paths:
         with suppress(OSError):
             os.chmod(path, FILE_MODE)

@@ -14,7 +14,6 @@ Every refusal, also of a wrong type, is ``InvalidRequest`` with the argument, it
 
 from __future__ import annotations
 
-import warnings
 from operator import index
 
 from holdfast.errors import InvalidRequest
@@ -22,10 +21,6 @@ from holdfast.errors import InvalidRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import TypeVar
-
-    Argument = TypeVar("Argument")
-
 
 DELAY_S_MAX = 10 * 365 * 86_400
 NS = 1_000_000_000
@@ -41,14 +36,6 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
         facts = {name: repr(value), "min": least, "max": most}
         raise InvalidRequest(f"{name} is a whole number within its bounds", facts=facts)
     return int(value)
-
-
-def renamed_argument(old: str, value: Argument | None, new: str, current: Argument) -> Argument:
-    """The value of a renamed public argument. The old name still works, with a ``DeprecationWarning``."""
-    if value is None:
-        return current
-    warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)
-    return value
 
 
 def seconds_ns(name: str, seconds: object) -> int:

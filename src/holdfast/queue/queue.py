@@ -47,7 +47,6 @@ from holdfast.queue.options import (
     each_of,
     lifetime_ns,
     moment_ns,
-    renamed_argument,
     sync_level,
     whole_number,
 )
@@ -599,14 +598,13 @@ class Queue(WithBlock):
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
-        visibility: float | None = None,
     ) -> WorkQueue:
         """Jobs for workers: each message goes to one worker until a worker acknowledges it; see ``WorkQueue``.
 
         A worker has a job for ``ack_wait`` seconds. After ``max_deliveries`` the job goes to the dead letters, the
         queue ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
         ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage`` and
-        ``hold`` are as for ``consumer``; a work queue holds by default. ``visibility`` is the old name of ``ack_wait``.
+        ``hold`` are as for ``consumer``; a work queue holds by default.
         *Raises*: as ``consumer``.
         *Cost*: replays about 128 KiB of commands, and a sync.
         """
@@ -614,7 +612,6 @@ class Queue(WithBlock):
 
         if self._closed:
             raise Closed("the queue is closed")
-        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         with opening(self._path):
             work = WorkQueue(
                 self,

@@ -8,7 +8,7 @@
 | in files, in every other case | the last known: the time that passed is unknown |
 | in the log | the last record; a standby's count since it knew of it; the anchor, if this machine made that record |
 | in the log, as well | the log's, up to ``HEARD_MS`` later where it heard of the record at once, else ``TRUSTED_MS`` |
-| without an anchor (older code) or a record in the log (moved) | the machine's, with the same bound |
+| without an anchor or a record in the log (moved) | the machine's, with the same bound |
 | any, and the operator says ``wall`` | the machine's, or the above if that is later |
 
 No clock takes the time beyond the machine's. Then a clock counts that includes suspend and cannot be set. The time is
@@ -49,7 +49,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def read_anchor(directory: str) -> Anchor | None:
-    """The anchor; None if there is none (older code). An unreadable one counts as one of another boot."""
+    """The anchor; None if there is none. An unreadable one counts as one of another boot."""
     try:
         with open(os.path.join(directory, ANCHOR_NAME), "rb") as file:
             return msgspec.json.decode(file.read(SIZE_MAX), type=Anchor)

@@ -787,24 +787,6 @@ def test_a_dead_letter_is_there_once_wherever_it_crashes(tmp_path: Path) -> None
     a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
-def test_the_old_name_of_ack_wait_works_and_warns(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", background=False) as queue:
-        with pytest.warns(DeprecationWarning, match="use ack_wait=") as warned:
-            work = queue.work_queue("w", visibility=0.5)
-        assert warned[0].filename == __file__
-        with work:
-            assert work._ack_wait_ns == NS // 2
-            queue.append(b"job")
-            job = work.get(0)
-            assert job is not None
-            with pytest.warns(DeprecationWarning, match="use ack_wait="):
-                work.extend(job, visibility=60)
-            work.ack(job)
-
-
-# ---- mutants: each broken rule is caught by the check above it ------------------------------------------------------
-
-
 class SyncsCounted(LocalFiles):
     """Counts the syncs of the work queue's pages."""
 

@@ -18,7 +18,7 @@ def test_only_the_last_part_has_an_id_and_no_part_is_empty_or_much_too_large(
     monkeypatch.setattr(sse, "PART_BYTES", 1_000)
     messages = [StreamMessage("orders", seq, 7, bytes(size // 4 * 3)) for seq, size in enumerate(sizes, 1)]
     stored = StoresEvent(8, "ab" * 16, 0, [])
-    text = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages, in_parts=True)
+    text = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages)
     events = text.decode().strip().split("\n\n")
     assert [event.startswith("id: 8@") for event in events] == [False] * (parts - 1) + [True]
     data = [json.loads(event.partition("data: ")[2]) for event in events]

@@ -83,7 +83,7 @@ class Filter:
         """As query parameters."""
         bounds = (("begin", self.begin), ("end", self.end), ("prefix", self.prefix))
         query = {name: base64url(value) for name, value in bounds if value}
-        return query | ({"stores": ",".join(self.stores), "parts": "true"} if self.stores else {})
+        return query | ({"stores": ",".join(self.stores)} if self.stores else {})
 
 
 class ServerSentEvents:

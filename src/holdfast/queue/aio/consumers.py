@@ -22,7 +22,7 @@ from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
 from holdfast.queue.consumers.consumer import Owner
 from holdfast.queue.files.process import copies_refused
 from holdfast.queue.log.messages import Message
-from holdfast.queue.options import renamed_argument, whole_number
+from holdfast.queue.options import whole_number
 from holdfast.queue.work.command import DeadLetter
 from holdfast.queue.work.work_queue import Job
 from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
@@ -327,9 +327,8 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         """Return a job, to be handed out again after a wait that doubles with each delivery."""
         await on_helper(partial(self._opened().retry, job, reason=reason))
 
-    async def extend(self, job: Job, ack_wait: float | None = None, *, visibility: float | None = None) -> None:
+    async def extend(self, job: Job, ack_wait: float | None = None) -> None:
         """Keep a job for longer."""
-        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         await on_helper(partial(self._opened().extend, job, ack_wait))
 
     async def dead_letter(self, job: Job, reason: str = "given up") -> None:

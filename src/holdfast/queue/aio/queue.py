@@ -38,7 +38,7 @@ from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
 from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S, DamagePolicy, LogReader
-from holdfast.queue.options import SyncLevel, each_of, renamed_argument, sync_level
+from holdfast.queue.options import SyncLevel, each_of, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
 from holdfast.queue.serializers import Serializer
 
@@ -447,11 +447,9 @@ class Queue(AsyncWithBlock):
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
-        visibility: float | None = None,
     ) -> WorkQueue:
         """Jobs for workers, for ``async with``; as ``holdfast.Queue.work_queue``."""
         queue = self._opened()[0]
-        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         return WorkQueue(
             self.wait_until,
             name,

@@ -41,7 +41,7 @@ from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.format.cursor import encode_cursor
 from holdfast.queue.log.messages import Message, class_with_value
 from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
-from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
+from holdfast.queue.options import DELAY_S_MAX, NS, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
 
@@ -479,9 +479,8 @@ class WorkQueue(WithBlock):
         for waiter in waiters:
             waiter.wake()
 
-    def extend(self, job: Job, ack_wait: float | None = None, *, visibility: float | None = None) -> None:
+    def extend(self, job: Job, ack_wait: float | None = None) -> None:
         """Keep this job for ``ack_wait`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
-        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         extension_ns = self._ack_wait_ns if ack_wait is None else seconds_ns("ack_wait", ack_wait)
         with self._lock:
             (seq,) = self._owned((job,))

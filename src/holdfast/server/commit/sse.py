@@ -5,7 +5,7 @@
                                                  operations
                           id: VERSION~LEADER@LOG when it is not durable yet
     event: published      id: VERSION@LOG        data: version, leader_id, timestamp, published; only with stores
-                          no id                  a part of them, with ``more``; only with parts=true
+                          no id                  a part of them, with ``more``
     event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
     event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
     event: lagging        no id                  data: unsent_bytes; the stream ends after it
@@ -69,7 +69,7 @@ FIRST_BATCH_SECONDS: Final = 0.25
 """How long the status waits for the first batch, or for an error of the start point."""
 LINGER_SECONDS: Final = 30.0
 PART_BYTES: Final = 16 << 20
-"""A client takes events of 64 MiB by default, and one request may publish more: for readers with ``parts=true``."""
+"""A client takes events of 64 MiB by default, and one request may publish more."""
 TEXT_TIMES_MAX: Final = 6
 """How much longer the text of a message may be than what is in it: a control character is six characters."""
 MESSAGE_BYTES: Final = 64
@@ -115,13 +115,8 @@ def encode_event(
     *,
     durable_stream: bool,
     published: Sequence[StreamMessage] | UnsetType = UNSET,
-    in_parts: bool = False,
 ) -> bytes:
-    """The text of one event; ``log_id`` is that of the object that holds it.
-
-    ``in_parts``: the reader takes large messages in several events. Clients from before would take the first one for
-    all of them, so they get one event, which they refuse where it exceeds their bound.
-    """
+    """The text of one event; ``log_id`` is that of the object that holds it."""
     log = log_id.encode()
     match event:
         case TransactionEvent():
@@ -144,7 +139,7 @@ def encode_event(
             if not published:
                 return b""
             texts: list[bytes] = []
-            *earlier, last = _parts(published) if in_parts else [published]
+            *earlier, last = _parts(published)
             for part in earlier:  # without an id: a reader that resumes gets the whole version again
                 data = _encode(PublishedData(event.version, event.leader_id, _timestamp(event.time_ms), part, True))
                 texts.append(b"event: published\ndata: %b\n\n" % data)
@@ -200,7 +195,6 @@ class Selection:
 
     keys: KeyFilter | None
     stores: ShownStores | None
-    in_parts: bool = False
 
     def encode(self, batch: EventBatch, *, durable_stream: bool, scope: KeyScope = EVERYTHING) -> bytes:
         """The text of what is selected. Checkpoints always pass, so progress is visible. Raises: CorruptData.
@@ -225,9 +219,7 @@ class Selection:
                     event, operations=kept, request_id=name if name is not None and scope.owns(name) else None
                 )
             skipped = None
-            text = encode_event(
-                event, batch.log_id, durable_stream=durable_stream, published=published, in_parts=self.in_parts
-            )
+            text = encode_event(event, batch.log_id, durable_stream=durable_stream, published=published)
             parts.append(text)
         if skipped is not None and skipped.durable:
             checkpoint = Checkpoint(skipped.version, skipped.leader_id)
@@ -532,8 +524,7 @@ class Subscriptions:
         durable = call.switch("durable", default=True)
         wanted = call.key_range()
         stores = self._stores(call, durable=durable)
-        in_parts = call.switch("parts", default=False)
-        return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores, in_parts)
+        return after, durable, Selection(None if wanted is None else KeyFilter(*wanted), stores)
 
     def _stores(self, call: Call, *, durable: bool) -> ShownStores | None:
         names = call.text("stores")
@@ -588,10 +579,6 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             Parameter(
                 "stores", "query", {"type": "string", "examples": ["orders,invoices"]},
                 "Names with commas: also what is published in these stores, which live in the log",
-            ),
-            Parameter(
-                "parts", "query", {"type": "boolean", "default": False},
-                "true: more than 16 MiB of messages come in several events, all but the last with `more`",
             ),
             Parameter("Last-Event-ID", "header", POSITION_SCHEMA, "Resume after this event; wins over after"),
         ),
