@@ -787,6 +787,9 @@ def test_a_dead_letter_is_there_once_wherever_it_crashes(tmp_path: Path) -> None
     a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
+# ---- mutants: each broken rule is caught by the check above it ------------------------------------------------------
+
+
 class SyncsCounted(LocalFiles):
     """Counts the syncs of the work queue's pages."""
 

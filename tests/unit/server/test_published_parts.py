@@ -27,17 +27,6 @@ def test_only_the_last_part_has_an_id_and_no_part_is_empty_or_much_too_large(
     assert all(each["published"] for each in data)
 
 
-def test_a_reader_that_does_not_ask_for_parts_gets_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "PART_BYTES", 1_000)
-    messages = [StreamMessage("orders", seq, 7, bytes(600)) for seq in range(1, 4)]
-    stored = StoresEvent(8, "ab" * 16, 0, [])
-    (event,) = sse.encode_event(stored, "cd" * 16, durable_stream=True, published=messages).strip().split(b"\n\n")
-    data = json.loads(event.partition(b"data: ")[2])
-    assert [message["seq"] for message in data["published"]] == [1, 2, 3]
-    assert not data.get("more")
-    assert event.startswith(b"id: 8@")
-
-
 def test_fields_and_keys_count_as_well_as_bodies() -> None:
     fields: dict[str, str | int | bool] = {f"{number:03d}" + "f" * 250: "v" * 250 for number in range(20)}
     messages = [StreamMessage("orders", seq, 7, b"", fields) for seq in range(1, 4_097)]
