@@ -7,7 +7,7 @@ own: load and time (``worker``), tasks and threads (``ways``), servers.
     commit                commit of one Write     put                               SET
     several keys          commit of ten           transaction without a compare     MULTI, SETs, EXEC
     get                   get                     get(serializable=True)            GET
-    get, linearizable     version, get at it      get                               (the same as get)
+    get, linearizable     get(linearizable=True)  get                               (the same as get)
     range                 range                   get_range                         ZRANGE BYLEX, values in the members
     transact              transact                get, transaction comparing mod    transaction: WATCH, GET, MULTI, EXEC
     change stream         commit, subscribe       put, watch_prefix                 MULTI, SET, XADD, EXEC; XREAD BLOCK
@@ -118,15 +118,14 @@ class Holdfast:
 
     async def fill(self, pairs: Sequence[Pair]) -> None:
         await self.commit_many(pairs)
-        await self.read_back([pairs[0][0]])  # the view has it then
+        await self.read_back([pairs[0][0]])
 
     async def get(self, key: bytes) -> bytes | None:
         found = await self._answer(self._client.get(key))
         return None if found is None else found.value
 
     async def get_linearizable(self, key: bytes) -> bytes | None:
-        newest = await self._answer(self._client.version())
-        found = await self._answer(self._client.get(key, newest.position))
+        found = await self._answer(self._client.get(key, linearizable=True))
         return None if found is None else found.value
 
     async def range(self, begin: bytes, end: bytes) -> list[Pair]:
