@@ -8,8 +8,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.integration.http_harness import Client, Serving, run, serving
+from tests.integration.http_harness import Client, Serving, request, run, serving, until
 
+from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.view import current_reads
@@ -139,5 +140,53 @@ def test_while_the_view_is_behind_what_was_written_is_answered_and_the_rest_says
             assert behind["error"]["retry_after_ms"] > 0
             late = await client.ask("GET", f"/v1/keys/YQ?at={version + 10**6}")
             assert late.json["error"]["code"] == "view_behind", "what is not released is not answered"
+
+    run(scenario)
+
+
+def test_linearizable_reads_share_one_question_and_local_ones_ask_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            clients = [await here.connect() for _ in range(8)]
+            version = await put(clients[0], write("a", b"1"))
+            asked, answers = 0, asyncio.Event()
+            truly = here.service.version
+
+            async def counted() -> int:
+                nonlocal asked
+                asked += 1
+                await answers.wait()
+                return await truly()
+
+            monkeypatch.setattr(here.service, "version", counted)
+            assert (await clients[0].ask("GET", "/v1/keys/YQ")).status == 200
+            assert asked == 0
+            body = json.dumps({"items": [key("a")], "consistency": "linearizable"}).encode()
+            for number, client in enumerate(clients):
+                target = "/v1/keys/YQ?consistency=linearizable" if number % 2 else "/v1/range?consistency=linearizable"
+                client.send(request("POST", "/v1/read", body) if number == 0 else request("GET", target))
+            await until(lambda: asked)
+            answers.set()
+            for client in clients:
+                answer = await client.answer()
+                assert answer.status == 200
+                assert answer.json.get("at", answer.json["version"]) >= version
+
+    run(scenario)
+
+
+def test_a_leader_that_was_deposed_answers_no_linearizable_read() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            await put(client, write("a", b"1"))
+            other = await CommitService.lead(here.store, ServiceOptions(probe=False, take_over=True))
+            try:
+                local = await client.ask("GET", "/v1/keys/YQ")
+                assert local.status == 200, "it does not know yet that another one leads"
+                answer = await client.ask("GET", "/v1/keys/YQ?consistency=linearizable")
+                assert (answer.status, answer.code) in ((409, "leader_changed"), (503, "not_leader"))
+            finally:
+                await other.close()
 
     run(scenario)
