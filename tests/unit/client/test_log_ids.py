@@ -127,12 +127,11 @@ def test_a_transaction_commits_to_the_log_that_it_read(connect):
         txn.write(b"k", b"v")
 
     found = Reply(200, {"key": "aw==", "value": "dg==", "version": 5})
-    with ScriptedServer(VERSION, found, mismatch()) as server:
-        with pytest.raises(InvalidRequest) as caught:
-            connect(server.url).transact(body)
-        assert caught.value.code is Code.LOG_MISMATCH
-        assert server.asked[1].target.endswith(f"?at=50@{LOG}")
-        assert commits_of(server)[0]["log_id"] == LOG
+    with ScriptedServer(VERSION, found, mismatch(), VERSION_OF_OTHER, found, committed(75)) as server:
+        connect(server.url).transact(body)
+        reads = [asked.target.partition("?")[2] for asked in server.asked if "/v1/keys" in asked.target]
+        assert reads == [f"at=50@{LOG}", f"at=70@{OTHER}"]
+        assert [sent["log_id"] for sent in commits_of(server)] == [LOG, OTHER]
 
 
 def test_a_transaction_on_a_view_commits_to_the_log_of_the_view(connect):
@@ -224,3 +223,32 @@ def test_a_read_at_a_position_that_the_client_chose_goes_on_in_the_log_that_is_s
         assert refused.value.code is Code.LOG_MISMATCH
         asked = [each.target.partition("?")[2] for each in server.asked if "/v1/keys" in each.target]
         assert asked == [f"at=50@{LOG}", "", f"at=5@{LOG}"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_transaction_goes_on_in_the_log_that_is_served_now(connect, reads):
+    def body(txn):
+        if reads:
+            yield txn.get(b"k")
+        txn.write(b"k", b"v")
+
+    found = Reply(200, {"key": "aw==", "value": "dg==", "version": 65, "at": 72})
+    script = [VERSION, mismatch(), VERSION_OF_OTHER, *([found] if reads else []), committed(75)]
+    with ScriptedServer(*script) as server:
+        client = connect(server.url)
+        client.call("version")
+        assert client.transact(body).version == 75
+        assert commits_of(server)[-1]["log_id"] == OTHER
+        assert commits_of(server)[-1]["read_version"] == (72 if reads else 70)
+
+
+def test_a_transaction_that_is_refused_by_log_twice_says_so(connect):
+    def body(txn):
+        yield txn.get(b"k")
+
+    with ScriptedServer(VERSION, mismatch(), VERSION_OF_OTHER, mismatch(LOG)) as server:
+        client = connect(server.url)
+        client.call("version")
+        with pytest.raises(InvalidRequest) as refused:
+            client.transact(body)
+        assert refused.value.code is Code.LOG_MISMATCH

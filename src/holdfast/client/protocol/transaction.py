@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.view import View
 
 Result = TypeVar("Result")
+ANOTHER_LOG: Final = (Code.LOG_MISMATCH, Code.ROLLED_BACK)
 RANGE_PAGE: Final = 1_000
 """Keys asked for at once."""
 
@@ -55,7 +56,6 @@ class ServiceSource:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._has_asked = False
         self.log_id: str | None = None
         """The log that ``begin_version`` belongs to; None when it is not known."""
 
@@ -77,18 +77,9 @@ class ServiceSource:
         """A version to read at, at least ``newer_than``: the preconditions prove the outcome, however old it is."""
         if newer_than is not None:
             return newer_than
-        self._has_asked = self._session.newest is None
         newest = yield from log_operations.newest_position(self._session, now_ms)
         self.log_id = newest.log_id
         return newest.version
-
-    def moved_version(self, moved_to: int, now_ms: float) -> Procedure[int]:
-        """Where a transaction begins again whose reads moved. The position that it began at may be so old that each key
-        moves it a little, so the service is asked once."""
-        if self._has_asked:
-            return moved_to
-        self._has_asked = True
-        return max(moved_to, (yield from log_operations.version(self._session, now_ms, local=True)).version)
 
 
 class ViewSource:
@@ -142,11 +133,6 @@ class ViewSource:
                 raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
         return self._view.version
 
-    def moved_version(self, moved_to: int, now_ms: float) -> Procedure[int]:  # noqa: ARG002
-        """The view is there already."""
-        yield from ()
-        return moved_to
-
 
 Source = ServiceSource | ViewSource
 
@@ -162,6 +148,9 @@ class TransactionBuilder:
         self._source = source
         self.read_version = read_version
         self.moved_to: int | None = None
+        """Where it begins again, because a read is newer than those before it; 0 where another log is served now."""
+        self.refusal: InvalidRequest | None = None
+        """Of the position that the client had chosen: it is of another log than the one that is served now."""
         self.operations: list[Operation] = []
         self._points: dict[bytes, int] = {}
         self._ranges: list[RangeRead] = []
@@ -294,7 +283,7 @@ class TransactionBuilder:
             return self._own[key]
         if any(_inside(key, begin, end) for begin, end in self._cleared):
             return None
-        read = yield from self._source.get(key, self.read_version, now_ms)
+        read = yield from self._asking(self._source.get(key, self.read_version, now_ms))
         return self._take([key], read)[key]
 
     def reading_many(self, keys: Iterable[bytes], now_ms: float) -> Procedure[dict[bytes, bytes | None]]:
@@ -309,10 +298,20 @@ class TransactionBuilder:
             else:
                 left.append(key)
         while left:
-            read = yield from self._source.get_many(left, self.read_version, now_ms)
+            read = yield from self._asking(self._source.get_many(left, self.read_version, now_ms))
             found |= self._take(left, read)
             left = left[len(read.values) :]
         return found
+
+    def _asking(self, procedure: Procedure[Result]) -> Procedure[Result]:
+        """Read. Raises: as the procedure; SnapshotMoved where another log is there now."""
+        try:
+            return (yield from procedure)
+        except InvalidRequest as error:
+            if error.code not in ANOTHER_LOG:
+                raise
+            self.moved_to, self.refusal = 0, error
+            raise SnapshotMoved("another log is served now", read_version=self.read_version) from error
 
     def _take(self, keys: Sequence[bytes], read: log_operations.KeysRead) -> dict[bytes, bytes | None]:
         """The first of ``keys`` were read: their values."""
@@ -335,7 +334,7 @@ class TransactionBuilder:
         cursor = begin
         while True:
             page = min(limit, RANGE_PAGE)
-            reply = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
+            reply = yield from self._asking(self._source.range(cursor, end, page, self.read_version, now_ms))
             bound = reply.items[-1].key + b"\0" if reply.more and reply.items else end
             self._saw(max((item.version for item in reply.items), default=0), reply.version)
             self._ranges.append(RangeRead(cursor, bound, max(self.read_version, reply.version)))
@@ -394,6 +393,7 @@ class TransactionAttempts:
         options = self._session.options
         budget = RetryBudget(self._session, now_ms, options.give_up_after_ms)
         newer_than: int | None = None
+        refused = False
         number = 0
         while True:
             version = yield from self._source.begin_version(newer_than, now_ms)
@@ -401,11 +401,13 @@ class TransactionAttempts:
             decided = yield Decide()
             assert isinstance(decided, Woken), "the reply to Decide is Woken"
             if builder.moved_to is not None:
+                if builder.refusal is not None and refused:
+                    raise builder.refusal
+                refused = refused or builder.refusal is not None
                 number += 1
-                now_ms, newer_than = decided.now_ms, builder.moved_to
+                now_ms, newer_than = decided.now_ms, builder.moved_to or None
                 if number >= options.attempts_max or budget.exhausted(now_ms):
                     raise Conflict("the data changes faster than it is read", version=newer_than)
-                newer_than = yield from self._source.moved_version(newer_than, now_ms)
                 continue
             parts = builder.parts
             if not builder.operations and not parts:
@@ -424,6 +426,10 @@ class TransactionAttempts:
             try:
                 verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms, may_share=may_share)
             except InvalidRequest as error:
+                if error.code in ANOTHER_LOG and self._source.begins_newest and not refused:
+                    refused, newer_than, now_ms = True, None, decided.now_ms
+                    number += 1
+                    continue
                 if error.code is not Code.ID_NEEDS_TAG:
                     raise
                 number += 1  # nothing was accepted, and the next id begins with the tag that the refusal named
