@@ -152,6 +152,7 @@ def rights_table() -> str:
             f"{part}: role `{each.name.lower()}`" if isinstance(each, Role) else f"{part}: right `{each}`"
             for part, each in need.parts.items()
         ]
+        parts += [f"{kind}: right `{right}` instead" for kind, right in need.others.items()]
         more = [*parts, *([f"left out: {need.hides}"] if need.hides else [])]
         rows.append(f"| `{name}` | {needs} | {scope} | {'; '.join(more)} |")
     return "\n".join(rows)

@@ -44,7 +44,7 @@ STORES: tuple[tuple[str, Right | str, bool], ...] = (
     (r"\w+ /v1/cluster", Right.ADMINISTER, True),
     (r"POST /v1/commits? (publish|maps)$", Right.PUBLISH, False),
     (r"POST /v1/commits? acknowledge$|GET /v1/subscribe stores$", Right.SUBSCRIBE, False),
-    (r".* take_over$|DELETE \S+/durables/{durable} static$", BOTH, False),
+    (r".* take_over$", BOTH, False),
     (r"DELETE \S+/durables/{durable} dynamic$", Right.SUBSCRIBE, False),
     (r"(GET|POST) \S+/durables/{durable}/(messages|subscribe|acks|rewind)$", Right.SUBSCRIBE, False),
     (r"GET \S+/maps/", Right.SUBSCRIBE, False),

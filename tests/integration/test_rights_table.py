@@ -67,6 +67,8 @@ PARTS = {
     "{write}": "write", "{name}": "part", "{store}": "orders", "{durable}": "work", "{template}": "jobs",
     "{map}": "map", "{seq}": "1", "{revision}": "1",
 }  # fmt: skip
+DYNAMIC = "made"
+"""A durable by a template."""
 
 
 def change(key: str, **more: object) -> dict[str, object]:
@@ -137,7 +139,7 @@ VARIANTS: Mapping[str, tuple[tuple[str, str, object], ...]] = {
         ("take_over", "?subscriber=s&take_over=true", None),
     ),
     "DELETE /v1/stores/{store}/durables/{durable}": (
-        ("dynamic", "{durable}=made|", None),
+        ("dynamic", f"{{durable}}={DYNAMIC}|", None),
         ("static", "", None),
     ),
 }  # fmt: skip
@@ -264,6 +266,8 @@ async def ask_all(
             await ask("POST", "/v1/cluster/resume", **keeper)
             answered = await ask("PUT", "/v1/cluster/definition?delete=true", definition, **keeper)
             assert answered.status == 200, answered.body
+            answered = await ask("PUT", f"/v1/stores/orders/durables/{DYNAMIC}", {"template": "jobs"}, **keeper)
+            assert answered.status == 200, answered.body
 
     await restore()
     letters: dict[str, str] = {}
@@ -289,6 +293,7 @@ def is_unchanged(here: Application, *, users: bool) -> bool:
     defined = here.opened.definitions.cluster
     orders = defined.stores.get("orders")
     whole = orders is not None and {"work", "map"} <= orders.durables.keys() and "jobs" in orders.templates
+    whole = whole and here.opened.definitions.find("orders", DYNAMIC) is not None
     return whole and not here.host.suspended and defined.permissions.enabled is users
 
 
@@ -348,7 +353,7 @@ def with_weaker_parts(need: Need) -> Need:
     weaker = {
         part: LOWER_ROLE[each] if isinstance(each, Role) else OTHER_RIGHT[each] for part, each in need.parts.items()
     }
-    return replace(need, parts=weaker)
+    return replace(need, parts=weaker, others={kind: OTHER_RIGHT[right] for kind, right in need.others.items()})
 
 
 @pytest.mark.parametrize(
@@ -359,7 +364,10 @@ def with_weaker_parts(need: Need) -> Need:
             lambda need: replace(need, scope=ScopeRule.NO_KEYS),
             lambda _, need: need.scope is not ScopeRule.NO_KEYS and Role.OPEN < need.role < Role.ADMIN,
         ),
-        (with_weaker_parts, lambda name, need: need.parts.keys() - {DEAD_LETTERS} and name not in UNSEEN_PARTS),
+        (
+            with_weaker_parts,
+            lambda name, need: need.others or (need.parts.keys() - {DEAD_LETTERS} and name not in UNSEEN_PARTS),
+        ),
     ],
     ids=["role or right lowered", "scope dropped", "part lowered"],
 )

@@ -166,7 +166,8 @@ def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> J
     if need.right is not None:
         if with_tokens:
             operation["security"] = [{"token": []}]
-        operation["description"] = f"Needs the right {need.right}, where permissions are on."
+        others = "".join(f"; {kind} the right {right}" for kind, right in need.others.items())
+        operation["description"] = f"Needs the right {need.right}, where permissions are on{others}."
     elif with_tokens and need.role is not Role.OPEN:
         operation["security"] = [{"token": []}]
         operation["description"] = f"Needs the role {need.role.name.lower()}."

@@ -4,6 +4,7 @@
 ``right``  of a definition's users, on the store of the path, or on the cluster where the path names none
 ``scope``  what a token for some keys may do (``ScopeRule``)
 ``parts``  what a part of a request needs in addition
+``others`` a right in place of ``right``, for some of what a path may name: the handler asks for the one that counts
 ``hides``  what an answer leaves out
 
 ``docs/reference/rights.md`` is made from this table. ``tests/expected_rights.txt`` has the answers that it must give.
@@ -40,6 +41,7 @@ class Need:
     right: Right | None = None
     scope: ScopeRule = ScopeRule.REFUSED
     parts: Mapping[str, Role | Right] = field(default_factory=dict[str, Role | Right])
+    others: Mapping[str, Right] = field(default_factory=dict[str, Right])
     hides: str = ""
 
     @property
@@ -66,7 +68,7 @@ MAPS: Final = "maps"
 PUBLISHES: Final = "publish"
 STORES: Final = "stores"
 TAKE_OVER: Final = "take_over"
-STATIC: Final = "a static durable"
+DYNAMIC: Final = "a dynamic durable"
 ORIGIN: Final = "the store that a dead letter came from"
 DEAD_LETTERS: Final = "a new dead_letter_store"
 PERMISSIONS: Final = "without tokens, with permissions"
@@ -148,7 +150,7 @@ RIGHTS: Final[Mapping[str, Need]] = MappingProxyType(
         f"PUT {_DURABLE}": _DEFINE,
         f"PATCH {_DURABLE}": _DEFINE,
         f"DELETE {_DURABLE}": Need(
-            right=Right.SUBSCRIBE, parts={STATIC: Right.ADMINISTER, DEAD_LETTERS: Right.PUBLISH}
+            right=Right.ADMINISTER, parts={DEAD_LETTERS: Right.PUBLISH}, others={DYNAMIC: Right.SUBSCRIBE}
         ),
         f"GET {_DURABLE}/messages": _ATTACH,
         f"POST {_DURABLE}/messages": _ATTACH,

@@ -191,6 +191,10 @@ def store_route(
         right = call.need.right
         assert right is not None, "a route of the stores needs a right on one of them, or on the cluster"
         found = access.problem_with(call.authorization, right, _store_of(call))
+        if found is not None and any(
+            access.allows(call.authorization, other, _store_of(call)) for other in call.need.others.values()
+        ):
+            return None
         if path != EVERY_STORE:
             return found
         # Every store that the caller may see. To a stranger an empty list would look like a service without stores.

@@ -8,7 +8,7 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound
-from holdfast.server.http.rights_table import STATIC
+from holdfast.server.http.rights_table import DYNAMIC
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
@@ -200,12 +200,14 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
 
 async def delete_durable(call: StoreCall) -> Response:
     """``DELETE .../durables/{durable}``: what it keeps goes too."""
-    known = call.opened.definitions.durable(call.store, call.durable)
+    known, need = call.opened.definitions.durable(call.store, call.durable), call.call.need
+    # Only administrators change the definition; only subscribers delete dynamic durables.
+    right = need.others[DYNAMIC] if known.dynamic else need.right
+    assert right is not None, "the row names the right for a static one"
+    call.opened.access.require(call.call.authorization, right, call.store)
     if known.dynamic:
         await call.submit(call.opened.service.submit(Unsubscribe(0, call.store, call.durable)), Done)
     else:
-        # Only administrators change the definition; subscribers may delete dynamic durables.
-        call.opened.access.require(call.call.authorization, call.call.need.right_of(STATIC), call.store)
         change = without_part
         await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
     return call.answer(NothingMore())
