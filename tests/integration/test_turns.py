@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,6 +153,36 @@ def test_small_frames_get_a_part_of_each_turn(tmp_path: Path, monkeypatch: pytes
 async def attacker(here: StoresServing, name: str) -> Client:
     await here.ask("PUT", f"/v1/stores/orders/durables/d{name}", {"type": "standard"})
     return (await here.subscribe("orders", f"d{name}", name)).client
+
+
+def items_of(socket: SubscribeSocket) -> int:
+    """How much is in all that a socket and its parser keep."""
+    protocol = socket._protocol
+    kept = [*vars(socket).values(), *vars(protocol).values(), protocol.reader.buffer]
+    return sum(len(each) for each in kept if isinstance(each, list | dict | set | deque | bytes | bytearray | str))
+
+
+def test_empty_parts_make_nothing_grow_and_their_message_is_carried_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as here:
+            await here.define("orders")
+            await here.ask("PUT", "/v1/stores/orders/durables/d", {"type": "standard"})
+            end = await here.subscribe("orders", "d")
+            assert (await end.next())["type"] == "attached"
+            (socket,) = here.host.sockets
+            assert isinstance(socket, SubscribeSocket)
+            before = items_of(socket)
+            begins, ends = b'{"type":"credit",', b'"messages":1}'
+            end.client.send(frame(1, is_last=False, data=begins) + frame(0, is_last=False) * 20_000)
+            end.client.send(frame(9, is_last=True))
+            while (await end.frame())[0] != 10:
+                pass
+            assert items_of(socket) <= before + len(begins)
+            end.client.send(frame(0, is_last=True, data=ends))
+            await here.ask("POST", "/v1/stores/orders/messages", {"messages": [{"body": "aGk="}]})
+            assert [message["body"] for message in await end.messages(1)] == ["aGk="]
+
+    run(scenario)
 
 
 class Waiting:

@@ -194,6 +194,53 @@ def test_history_is_read_for_a_few_streams_of_a_client_and_not_for_one_that_take
     run(scenario)
 
 
+def input_of(each: SubscribeSocket) -> int:
+    """What a socket has of messages that are not whole."""
+    protocol = each._protocol  # pyright: ignore[reportPrivateUsage]
+    return len(each._message_begun) + len(each._unread) + len(protocol.reader.buffer)  # pyright: ignore[reportPrivateUsage]
+
+
+HALF = bytes(100_000)
+HALVES = {
+    "of a frame": b"\x01\xff" + (1 << 19).to_bytes(8, "big") + bytes(4) + HALF,
+    "in parts": b"".join(bytes([opcode, 0xFE, 0x61, 0xA8, 0, 0, 0, 0]) + HALF[:25_000] for opcode in (1, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("half", matrix(HALVES))
+def test_half_messages_of_one_client_hold_its_part_and_those_of_ended_sockets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    """Timers keep a socket that has ended for seconds."""
+    bound = 1 << 20
+    made: list[SubscribeSocket] = []
+    connected = SubscribeSocket.connection_made
+
+    def connection_made(self: SubscribeSocket, transport: asyncio.BaseTransport) -> None:
+        made.append(self)
+        connected(self, transport)
+
+    monkeypatch.setattr(SubscribeSocket, "connection_made", connection_made)
+
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as here:
+            here.front.buffers = Buffers(bound)
+            await here.define("orders", templates={"each": {"type": "standard"}})
+            ends = [await here.subscribe("orders", f"d{number}", more="&template=each") for number in range(SOCKETS)]
+            for number, end in enumerate(ends):
+                end.client.send(HALVES[half])
+                await until(lambda number=number: input_of(made[number]) or here.front.buffers.ended)  # type: ignore[misc]
+            fit = bound // CLIENT_PART // len(HALF)
+            await until(lambda: here.front.buffers.ended == SOCKETS - fit)
+            await until(lambda: sum(map(input_of, made)) == fit * len(HALF))
+            here.front.buffers.check()
+            assert (await ends[0].next())["type"] == "attached"
+            closed = await ends[0].next()
+            assert closed == {"type": "closed", "code": 4503, "reason": "lagging"}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("what", matrix(["messages", "half a message"]))
 def test_sockets_of_one_client_hold_its_part(tmp_path: Path, what: str) -> None:
     """What was delivered and not read, and what was sent of messages that are not whole."""

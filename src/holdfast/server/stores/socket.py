@@ -117,6 +117,7 @@ class SubscribeSocket(asyncio.Protocol):
         if self._is_counted:
             self._gateway.buffers.discard(self._client, self)
         self._leave(DISCONNECTED)
+        self._drop_input()
         # A suspended parser refers to its protocol, and an error's traceback does: either would keep half a message.
         self._protocol.parser.close()
         for error in (self._protocol.parser_exc, self._protocol.handshake_exc):
@@ -144,8 +145,11 @@ class SubscribeSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the handshake, or of frames."""
-        if self._closing and self._subscriber is None and not self._open:
-            return  # refused; the rest is read away until the close
+        if self._closing:
+            # Refused: the rest is read away until the close. Else what comes is the close frame, or as good as one.
+            if self._open:
+                self._finish()
+            return
         self._heard_seconds = self._gateway.loop.time()
         if self._unread:
             self._unread += data
@@ -156,7 +160,7 @@ class SubscribeSocket(asyncio.Protocol):
         protocol, turns, is_known = self._protocol, self._gateway.turns, self.is_known
         left = budget = turns.left(self)
         position = 0
-        while position < len(data) and left > 0:
+        while position < len(data) and left > 0 and not self._closing:
             protocol.receive_data(data[position : position + PIECE_BYTES])
             position += PIECE_BYTES
             events = protocol.events_received()
@@ -168,7 +172,7 @@ class SubscribeSocket(asyncio.Protocol):
             left -= max(1, len(events))
         if left < budget:
             turns.took(budget - left, is_known=is_known)
-        if position < len(data) and self._transport is not None and not self._transport.is_closing():
+        if position < len(data) and self._transport is not None and not self._closing:
             self._unread += data[position:]
             self._transport.pause_reading()
             turns.wait(self)
@@ -545,10 +549,16 @@ class SubscribeSocket(asyncio.Protocol):
         self._leave(STOPPING)
         self._close(1001, "")
 
+    def _drop_input(self) -> None:
+        """Nothing more is read. Timers keep this object for seconds, and would keep half a message."""
+        for buffer in (self._unread, self._message_begun, self._protocol.reader.buffer):
+            buffer.clear()
+
     def _close(self, code: int, reason: str) -> None:
         if self._closing:
             return
         self._closing = True
+        self._drop_input()
         # The library has replied already to a close frame in the same bytes.
         if self._open and self._transport is not None and self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason)
@@ -571,6 +581,7 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._closing = True
+        self._drop_input()
         self._leave(DISCONNECTED)
         if self._transport is not None:
             self._transport.close()
