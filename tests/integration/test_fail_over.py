@@ -72,16 +72,34 @@ def is_ready(port: int) -> bool:
 
 
 class Proxy:
-    """Gives each connection to the service that is ready, as a load balancer does; closes it where none is."""
+    """Gives each connection to the service that is ready, as a load balancer does; closes it where none is.
 
-    def __init__(self, ports: list[int]) -> None:
+    ``bytes_max``: it stops before a client's bytes are more than this, until ``go_on``.
+    """
+
+    def __init__(self, ports: list[int], bytes_max: int | None = None) -> None:
         self._ports = ports
+        self._left = bytes_max
+        self._goes_on = threading.Event()
+        self.holds = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         self._listening.close()
+
+    def go_on(self) -> None:
+        self._left = None
+        self._goes_on.set()
+
+    def _admit(self, data: bytes) -> None:
+        if self._left is None:
+            return
+        self._left -= len(data)
+        if self._left < 0:
+            self.holds.set()
+            self._goes_on.wait()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -96,13 +114,14 @@ class Proxy:
                 with socket.create_connection(("127.0.0.1", port)) as server:
                     back = threading.Thread(target=_copy, args=(server, accepted), daemon=True)
                     back.start()
-                    _copy(accepted, server)
+                    _copy(accepted, server, self._admit)
                     back.join()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket, admit: Callable[[bytes], object] = len) -> None:
     with suppress(OSError):
         while data := source.recv(65_536):
+            admit(data)
             target.sendall(data)
     for each in (source, target):
         with suppress(OSError):
@@ -180,12 +199,41 @@ class Committing(threading.Thread):
             self.failure = error
 
 
-def tutorial(page: str, number: int, url: str) -> str:
-    """A program of a page, for a reader whose service has tokens."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    program = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
-    assert "http://127.0.0.1:8080" in program
-    return str(program).replace('"http://127.0.0.1:8080"', f'"{url}", token="{TOKEN}"')
+def tutorial(page: str, program: str, url: str) -> str:
+    """A program of a page for a service with tokens, by its file in the page; ``typed`` is the first without one."""
+    text = (ROOT / "docs" / "tutorial" / page).read_text(encoding="utf-8")
+    found = dict(re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.MULTILINE | re.DOTALL))
+    found["typed"], *_ = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) or [""]
+    with_url = re.sub(r"http://127\.0\.0\.1:808\d", url, found[program])
+    return re.sub(r"\b((?:Store)?Client)\(([^()]+)\)", rf'\1(\2, token="{TOKEN}")', with_url)
+
+
+class Program:
+    """A process; what it writes is in a file."""
+
+    def __init__(self, arguments: list[str], folder: Path, output: Path, environment: dict[str, str]) -> None:
+        self._output = output
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=folder, env=environment, stdout=file, stderr=file
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def said(self) -> str:
+        """What it wrote up to now."""
+        return self._output.read_text()
+
+    def ended(self) -> tuple[int, str]:
+        """The exit code, and what it wrote."""
+        return self._process.wait(timeout=SECONDS_MAX + 60), self.said()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 class Programs:
@@ -193,7 +241,7 @@ class Programs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Program] = []
         (folder / "lines.txt").write_text("one\ntwo\n")
         (folder / "orders.csv").write_text("order,item,pieces,cents\n1,cake,2,300\n")
 
@@ -205,33 +253,20 @@ class Programs:
             "import_lines": ["-m", "examples.stores.import_lines", "lines.txt", "--url", url],
             "mail_workers": ["-m", "examples.stores.mail_workers", "--url", url],
             "ship_orders": ["-m", "examples.stores.ship_orders", *each, "--orders", "6", "--workers", "1"],
-            "commit-log.md": ["-c", tutorial("docs/tutorial/commit-log.md", 0, url)],
+            "commit-log.md": ["-c", tutorial("commit-log.md", "typed", url)],
             "commit": ["-m", "holdfast.cli.main", "commit", "a=1", "--url", url],
         }
 
     def close(self) -> None:
         for each in self._started:
-            each.kill()
-            each.communicate()
+            each.end()
 
-    def start(self, arguments: list[str], **environment: str) -> subprocess.Popen[str]:
+    def start(self, arguments: list[str], **environment: str) -> Program:
         paths = os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])
-        started = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": paths, "HOLDFAST_TOKEN": TOKEN, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._started.append(started)
-        return started
-
-
-def ended(program: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code, and what it wrote."""
-    output, errors = program.communicate(timeout=SECONDS_MAX + 60)
-    return program.returncode, output + errors
+        output = self._folder / f"program-{len(self._started)}.txt"
+        around = {**os.environ, "PYTHONPATH": paths, "HOLDFAST_TOKEN": TOKEN, **environment}
+        self._started.append(Program(arguments, self._folder, output, around))
+        return self._started[-1]
 
 
 @pytest.mark.timeout(600)
@@ -269,10 +304,10 @@ def test_each_program_goes_on_at_the_new_leader_or_names_the_setting(tmp_path: P
         for url in (everywhere, proxy):
             running = {name: programs.start(words) for name, words in programs.all_of(url).items()}
             for name, program in running.items():
-                code, output = ended(program)
+                code, output = program.ended()
                 assert code == 0, (name, url, output)
         trusting = programs.start(programs.all_of(one)["commit"], HOLDFAST_TRUSTED_HOSTS="127.0.0.0/8:" + other[17:])
-        assert ended(trusting)[0] == 0
+        assert trusting.ended()[0] == 0
         with Client(one, token=TOKEN, options=options) as client:
             with pytest.raises(Unavailable) as unavailable:
                 client.commit([Write(b"k", b"v")])
@@ -282,7 +317,7 @@ def test_each_program_goes_on_at_the_new_leader_or_names_the_setting(tmp_path: P
         )
         assert json.loads(curl.stdout)["error"]["leader_address"] in other, "curl follows nothing, and sees who leads"
         for name, program in refused.items():
-            code, output = ended(program)
+            code, output = program.ended()
             assert code != 0 and "trusted_hosts" in output and other in output, (name, output)
 
 

@@ -36,7 +36,7 @@ def url(address: str) -> str:
 
 
 @contextmanager
-def answering(url: str) -> Iterator[None]:
+def answering(url: str, token: str | None = None) -> Iterator[None]:
     """Commits each request at the next version; the value ``conflict`` conflicts, and ``bad`` breaks a rule."""
     done = threading.Event()
 
@@ -44,7 +44,7 @@ def answering(url: str) -> Iterator[None]:
         version = 0
         options = SubscriberOptions(explicit_ack=True)
         with (
-            StoreClient(url) as client,
+            StoreClient(url, token=token) as client,
             client.publisher("verdicts") as publisher,
             client.subscriber("requests", "spark", options=options) as requests,
         ):

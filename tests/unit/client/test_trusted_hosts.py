@@ -87,6 +87,16 @@ def test_a_success_forgets_what_was_named_before(connect: Callable[..., Any]) ->
         assert thief.address not in refused.value.hint
 
 
+def test_an_error_that_names_a_leader_is_explained_although_another_operation_succeeded_since() -> None:
+    for configured, is_explained in (((A,), True), ((A, X), False)):
+        route = Route(configured)
+        error = Unavailable("not the leader", code=Code.NOT_LEADER, leader_address=str(X))
+        route.follow(A, str(X))
+        route.succeeded()
+        route.explain(error)
+        assert ("trusted_hosts" in error.hint and str(X) in error.hint) is is_explained
+
+
 def _publish(session: Session) -> HoldfastError | None:
     machine = PublisherMachine(session, "s", PublisherOptions(retry_duration=1), entropy="e")
     machine.add(Message(b"1"), 0)
@@ -120,6 +130,27 @@ def test_publishers_and_sockets_go_nowhere_else_either(operation: Callable[[Sess
     error = operation(session)
     assert session.route.current == A
     assert error is not None and str(X) in error.hint and "trusted_hosts" in error.hint
+
+
+@pytest.mark.parametrize("kind", ["publisher", "subscriber"])
+def test_what_waits_without_end_logs_the_setting(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(Route((A,)), ClientOptions())
+    publisher = PublisherMachine(session, "s", PublisherOptions(), entropy="e")
+    subscriber = SubscriberMachine(session, "/x?subscriber=me", SubscriberOptions())
+    publisher.add(Message(b"1"), 0)
+    for now_ms in range(0, 600_000, 10_000):
+        if kind == "publisher":
+            assert isinstance(publisher.next_step(now_ms), Send)
+            publisher.on_response(Response(now_ms, 503, ROUNDED_UP, NOT_LEADER))
+        else:
+            assert isinstance(subscriber.next_step(now_ms), Connect)
+            subscriber.refused(now_ms, 503, ROUNDED_UP, NOT_LEADER)
+        machine = publisher if kind == "publisher" else subscriber
+        assert isinstance(machine.next_step(now_ms), Wait)
+        machine.waited()
+    said = [record.getMessage() for record in caplog.records]
+    assert said and all(str(X) in line and "trusted_hosts" in line for line in said)
+    assert len(said) == 1 or kind == "publisher", "a subscriber says it once"
 
 
 @pytest.mark.parametrize(

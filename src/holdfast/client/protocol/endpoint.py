@@ -88,6 +88,23 @@ def nowhere(_: Endpoint) -> bool:
     return False
 
 
+def _named(address: object, *, secure: bool) -> Endpoint | None:
+    """What a response names as the leader's address; None where that cannot be asked."""
+    if not isinstance(address, str) or not address:
+        return None
+    try:
+        return parse_endpoint(address, secure=secure)
+    except InvalidRequest:
+        return None
+
+
+def _advice(named: Endpoint) -> str:
+    return (
+        f"a response named {named} as the leader; it was not followed, because it may not get the token: give all "
+        "addresses of the service, or allow this one by trusted_hosts"
+    )
+
+
 class Route:
     """The configured endpoints in turn, and the leader that one of them named. Every operation of a client shares it.
     Threads may share it: each method changes what others read in one assignment."""
@@ -121,35 +138,38 @@ class Route:
     def follow(self, asked: Endpoint, address: str | None) -> bool:
         """Follow the leader's address in a response. False when it is missing, unusable, silent, ``asked`` itself, or
         may not get the token. An endpoint with TLS cannot redirect to one without."""
-        if not address:
+        named = _named(address, secure=asked.secure)
+        if named is None or named == asked or named in self.silent or (asked.secure and not named.secure):
             return False
-        try:
-            named = parse_endpoint(address, secure=asked.secure)
-        except InvalidRequest:
-            return False
-        if named == asked or named in self.silent or (asked.secure and not named.secure):
-            return False
-        if named not in self.configured and not self._trusts(named):
+        if not self._allows(named):
             self.not_followed = named
             return False
         self.current = named
         return True
 
+    def _allows(self, named: Endpoint) -> bool:
+        return named in self.configured or self._trusts(named)
+
     def succeeded(self) -> None:
         """An operation succeeded: what a response named before is of no interest any more."""
         self.not_followed = None
 
+    @property
+    def advice(self) -> str:
+        """The setting to change where a leader was named and not followed; else empty."""
+        return "" if self.not_followed is None else _advice(self.not_followed)
+
     def explain(self, error: HoldfastError) -> None:
         """Add to the hint of an error, which ends an operation, that a leader was named and not followed."""
-        named = self.not_followed
-        if named is None or not isinstance(error, Unavailable | OutcomeUnknown | Closed):
+        if not isinstance(error, Unavailable | OutcomeUnknown | Closed):
             return
+        named = self.not_followed
+        if named is None:  # another operation, which any process answers, may have succeeded since
+            named = _named(error.fields.get("leader_address"), secure=self.current.secure)
+            if named is None or self._allows(named):
+                return
         if str(named) not in error.hint:
-            said = (
-                f"a response named {named} as the leader; it was not followed, because it may not get the token: give "
-                "all addresses of the service, or allow this one by trusted_hosts"
-            )
-            error.hint = f"{error.hint}; {said}" if error.hint else said
+            error.hint = f"{error.hint}; {_advice(named)}" if error.hint else _advice(named)
 
     def turn_to(self, endpoint: Endpoint) -> None:
         """The next operation asks this one."""

@@ -420,7 +420,9 @@ class PublisherMachine:
             if head.tries:  # a half that was not tried is sent immediately
                 self._give_up(head, error)
             return
-        self.blockage.met(kind_of(error), error.statement(), self._sent_ms)
+        advice = self._session.route.advice
+        reason = f"{error.statement()}; {advice}" if advice else error.statement()
+        self.blockage.met(kind_of(error), reason, self._sent_ms)
         self.blockage.look(reply.now_ms, self.unconfirmed)
         longest = wait.at_most_ms if left_ms is None else min(wait.at_most_ms, left_ms)
         self._pause = Wait(min(wait.at_least_ms, longest), longest, wait.reason)

@@ -214,6 +214,8 @@ class SubscriberMachine:
         self._attached_ms = 0.0
         self._away_since_ms: float | None = None
         """Since when it is not attached, for advisories."""
+        self._advice = ""
+        """The newest one that was logged: a subscriber may wait without end."""
         self.was_attached = False
         """Whether the service has delivered to this subscriber: a dynamic durable exists from then on."""
         self._bytes_ms = 0.0
@@ -643,6 +645,10 @@ class SubscriberMachine:
             is_lost=not is_reached,
             reason=error.statement(),
         )
+        advice = self._session.route.advice
+        if advice and advice != self._advice:
+            self._advice = advice
+            _logger.warning("a subscriber waits for the leader reason=%s", advice)
         seconds = self._options.retry_duration
         if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
             self.end(None if self._closing else error)
