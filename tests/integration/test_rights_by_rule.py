@@ -29,8 +29,8 @@ LOG: tuple[tuple[str, int, str], ...] = (
     (r"GET /v1/jobs", JOB, ANY),
     (r"GET /v1/version$", READ, ANY),
     (r"GET /v1/subscribe stores$", WRITE, WHOLE),  # the right to subscribe, which the role write has
-    (r"GET /v1/(subscribe|keys|range)\S* own", READ, OWN),
-    (r"GET /v1/(subscribe|keys|range)\S* (foreign|all)", READ, FOREIGN),
+    (r"(GET|POST) /v1/(subscribe|keys|range|read)\S* own", READ, OWN),
+    (r"(GET|POST) /v1/(subscribe|keys|range|read)\S* (foreign|all)", READ, FOREIGN),
     (r"\w+ /v1/(configuration|admin/)", ADMIN, WHOLE),
     (r"(PUT|DELETE) /v1/retention", ADMIN, WHOLE),
     (r"GET /", READ, WHOLE),
