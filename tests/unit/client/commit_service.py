@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import threading
@@ -180,6 +181,15 @@ class CommitService:
         elif exchange.path == "/v1/commit":
             assert not exchange.is_first or self.gate.wait(20), "a test opens its gate"
             exchange.reply(exchange.commit(*exchange.ids)[0])
+        elif exchange.path.startswith("/v1/keys/"):
+            assert self.gate.wait(20), "a test opens its gate"
+            text = exchange.path.rpartition("/")[2]
+            key = base64.b64encode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))).decode()
+            exchange.reply({"key": key, "value": key, "version": 60})
+        elif exchange.path == "/v1/read":
+            keys = [item["key"] for item in json.loads(exchange.asked.body)["items"]]
+            found = [{"index": index, "value": key, "version": 61} for index, key in enumerate(keys)]
+            exchange.reply({"version": 70, "items": found})
         else:
             self.status(exchange)
 
@@ -190,6 +200,7 @@ class Crowd:
     def __init__(self, face: Any, service: CommitService) -> None:
         self._face, self._service = face, service
         self._threads: list[threading.Thread] = []
+        self.method = "commit"
         self.outcomes: dict[int, Any] = {}
         """By caller: its receipt, or what it raised."""
 
@@ -201,6 +212,18 @@ class Crowd:
         """One that is alone, and ``count`` others that wait for it."""
         self.call([{}, *[arguments] * count])
         until(lambda: len(self.machine._waiting) == count, "everyone waits")
+
+    def read(self, keys: Sequence[bytes]) -> None:
+        """One caller that reads each of these; the first is alone, and the others wait for it."""
+        self.method, first = "get", "/v1/keys/"
+        if isinstance(self._face, AsyncFace):
+            self._start(self._tasks, [{"key": key} for key in keys])
+        else:
+            for number, key in enumerate(keys):
+                self._start(self._thread, number, {"key": key})
+                if not number:
+                    until(lambda: any(first in target for target in self._service.targets()), "the first is sent")
+        until(lambda: len(self._face.client._reads.machine._waiting) == len(keys) - 1, "everyone waits")
 
     def call(self, calls: Sequence[dict[str, Any]]) -> None:
         """One caller for each; the first has sent its request when the second begins."""
@@ -227,18 +250,19 @@ class Crowd:
 
     def _thread(self, number: int, arguments: dict[str, Any]) -> None:
         try:
-            self.outcomes[number] = self._face.client.commit(WRITE, **arguments)
+            self.outcomes[number] = self._call(arguments)
         except HoldfastError as error:
             self.outcomes[number] = error
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
+        client = self._face.client
+        return client.commit(WRITE, **arguments) if self.method == "commit" else client.get(**arguments)
 
     def _tasks(self, calls: Sequence[dict[str, Any]]) -> None:
         import asyncio
 
         async def go() -> None:
-            client = self._face.client
-            found = await asyncio.gather(
-                *(client.commit(WRITE, **arguments) for arguments in calls), return_exceptions=True
-            )
+            found = await asyncio.gather(*map(self._call, calls), return_exceptions=True)
             self.outcomes.update(enumerate(found))
 
         self._face._runner.run(go())

@@ -308,6 +308,29 @@ def test_a_commit_without_an_answer_in_its_time_ends_for_its_caller_alone(connec
         answers.set()
 
 
+def test_reads_at_the_same_time_travel_together_and_each_gets_its_own_answer(connect: Connect) -> None:
+    with CommitService() as service:
+        face = connect(service.url, options=TOGETHER)
+        keys = [b"k%d" % number for number in range(20)]
+        crowd = Crowd(face, service)
+        crowd.read(keys)
+        service.gate.set()
+        outcomes = crowd.end()
+        assert [(each.key, each.value) for each in outcomes] == [(key, key) for key in keys]
+        assert [target.rpartition("/")[0] for target in service.targets()] == ["/v1/keys", "/v1"]
+
+
+def test_a_read_that_names_what_the_client_does_not_know_travels_alone(connect: Connect) -> None:
+    with CommitService() as service:
+        face = connect(service.url, options=TOGETHER)
+        crowd = Crowd(face, service)
+        crowd.read([b"a", b"b"])
+        service.gate.set()
+        crowd.end()
+        face.call("get", b"c", at=10_000)
+        assert "/v1/keys/Yw?at=10000" in [asked.target for asked in service.asked]
+
+
 # ---- tasks
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from holdfast.client.protocol.effects import Failed, Item, Response
+from holdfast.client.protocol.effects import Failed, Item, KeyRead, Response
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.gathered_commits import Commits, item_of
+from holdfast.client.protocol.gathered_reads import Reads
+from holdfast.client.protocol.gathered_reads import item_of as item_of_read
 from holdfast.client.protocol.gathering import (
     ALONE,
     UNDER_WAY_MAX,
@@ -19,6 +22,7 @@ from holdfast.client.protocol.gathering import (
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import CorruptData
+from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, NotCommitted
 
 OPTIONS = ClientOptions(request_timeout_ms=100, gather_ms=1, commits_per_request_max=5, commits_bytes_max=2_000)
@@ -30,7 +34,7 @@ class Stage:
 
     def __init__(self, options: ClientOptions = OPTIONS, *, has_turns: bool = False) -> None:
         self.route = Route((parse_endpoint("http://a.example:1"), parse_endpoint("http://b.example:1")))
-        self.machine = Gathering(Commits(), self.route, options, has_turns=has_turns)
+        self.machine = Gathering(Commits(options), self.route, options, has_turns=has_turns)
         self.begun: list[SharedRequest] = []
         self.broken: list[SharedRequest] = []
         self.turns = 0
@@ -413,3 +417,112 @@ def test_a_client_that_is_closed_sends_nothing_more(ends_sent: bool) -> None:
     assert isinstance(waiting.settled, Failed)
     assert not waiting.settled.perhaps_accepted
     assert (sent.settled is not None, shared.is_over) == (ends_sent, ends_sent)
+
+
+# ---- reads
+
+
+LOG, OTHER = "ab" * 16, "cd" * 16
+
+
+class Reading(Stage):
+    """The same for reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Gathering(Reads(OPTIONS), self.route, OPTIONS, has_turns=False)
+
+    def read(self, version: int, log_id: str = LOG, *, linearizable: bool = False) -> Item:
+        self._number += 1
+        key = b"k%d" % self._number
+        item = item_of_read(key, LogPosition(version, log_id), linearizable=linearizable)
+        self.take(self.machine.offered(item, 0.0))
+        return item
+
+    def sent(self, alone: Item) -> tuple[SharedRequest, dict[str, Any]]:
+        self.take(self.machine.alone_ended(alone, 0.0))
+        request = self.machine.opened(self.begun[-1], 0.0)
+        assert request is not None
+        assert request.target == "/v1/read"
+        return self.begun[-1], json.loads(request.body)
+
+    def answer_all(self, shared: SharedRequest, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.take(self.machine.received(shared, data[:10], 0.0))
+        self.take(self.machine.received(shared, data[10:], 0.0))
+        self.end(shared, Response(0.0, 200, {}, b""))
+
+
+def test_reads_travel_together_at_the_newest_position_that_one_of_them_must_reach() -> None:
+    stage = Reading()
+    alone = stage.read(5)
+    assert stage.machine.alone_request(alone).target == f"/v1/keys/azE?at=5@{LOG}"
+    items = [stage.read(7), stage.read(9), stage.read(8)]
+    shared, body = stage.sent(alone)
+    assert body["at"] == f"9@{LOG}"
+    assert [item["key"] for item in body["items"]] == ["azI=", "azM=", "azQ="]
+    found = [{"index": 0, "value": "dg==", "version": 3}, {"index": 1}, {"index": 2, "value": "dw==", "version": 9}]
+    stage.answer_all(shared, {"version": 12, "items": found})
+    assert [item.settled for item in items] == [
+        KeyRead(12, b"v", 3), KeyRead(12, None, None), KeyRead(12, b"w", 9),
+    ]  # fmt: skip
+
+
+def test_reads_of_another_log_or_another_consistency_have_a_request_of_their_own() -> None:
+    stage = Reading()
+    alone = stage.read(5)
+    first, second = stage.read(7), stage.read(7)
+    other = [stage.read(7, OTHER), stage.read(7, OTHER)]
+    last = stage.read(7, linearizable=True), stage.read(7, linearizable=True)
+    _, body = stage.sent(alone)
+    assert (len(body["items"]), body["at"]) == (2, f"7@{LOG}")
+    stage.look(1.0)
+    request = stage.machine.opened(stage.begun[-1], 1.0)
+    assert request is not None
+    assert json.loads(request.body)["at"] == f"7@{OTHER}"
+    stage.look(2.0)
+    request = stage.machine.opened(stage.begun[-1], 2.0)
+    assert request is not None
+    assert json.loads(request.body)["consistency"] == "linearizable"
+    assert not any(item.settled for item in (first, second, *other, *last))
+
+
+def test_reads_that_did_not_fit_into_the_response_are_sent_again() -> None:
+    stage = Reading()
+    alone = stage.read(5)
+    one, two, three = stage.read(5), stage.read(5), stage.read(5)
+    shared, _ = stage.sent(alone)
+    stage.answer_all(shared, {"version": 12, "items": [{"index": 0}], "more": True})
+    assert one.settled == KeyRead(12, None, None)
+    request = stage.machine.opened(stage.begun[-1], 1.0)
+    assert request is not None
+    assert len(json.loads(request.body)["items"]) == 2
+    assert (two.settled, three.settled) == (None, None)
+
+
+def test_a_read_that_is_refused_is_refused_alone() -> None:
+    stage = Reading()
+    alone = stage.read(5)
+    one, two = stage.read(5), stage.read(5)
+    shared, _ = stage.sent(alone)
+    found = [{"index": 0, "error": {"code": "permission_denied", "message": "no"}}, {"index": 1}]
+    stage.answer_all(shared, {"version": 12, "items": found})
+    assert isinstance(one.settled, Response)
+    assert b"permission_denied" in one.settled.body
+    assert two.settled == KeyRead(12, None, None)
+
+
+@pytest.mark.parametrize("body", [b"nonsense", b'{"version":12,"items":[{"index":1},{"index":0}]}', b"x" * 3_000])
+def test_a_response_to_reads_that_cannot_be_read_answers_none(body: bytes) -> None:
+    stage = Reading()
+    alone = stage.read(5)
+    items = [stage.read(5), stage.read(5)]
+    shared, _ = stage.sent(alone)
+    stage.machine._kind._response_bytes_max = 2_000  # type: ignore[attr-defined]
+    shared.reader = stage.machine._kind.reader(2)
+    stage.take(stage.machine.received(shared, body, 0.0))
+    stage.end(shared, Response(0.0, 200, {}, b""))
+    if len(body) > 2_000:  # each alone may fit
+        assert [item.settled for item in items] == [ALONE, ALONE]
+    else:
+        assert all(isinstance(item.settled, Failed) for item in items)

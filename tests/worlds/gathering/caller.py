@@ -28,6 +28,7 @@ from holdfast.wire.log import CommitReceipt, NotCommitted
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from tests.worlds.gathering.shell import Shell
     from tests.worlds.gathering.world import World
 
 __all__ = ["Caller"]
@@ -46,7 +47,8 @@ class Caller:
         """Counts calls, so that replies to a call that was left are dropped."""
         self.is_done = False
         self._marker = b""
-        self._item: Item | None = None
+        self._shared: tuple[Shell, Item] | None = None
+        """What it has offered, and where."""
         self._attempts: TransactionAttempts | None = None
 
     def begin(self) -> None:
@@ -81,16 +83,16 @@ class Caller:
         if call != self._call or self.is_done:
             return
         self._call += 1
-        if self._item is not None:
-            item, self._item = self._item, None
-            self._world.shell.left(item)
+        if self._shared is not None:
+            (shell, item), self._shared = self._shared, None
+            shell.left(item)
         procedure.close()
         self._rest()
 
     def _drive(self, call: int, procedure: Generator[Effect, Reply, Any], reply: Reply | None) -> None:
         if call != self._call:
             return
-        self._item = None
+        self._shared = None
         try:
             effect = next(procedure) if reply is None else procedure.send(reply)
         except StopIteration as stop:
@@ -109,7 +111,7 @@ class Caller:
 
         match effect:
             case Share(item=item):
-                self._item = item
+                self._shared = world.shell, item
                 world.shell.share(item, done)
             case Send():
                 world.shell.send(effect, done)
@@ -155,6 +157,10 @@ class Caller:
             again = lambda got: self._inner(call, outer, inner, done, got, found)  # noqa: E731
             if isinstance(effect, Send):
                 self._world.shell.send(effect, again)
+            elif isinstance(effect, Share):
+                assert effect.reads, "a transaction reads before it commits"
+                self._shared = self._world.reads, effect.item
+                self._world.reads.share(effect.item, again)
             else:
                 assert isinstance(effect, Wait)
                 wait_ms = self._world.random.uniform(effect.at_least_ms, effect.at_most_ms)

@@ -11,7 +11,16 @@ from tests.worlds.harness import Kind
 __all__ = ["EVENTS", "KINDS"]
 
 EVENTS: Final = (
-    *("shared", "committed", "read", "a kill", "no connection", "nothing is left to send", "no such route"),
+    *(
+        "shared",
+        "committed",
+        "read",
+        "reads that travelled together",
+        "a kill",
+        "no connection",
+        "nothing is left to send",
+        "no such route",
+    ),
     *("a request is lost", "a response is lost", "a request is silent", "asked for an outcome"),
     *("a stream is lost on its way", "a stream is cut", "a stream is silent", "answers that did not fit, or an end"),
     *("left before it was sent", "left after it was sent", "answered: committed"),

@@ -9,13 +9,16 @@ from tests.worlds.gathering.shape import ENDS, OWN, READ, SENT, TRUE, UNSENT
 from tests.worlds.gathering.world import run_world
 from tests.worlds.harness import Mutants
 
-from holdfast.client.protocol import gathered_commits, log_operations
+from holdfast.client.protocol import gathered_commits, gathered_reads, log_operations
 from holdfast.client.protocol.effects import Failed, Item, Procedure
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathering import Answer, Effects, Gathering, SharedRequest
 from holdfast.client.protocol.transaction import ServiceSource
+from holdfast.values import LogPosition
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.wire.log import ErrorBody
 
 __all__ = ["MUTANTS"]
@@ -96,12 +99,25 @@ def those_that_left_are_sent(self: Gathering, item: Item) -> None:
     del self, item
 
 
+def _oldest(items: Sequence[Item]) -> LogPosition | None:
+    return LogPosition(min(item.at for item in items), items[0].group[0]) if items[0].group else None
+
+
+MUTANTS.add(
+    "reads_travel_at_the_oldest_position",
+    READ,
+    (gathered_reads, "_position", _oldest),
+    focus={"transacts": 1.0, "lag_ms": 100.0, "callers": 40, "think_ms": 0.0},
+)
+
+
 @MUTANTS.breaks(READ, "get", ServiceSource, focus={"transacts": 1.0, "lag_ms": 100.0, "callers": 12})
 def a_read_is_older_than_asked(
     self: ServiceSource, key: bytes, at: int, now_ms: float
 ) -> Procedure[tuple[bytes, int] | None]:
     """A read does not say how new it must be."""
     del at
+    self._session.newest = None
     stored = yield from log_operations.get(self._session, key, None, now_ms)
     return None if stored is None else (stored.value, stored.version)
 

@@ -57,6 +57,7 @@ class Service:
         self.incarnation += 1
         self.is_up = False
         self._world.shell.cut_all()
+        self._world.reads.cut_all()
         self._world.agenda.after(self._world.random.choice((5.0, 100.0, 800.0)), None, self._start)
 
     def _start(self) -> None:
@@ -79,6 +80,8 @@ class Service:
         elif parts.path.startswith("/v1/status/"):
             at = int(parse_qs(parts.query)["min_version"][0].partition("@")[0])
             answer(200, json.dumps(self._status((unquote(parts.path.rpartition("/")[2]), at))).encode())
+        elif parts.path == "/v1/read":
+            self._read_several(json.loads(request.body), answer)
         else:
             self._read(parts.path, parts.query, answer)
 
@@ -181,13 +184,28 @@ class Service:
         found = [value for at, value in self.history.get(key, ()) if at <= version]
         return found[-1] if found else None
 
+    def _shown(self, at: int) -> int:
+        late = int(self._world.random.random() * self._world.shape.lag_ms)
+        return max(at, self.version - late)
+
+    def _read_several(self, body: dict[str, Any], answer: Answer) -> None:
+        self._world.seen["reads that travelled together"] += len(body["items"])
+        shown = self._shown(int(str(body.get("at", 0)).partition("@")[0]))
+        results: list[dict[str, Any]] = []
+        for index, item in enumerate(body["items"]):
+            if index and self._world.strikes("ends"):
+                break  # the others did not fit
+            found = [each for each in self.history.get(b64decode(item["key"]), ()) if each[0] <= shown]
+            stored = {"value": b64encode(found[-1][1]).decode(), "version": found[-1][0]} if found else {}
+            results.append({"index": index, **stored})
+        answer(200, json.dumps({"version": shown, "items": results}).encode())
+
     def _read(self, path: str, query: str, answer: Answer) -> None:
         asked = parse_qs(query).get("at")
         at = 0 if asked is None else int(asked[0].partition("@")[0])
         text = path.rpartition("/")[2]
         key = b64decode(text + "=" * (-len(text) % 4), altchars=b"-_")
-        late = int(self._world.random.random() * self._world.shape.lag_ms)
-        shown = max(at, self.version - late)
+        shown = self._shown(at)
         found = [(version, value) for version, value in self.history.get(key, ()) if version <= shown]
         if not found:
             answer(404, json.dumps(error("not_found")).encode())

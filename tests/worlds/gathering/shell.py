@@ -10,8 +10,7 @@ from tests.worlds.gathering.shape import ENDS
 from tests.worlds.stores.promises import promise
 
 from holdfast.client.protocol.effects import Answered, Failed, Item, Reply, Request, Response, Send
-from holdfast.client.protocol.gathered_commits import Commits
-from holdfast.client.protocol.gathering import ALONE, Effects, Gathering, SharedRequest
+from holdfast.client.protocol.gathering import ALONE, Effects, Gathering, Kind, SharedRequest
 
 if TYPE_CHECKING:
     from tests.worlds.gathering.world import World
@@ -22,9 +21,9 @@ __all__ = ["Shell"]
 class Shell:
     """What carries requests."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, kind: Kind) -> None:
         self._world = world
-        self.machine = Gathering(Commits(), world.route, world.options, has_turns=world.shape.has_turns)
+        self.machine = Gathering(kind, world.route, world.options, has_turns=world.shape.has_turns)
         self._timer_ms = float("inf")
         self._talks: dict[_Talk, None] = {}
         self._waiting: dict[Item, Callable[[Reply], None]] = {}
@@ -47,7 +46,7 @@ class Shell:
         """The caller of an item leaves."""
         self._waiting.pop(item, None)
         if item.settled is None:
-            if item.endpoint is None:
+            if item.endpoint is None and item.group is None:
                 self._world.seen["left before it was sent"] += 1
                 self._world.withdraw(item)
             else:
@@ -199,10 +198,10 @@ class _Talk:
         world.agenda.after(world.delay_ms(), world.service, self._arrives, request)
 
     def _arrives(self, request: Request) -> None:
-        if request.target == "/v1/commit":
-            self._world.service.handle(request, self._whole)
-        else:
+        if request.target == "/v1/commits":
             self._world.service.stream(request, self._write, self._whole, self._end)
+        else:
+            self._world.service.handle(request, self._whole)
 
     def _later(self, action: Callable[..., None], *arguments: object) -> None:
         self._next_ms = max(self._next_ms + 0.001, self._world.agenda.now + self._world.delay_ms())

@@ -17,6 +17,8 @@ from tests.worlds.stores.promises import promise
 
 from holdfast.client.protocol.effects import Item
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.gathered_commits import Commits
+from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
 
@@ -43,7 +45,8 @@ class World(SeededWorld):
         self.route = Route((parse_endpoint("http://service.example:1"),))
         self.session = Session(self.route, self.options)
         self.service = Service(self)
-        self.shell = Shell(self)
+        self.shell = Shell(self, Commits(self.options))
+        self.reads = Shell(self, Reads(self.options))
         self.withdrawn: set[tuple[str, int]] = set()
         self.not_committed: set[bytes] = set()
         self._callers = [Caller(self, f"c{number}") for number in range(shape.callers)]
@@ -79,6 +82,7 @@ class World(SeededWorld):
             self.states += 1
             assert self.states < EVENTS_MAX, "a world does not spin"
         self.shell.finish()
+        self.reads.finish()
         self.digest.update(self.agenda.digest().encode())
         return self.report()
 

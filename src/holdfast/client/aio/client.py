@@ -34,6 +34,7 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
+from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -141,7 +142,9 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
-        self._commits = gathering.Gatherer(self.pool, self.session.route, self.session.options, Commits())
+        carriage = self.pool, self.session.route, self.session.options
+        self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
+        self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
         self._learning = transport.Once()
         self._closing = transport.Event()
 
@@ -160,6 +163,7 @@ class Client:
         """
         self._closing.set()
         await self._commits.aclose()
+        await self._reads.aclose()
         await self.watch.aclose()
         await self.pool.aclose()
         await self._learning.over()
@@ -437,7 +441,7 @@ class Client:
             case Send():
                 return await self.pool.exchange(effect)
             case Share():
-                return await self._commits.share(effect.item)
+                return await (self._reads if effect.reads else self._commits).share(effect.item)
             case Learn():
                 return await self._learn(effect)
             case Wait():

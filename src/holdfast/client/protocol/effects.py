@@ -113,16 +113,23 @@ IN_TURN_MAX: Final = 32
 
 
 class Item:
-    """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names.
+    """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names. ``group``: one request
+    has items of one group.
 
     ``settled``: its answer, set once; ``ALONE`` where its caller is to send it alone. ``waiter`` is the shell's.
     """
 
-    __slots__ = ("data", "deadline_ms", "endpoint", "has_left", "is_awaited", "key", "offered_ms", "settled", "waiter")
+    __slots__ = (
+        "at", "data", "deadline_ms", "endpoint", "group", "has_left", "is_awaited", "key", "offered_ms", "settled",
+        "waiter",
+    )  # fmt: skip
 
-    def __init__(self, key: str, data: bytes) -> None:
+    def __init__(self, key: str, data: bytes, group: tuple[str | None, bool] | None = None, at: int = 0) -> None:
         self.key = key
         self.data = data
+        self.group = group
+        self.at = at
+        """Of a read: the version that it must reach."""
         self.endpoint: Endpoint | None = None
         """Where it was sent; where a connection was sought, before that."""
         self.offered_ms = self.deadline_ms = 0.0
@@ -132,11 +139,16 @@ class Item:
         """Whether others wait while it travels alone."""
         self.waiter: object = None
 
+    def again(self) -> Item:
+        """The same, to be offered another time."""
+        return Item(self.key, self.data, self.group, self.at)
+
 
 class Share(msgspec.Struct, frozen=True):
-    """Send this commit, together with others where they wait at the same time. The reply is ``Answered``."""
+    """Send this commit, or this read, together with others that wait at the same time. The reply is ``Answered``."""
 
     item: Item
+    reads: bool = False
 
 
 class Learn(msgspec.Struct, frozen=True):
@@ -226,11 +238,19 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What became of a commit that was shared. ``reply``: its verdict, or what ``Send`` would have given."""
+    """What became of an item that was shared. ``reply``: its result, or what ``Send`` would have given."""
 
     now_ms: float
     endpoint: Endpoint
-    reply: CommitReceipt | NotCommitted | Response | Failed
+    reply: CommitReceipt | NotCommitted | KeyRead | Response | Failed
+
+
+class KeyRead(msgspec.Struct, frozen=True):
+    """What is stored at a key at exactly ``at``: its value and the version that wrote it, or None for nothing."""
+
+    at: int
+    value: bytes | None
+    version: int | None
 
 
 class Woken(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.client.protocol.effects import Failed, Item, Request, Response
 from holdfast.client.protocol.gathering import Answer, Refused, Unreadable
 from holdfast.client.protocol.messages import COMMIT_HEADERS, COMMITS_HEADERS, leaves_open, status_of_item
+from holdfast.client.protocol.options import ClientOptions
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, CorruptData
 from holdfast.wire.formats import UNDECODABLE
@@ -90,6 +91,11 @@ def _refusal(line: bytes, now_ms: float) -> Answer:
 class Commits:
     """See ``Kind``."""
 
+    is_harmless = False
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.bytes_max = int(options.commits_bytes_max)
+
     def alone(self, item: Item) -> Request:
         """``POST /v1/commit``."""
         return Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
@@ -101,8 +107,9 @@ class Commits:
         body = b"\n".join([item.data for item in items]) + b"\n"
         return Request("POST", "/v1/commits", body, COMMITS_HEADERS, accepted_in_parts=True)
 
-    def reader(self) -> Lines:
+    def reader(self, items: int) -> Lines:
         """Of either response."""
+        del items
         return Lines()
 
     def belongs(self, answer: Answer, item: Item, index: int) -> bool:

@@ -68,9 +68,10 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Bytes that answer nothing: what follows in the response cannot be trusted."""
+    """Bytes that answer nothing: what follows in the response cannot be trusted. ``is_too_large``: nothing follows."""
 
     reason: str
+    is_too_large: bool = False
 
 
 Answer = object
@@ -90,7 +91,10 @@ class AnswerReader(Protocol):
 
 
 class Kind(Protocol):
-    """What is gathered."""
+    """What is gathered. ``bytes_max``: of the items of one request. ``is_harmless``: an item may be sent again."""
+
+    bytes_max: int
+    is_harmless: bool
 
     def alone(self, item: Item) -> Request:
         """The request of an item that travels alone."""
@@ -100,8 +104,8 @@ class Kind(Protocol):
         """The request of those that travel together, also of one."""
         ...
 
-    def reader(self) -> AnswerReader:
-        """For the response of ``together``."""
+    def reader(self, items: int) -> AnswerReader:
+        """For the response to ``together`` with this many."""
         ...
 
     def belongs(self, answer: Answer, item: Item, index: int) -> bool:
@@ -294,7 +298,7 @@ class Gathering:
         while waiting and len(items) < options.commits_per_request_max:
             item = waiting[0]
             size += len(item.data) + 1
-            if size > options.commits_bytes_max and items:
+            if items and (size > self._kind.bytes_max or item.group != items[0].group):
                 break
             item.endpoint = shared.endpoint
             items.append(waiting.popleft())
@@ -304,7 +308,7 @@ class Gathering:
             self._end(shared)
             return None
         self._is_crowded = len(items) > 1
-        shared.reader = self._kind.reader()
+        shared.reader = self._kind.reader(len(items))
         return self._kind.together(items)
 
     def not_opened(self, shared: SharedRequest, failed: Failed) -> Effects:
@@ -334,9 +338,12 @@ class Gathering:
         for answer in answers:
             index = shared.answered
             if isinstance(answer, Unreadable):
-                return self._break(shared, answer.reason, now_ms, settled)
+                if answer.is_too_large and len(items) > 1:  # each alone may fit
+                    self._leave_open(shared, ALONE, settled)
+                    return msgspec.structs.replace(self._then(now_ms, settled), broken=shared)
+                return self._break(shared, answer, now_ms, settled)
             if index >= len(items) or not belongs(answer, items[index], index):
-                return self._break(shared, WRONG_ANSWER, now_ms, settled)
+                return self._break(shared, Unreadable(WRONG_ANSWER), now_ms, settled)
             item = items[index]
             shared.answered = index + 1
             if isinstance(answer, Refused):
@@ -361,8 +368,8 @@ class Gathering:
             return Effects(settled=settled, broken=shared)
         return msgspec.structs.replace(self._begin(now_ms), settled=settled, broken=shared)
 
-    def _break(self, shared: SharedRequest, reason: str, now_ms: float, settled: list[Item]) -> Effects:
-        self._leave_open(shared, Failed(now_ms, True, reason), settled)
+    def _break(self, shared: SharedRequest, answer: Unreadable, now_ms: float, settled: list[Item]) -> Effects:
+        self._leave_open(shared, Failed(now_ms, True, answer.reason, too_large=answer.is_too_large), settled)
         return msgspec.structs.replace(self._then(now_ms, settled), broken=shared)
 
     def ended(self, shared: SharedRequest, reply: Response | Failed) -> Effects:
@@ -376,6 +383,8 @@ class Gathering:
             if shared not in self._under_way:
                 return effects
             settled.extend(effects.settled)
+            if self._kind.is_harmless and shared.answered:  # the others did not fit
+                return self._take_back(shared, reply.now_ms, settled)
             self._leave_open(shared, Failed(reply.now_ms, True, CUT_SHORT), settled)
         elif isinstance(reply, Response) and self._refuses_form(shared, reply):
             self._leave_open(shared, ALONE, settled)

@@ -33,6 +33,7 @@ from holdfast.client.protocol.effects import (
     Answered,
     Failed,
     Item,
+    KeyRead,
     Learn,
     Procedure,
     Request,
@@ -43,6 +44,7 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.gathered_commits import item_of
+from holdfast.client.protocol.gathered_reads import item_of as read_item
 from holdfast.client.protocol.gathering import ITEM_BYTES_MAX
 from holdfast.client.protocol.messages import (
     COMMIT_HEADERS,
@@ -166,25 +168,46 @@ def _request_within(
         asked = session.route.current
         reply = yield Send(asked, request, timeout_ms, in_turn)
         assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
-        budget.now_ms = reply.now_ms
-        failure: HoldfastError
-        if isinstance(reply, Response):
-            if reply.status == 200:
-                return reply
-            error = service_error(reply)
-            repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
-            failure = session.refused(error, reply.status)
-        else:
-            budget.missed(asked, reply)
-            repeat = not reply.too_large
-            failure = budget.unreachable("the service cannot be reached", asked, reply)
-            if reply.too_large:
-                failure = response_too_large(session.options)
-        if not repeat or budget.exhausted(reply.now_ms):
-            raise failure
-        now_ms = yield from pause(budget, asked, reply)
-        if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
-            raise failure
+        if isinstance(reply, Response) and reply.status == 200:
+            budget.now_ms = reply.now_ms
+            return reply
+        now_ms = yield from _until_again(session, budget, asked, reply)
+
+
+def _until_again(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
+    """Wait until a harmless request is sent again. Raises: what the reply means, where another try changes nothing."""
+    budget.now_ms = reply.now_ms
+    failure: HoldfastError
+    if isinstance(reply, Response):
+        error = service_error(reply)
+        repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
+        failure = session.refused(error, reply.status)
+    else:
+        budget.missed(asked, reply)
+        repeat = not reply.too_large
+        failure = budget.unreachable("the service cannot be reached", asked, reply)
+        if reply.too_large:
+            failure = response_too_large(session.options)
+    if not repeat or budget.exhausted(reply.now_ms):
+        raise failure
+    now_ms = yield from pause(budget, asked, reply)
+    if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
+        raise failure
+    return now_ms
+
+
+def _share_read(session: Session, item: Item, now_ms: float) -> Procedure[KeyRead | Response]:
+    """Read a key together with others; a response is that of one alone. Raises: as ``_request``."""
+    budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    while True:
+        answered = yield Share(item, reads=True)
+        assert isinstance(answered, Answered), "the reply to Share is Answered"
+        reply = answered.reply
+        assert isinstance(reply, KeyRead | Response | Failed), "a read is not a commit"
+        if isinstance(reply, KeyRead) or (isinstance(reply, Response) and reply.status == 200):
+            return reply
+        yield from _until_again(session, budget, answered.endpoint, reply)
+        item = item.again()
 
 
 SendReply = CommitReceipt | NotCommitted | Response | Failed
@@ -196,6 +219,7 @@ def _send(session: Session, request: Request, item: Item | None) -> Procedure[tu
     if item is not None:
         answered = yield Share(item)
         assert isinstance(answered, Answered), "the reply to Share is Answered"
+        assert not isinstance(answered.reply, KeyRead), "a commit is not a read"
         return answered.endpoint, answered.reply
     asked = session.route.current
     reply = yield Send(asked, request, session.options.request_timeout_ms)
@@ -214,7 +238,7 @@ def _submit(session: Session, request: Request, now_ms: float, item: Item | None
     while True:
         asked, reply = yield from _send(session, request, item)
         if item is not None:
-            item = Item(item.key, item.data)
+            item = item.again()
         if isinstance(reply, CommitReceipt | NotCommitted):
             return asked, reply, None
         if isinstance(reply, Failed):
@@ -284,24 +308,53 @@ def read_key(
 ) -> Procedure[tuple[Found | None, int]]:
     """The same, and the version at which this is so; 0 where the service does not name it."""
     make = partial(key_request, key, linearizable=linearizable)
+    own = None if at is None else session.resolve_position(at)
+    item: Item | None = None
+    # A read that names something newer than the client knows travels alone: others would wait for it.
+    if session.options.gather and session.read_position(own) == session.newest:
+        item = read_item(key, session.newest, linearizable=linearizable)
+        if len(item.data) > ITEM_BYTES_MAX:
+            item = None
     try:
-        answer = decode_body((yield from _read(session, make, at, now_ms)), ValueResponse)
+        read = yield from _read_at(session, make, own, now_ms, item)
     except NotFound as error:
         found, version = None, error.fields.get("at")
     else:
-        found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
+        if isinstance(read, KeyRead):
+            found, version = _found(key, read), read.at
+        else:
+            answer = decode_body(read, ValueResponse)
+            found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
     version = version if isinstance(version, int) else 0
     _saw_in(session, at, version)
     return found, version
+
+
+def _found(key: bytes, read: KeyRead) -> Found | None:
+    return None if read.value is None or read.version is None else Found(key, read.value, read.version)
 
 
 def _read(
     session: Session, make: Callable[[LogPosition | None], Request], at: Place | None, now_ms: float
 ) -> Procedure[Response]:
     """The response to a read at ``session.newest``, or at ``at`` where that is newer or in another log."""
-    own = None if at is None else session.resolve_position(at)
+    response = yield from _read_at(session, make, None if at is None else session.resolve_position(at), now_ms, None)
+    assert isinstance(response, Response), "only a shared read is a KeyRead"
+    return response
+
+
+def _read_at(
+    session: Session,
+    make: Callable[[LogPosition | None], Request],
+    own: LogPosition | None,
+    now_ms: float,
+    item: Item | None,
+) -> Procedure[KeyRead | Response]:
+    """As ``_read``; shared with others as ``item``, if there is one."""
     position = session.read_position(own)
     try:
+        if item is not None:
+            return (yield from _share_read(session, item, now_ms))
         return (yield from _request(session, make(position), now_ms))
     except InvalidRequest as error:
         if position == own or error.code not in (Code.LOG_MISMATCH, Code.ROLLED_BACK):

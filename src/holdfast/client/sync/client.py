@@ -35,6 +35,7 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
+from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -142,7 +143,9 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
-        self._commits = gathering.Gatherer(self.pool, self.session.route, self.session.options, Commits())
+        carriage = self.pool, self.session.route, self.session.options
+        self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
+        self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
         self._learning = transport.Once()
         self._closing = transport.Event()
 
@@ -161,6 +164,7 @@ class Client:
         """
         self._closing.set()
         self._commits.close()
+        self._reads.close()
         self.watch.close()
         self.pool.close()
         self._learning.over()
@@ -434,7 +438,7 @@ class Client:
             case Send():
                 return self.pool.exchange(effect)
             case Share():
-                return self._commits.share(effect.item)
+                return (self._reads if effect.reads else self._commits).share(effect.item)
             case Learn():
                 return self._learn(effect)
             case Wait():

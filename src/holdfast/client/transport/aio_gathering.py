@@ -15,6 +15,7 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
 
 if TYPE_CHECKING:
+    from holdfast.client.protocol.effects import KeyRead
     from holdfast.wire.log import CommitReceipt, NotCommitted
 
 ENDED = "the client ended it"
@@ -49,7 +50,9 @@ class Gatherer:
         if answer is ALONE:
             return await self._send_alone(item)
         assert item.endpoint is not None, "an answer comes from somewhere"
-        return Answered(now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | Response | Failed", answer))
+        return Answered(
+            now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | KeyRead | Response | Failed", answer)
+        )
 
     async def _send_alone(self, item: Item) -> Answered:
         request = self.machine.alone_request(item)

@@ -24,6 +24,7 @@ from holdfast.client.transport.sync import Connection, Pool
 from holdfast.errors import Closed
 
 if TYPE_CHECKING:
+    from holdfast.client.protocol.effects import KeyRead
     from holdfast.wire.log import CommitReceipt, NotCommitted
 
 TORN = "the thread that carried it was interrupted"
@@ -102,7 +103,9 @@ class Gatherer:
             if item.is_awaited or self._undriven or item in self._callers:
                 self._leave(item)
         assert item.endpoint is not None, "an answer comes from somewhere"
-        return Answered(now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | Response | Failed", item.settled))
+        return Answered(
+            now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | KeyRead | Response | Failed", item.settled)
+        )
 
     def _send_alone(self, item: Item) -> Answered:
         request = self.machine.alone_request(item)
