@@ -22,10 +22,9 @@ class ClientOptions:
     Units: milliseconds, bytes, counts. ``request_timeout_ms`` bounds one request; ``give_up_after_ms`` bounds the
     repeats of an operation that was not accepted; ``resolve_within_ms`` bounds the asking after an unknown outcome;
     ``attempts_max`` bounds the attempts of a transaction, ``commits_per_request_max`` and ``commits_bytes_max`` one
-    request of several commits.
-    ``gather``: commits, and gets, that wait at the same time travel together; ``gather_ms``: how long one waits at most
-    for a request that is under way. ``stream_silence_ms`` must be above the service's keep-alive interval (30 s unless
-    configured).
+    request of several commits. ``stream_silence_ms`` must be above the service's keep-alive interval (30 s unless
+    configured). ``gather``: commits, and gets, that wait at the same time travel together; ``gather_ms``: how long one
+    waits at most for a request that is under way.
     ``trusted_hosts``: addresses besides the given ones that may get the token, as patterns (``NAME:PORT``,
     ``*.SUFFIX:PORT``, ``NETWORK/BITS:PORT``).
     """
