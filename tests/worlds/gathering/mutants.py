@@ -114,12 +114,12 @@ MUTANTS.add(
 @MUTANTS.breaks(READ, "get", ServiceSource, focus={"transacts": 1.0, "lag_ms": 100.0, "callers": 12})
 def a_read_is_older_than_asked(
     self: ServiceSource, key: bytes, at: int, now_ms: float
-) -> Procedure[tuple[bytes, int] | None]:
+) -> Procedure[log_operations.KeysRead]:
     """A read does not say how new it must be."""
     del at
     self._session.newest = None
-    stored = yield from log_operations.get(self._session, key, None, now_ms)
-    return None if stored is None else (stored.value, stored.version)
+    found, version = yield from log_operations.read_key(self._session, key, None, now_ms)
+    return log_operations.KeysRead(version, [None if found is None else (found.value, found.version)])
 
 
 def _never_open(error: ErrorBody | None, status: int) -> bool:

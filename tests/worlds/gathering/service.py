@@ -208,8 +208,10 @@ class Service:
         shown = self._shown(at)
         found = [(version, value) for version, value in self.history.get(key, ()) if version <= shown]
         if not found:
-            answer(404, json.dumps(error("not_found")).encode())
+            missing = error("not_found")
+            missing["error"]["at"] = shown
+            answer(404, json.dumps(missing).encode())
             return
         version, value = found[-1]
-        body = {"key": b64encode(key).decode(), "value": b64encode(value).decode(), "version": version}
+        body = {"key": b64encode(key).decode(), "value": b64encode(value).decode(), "version": version, "at": shown}
         answer(200, json.dumps(body).encode())

@@ -185,7 +185,8 @@ class Gathering:
             self._alone += 1
             return NOTHING
         self._waiting.append(item)
-        self._deadline_ms = min(self._deadline_ms, item.deadline_ms)
+        if item.deadline_ms < self._deadline_ms:
+            self._deadline_ms = item.deadline_ms
         return self._go_on(now_ms)
 
     def alone_request(self, item: Item) -> Request:

@@ -36,6 +36,7 @@ from holdfast.client.protocol.effects import (
     KeyRead,
     Learn,
     Procedure,
+    Reply,
     Request,
     Response,
     Send,
@@ -137,6 +138,8 @@ def parts_of(
     jobs: Sequence[JobChange] = (),
 ) -> Parts:
     """The parts of a commit, those for the stores encoded."""
+    if not (acknowledge or maps or publish or jobs):
+        return NOTHING_ELSE
     encode = msgspec.json.Encoder().encode
     encoded = [msgspec.Raw(encode(part)) if part else UNSET for part in (acknowledge, maps, publish)]
     return Parts(encoded[0], encoded[1], encoded[2], tuple(jobs))
@@ -214,10 +217,13 @@ SendReply = CommitReceipt | NotCommitted | Response | Failed
 Submitted = tuple[Endpoint, SendReply, ErrorBody | None]
 
 
-def _send(session: Session, request: Request, item: Item | None) -> Procedure[tuple[Endpoint, SendReply]]:
+def _send(
+    session: Session, request: Request, item: Item | None, answered: Reply | None = None
+) -> Procedure[tuple[Endpoint, SendReply]]:
     """Send a request that commits, shared with others as ``item`` if there is one; its endpoint and the reply."""
     if item is not None:
-        answered = yield Share(item)
+        if answered is None:
+            answered = yield Share(item)
         assert isinstance(answered, Answered), "the reply to Share is Answered"
         assert not isinstance(answered.reply, KeyRead), "a commit is not a read"
         return answered.endpoint, answered.reply
@@ -227,20 +233,22 @@ def _send(session: Session, request: Request, item: Item | None) -> Procedure[tu
     return asked, reply
 
 
-def _submit(session: Session, request: Request, now_ms: float, item: Item | None = None) -> Procedure[Submitted]:
+def _submit(
+    session: Session, request: Request, now_ms: float, item: Item | None = None, answered: Answered | None = None
+) -> Procedure[Submitted]:
     """Send a request that commits until it may have been accepted; the endpoint, its reply and the error in it.
 
-    ``item``: the same, if it may be shared. The reply is a verdict, has status 200, or leaves the outcome open. Raises:
-    what the service refuses with; Unavailable or Backpressure when the request was not accepted within
-    ``give_up_after_ms``.
+    ``item``: the same, if it may be shared; ``answered``: what became of it, if it was offered already. The reply is a
+    verdict, has status 200, or leaves the outcome open. Raises: what the service refuses with; Unavailable or
+    Backpressure when the request was not accepted within ``give_up_after_ms``.
     """
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        asked, reply = yield from _send(session, request, item)
-        if item is not None:
-            item = item.again()
+        asked, reply = yield from _send(session, request, item, answered)
         if isinstance(reply, CommitReceipt | NotCommitted):
             return asked, reply, None
+        if item is not None:
+            item, answered = item.again(), None
         if isinstance(reply, Failed):
             budget.missed(asked, reply)
             if reply.perhaps_accepted:
@@ -527,19 +535,48 @@ def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedu
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
 
 
+class Begun(NamedTuple):
+    """An attempt that was made without a procedure. ``answered``: what became of it; None if it was not offered."""
+
+    txn: Transaction
+    item: Item
+    answered: Answered | None
+
+
+def first_item(
+    session: Session,
+    operations: Sequence[Operation],
+    preconditions: Sequence[Precondition],
+    log_id: str | None,
+    entropy: str,
+) -> tuple[Transaction, Item] | None:
+    """The attempt with which ``commit`` begins where its caller decides nothing, as most commits begin, and often end.
+
+    None where a position must be learned before. Raises: InvalidRequest.
+    """
+    check_transaction(operations, preconditions, None)
+    newest = session.newest
+    if newest is None or not session.options.gather:
+        return None
+    request_id = session.draw_id(entropy, 0)
+    of_log = log_id or newest.log_id
+    txn = Transaction(list(operations), list(preconditions), request_id, None, newest.version, of_log)
+    return txn, item_of(txn)
+
+
 def attempt(
-    session: Session, txn: Transaction, now_ms: float, *, may_share: bool = False
+    session: Session, txn: Transaction, now_ms: float, *, may_share: bool = False, begun: Begun | None = None
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """One attempt until its outcome is final; ``txn`` has a request id and a read version.
 
-    ``may_share``: it may travel in one request with other attempts, if it is small.
+    ``may_share``: it may travel in one request with other attempts, if it is small. ``begun``: what is done of it.
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    item = item_of(txn)
+    item, answered = (item_of(txn), None) if begun is None else (begun.item, begun.answered)
     request = Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
     shared = item if may_share and session.options.gather and len(item.data) <= ITEM_BYTES_MAX else None
-    asked, reply, error = yield from _submit(session, request, now_ms, shared)
+    asked, reply, error = yield from _submit(session, request, now_ms, shared, answered)
     if isinstance(reply, CommitReceipt | NotCommitted):
         session.saw(reply.version, txn.log_id)
         return reply
@@ -568,8 +605,9 @@ def commit(
     entropy: str,
     now_ms: float,
     parts: Parts = NOTHING_ELSE,
+    begun: Begun | None = None,
 ) -> Procedure[CommitReceipt | NotCommitted]:
-    """A commit until its outcome is final.
+    """A commit until its outcome is final. ``begun``: its first attempt, if that was made.
 
     Defaults: the read version is the newest one known, or the service's; the request id is made from ``entropy``, a new
     one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
@@ -580,25 +618,29 @@ def commit(
     may_share = chosen and request_id is None and leader_id is None and not parts.for_stores
     number = 0
     while True:
-        if chosen:
-            newest = yield from newest_position(session, now_ms)
-            read_version, of_log = newest.version, log_id or newest.log_id
+        if begun is not None:
+            txn = begun.txn
         else:
-            of_log = log_id or session.log_id
-        txn = Transaction(
-            operations=list(operations),
-            preconditions=list(preconditions),
-            request_id=request_id if request_id is not None else session.draw_id(entropy, number),
-            leader_id=leader_id,
-            read_version=read_version,
-            log_id=of_log,
-            jobs=parts.jobs,
-            acknowledge=parts.acknowledge,
-            maps=parts.maps,
-            publish=parts.publish,
-        )
+            if chosen:
+                newest = yield from newest_position(session, now_ms)
+                read_version, of_log = newest.version, log_id or newest.log_id
+            else:
+                of_log = log_id or session.log_id
+            txn = Transaction(
+                operations=list(operations),
+                preconditions=list(preconditions),
+                request_id=request_id if request_id is not None else session.draw_id(entropy, number),
+                leader_id=leader_id,
+                read_version=read_version,
+                log_id=of_log,
+                jobs=parts.jobs,
+                acknowledge=parts.acknowledge,
+                maps=parts.maps,
+                publish=parts.publish,
+            )
+        made, begun = begun, None
         try:
-            verdict = yield from attempt(session, txn, now_ms, may_share=may_share)
+            verdict = yield from attempt(session, txn, now_ms, may_share=may_share, begun=made)
         except InvalidRequest as error:
             if error.code is Code.ID_NEEDS_TAG and request_id is None and number < COMMIT_ATTEMPTS_MAX:
                 number += 1  # it was not accepted, and the next id begins with the tag that the refusal named
@@ -633,7 +675,7 @@ def check_transaction(
     for operation in operations:
         if isinstance(operation, RangeDelete) and operation.end is not None and operation.begin >= operation.end:
             raise InvalidRequest("a range needs begin < end", code=Code.BAD_RANGE)
-    if read_version is None and any(item.version is None for item in preconditions):
+    if preconditions and read_version is None and any(item.version is None for item in preconditions):
         raise InvalidRequest(
             "a precondition needs its own version or a read version",
             code=Code.READ_VERSION_REQUIRED,

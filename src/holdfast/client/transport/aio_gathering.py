@@ -40,7 +40,8 @@ class Gatherer:
         effects = self.machine.offered(item, now_ms())
         if item.settled is None:
             waiter = item.waiter = asyncio.get_running_loop().create_future()
-            self.carry_out(effects)
+            if effects is not NOTHING or self.machine.first is item:  # else nothing is due sooner than before
+                self.carry_out(effects)
             try:
                 await waiter
             except asyncio.CancelledError:
