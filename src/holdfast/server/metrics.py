@@ -51,28 +51,28 @@ def view_lag(durable_version: int, shown: int, *, base: int, before: int) -> int
     return durable_version - base + max(0, before - shown)
 
 
-SCRAPES_PER_SECOND: Final = 20
+SCRAPING_PART: Final = 0.1
 
 
 class Scrapes:
-    """The text of one scrape. Above ``SCRAPES_PER_SECOND`` the last text of the second serves the others, too: it
-    takes as long as a hundred commits, and who may only read may ask for it on a thousand connections."""
+    """The text of one scrape. While scrapes have taken ``SCRAPING_PART`` of a second, the last text serves the others:
+    one takes as long as hundreds of commits, and who may only read may ask for it on a thousand connections."""
 
     def __init__(self, scrape: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
         self._scrape = scrape
         self._clock = clock
         self._since = -math.inf
-        self._count = 0
+        self._taken = 0.0
         self._text = b""
 
     def __call__(self) -> bytes:
         """The text, at most a second old."""
-        seconds = self._clock()
-        if seconds - self._since >= 1.0:
-            self._since, self._count = seconds, 0
-        if self._count < SCRAPES_PER_SECOND:
-            self._count += 1
+        began = self._clock()
+        if began - self._since >= 1.0:
+            self._since, self._taken = began, 0.0
+        if self._taken < SCRAPING_PART:
             self._text = self._scrape()
+            self._taken += self._clock() - began
         return self._text
 
 
