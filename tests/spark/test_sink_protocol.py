@@ -42,7 +42,7 @@ from holdfast.spark.sink.record import (
     read_record,
     wanted_micro_batch,
 )
-from holdfast.spark.sink.task import digest_partition, send_partition
+from holdfast.spark.sink.task import digest_partition, send_partition, transactions_of
 from holdfast.wire.log import StatusAnswer
 
 STEP = 2 if os.environ.get("HOLDFAST_SMALL") == "1" else 1
@@ -514,7 +514,49 @@ def test_the_digest_counts_rows_whatever_their_order_and_partition_and_never_cha
     assert twice.total not in (0, one.total)
     kinds = {"kind": ["write", "delete", "range_delete"], "end": [None, None, b"d"], "value": [b"v", None, None]}
     mixed = digest_partition(options, 0, [pa.record_batch({"key": [b"a", b"b", b"c"], **kinds})])
-    assert digest_text([mixed]) == "3:91d01ac909e95751"
+    assert digest_text([mixed]) == "3:12ee30bf8359a396"
+
+
+def test_rows_have_one_digest_whichever_way_they_are_read() -> None:
+    """Plain writes are hashed as columns, and sent as transactions; with other columns each row is looked at."""
+    texts = pa.record_batch({"key": ["a", "b\u00e9", "", "c" * 70_000], "value": [b"", b"x", b"y" * 300, b"z"]})
+    shapes = {
+        "binary": texts.set_column(0, "key", texts["key"].cast(pa.binary())),
+        "large": texts.set_column(1, "value", texts["value"].cast(pa.large_binary())),
+        "kind": texts.append_column("kind", pa.array(["write"] * 4)),
+        "grouped": texts.append_column("group", pa.array(range(4))),
+    }
+    expected = digest_text([digest_partition(WriteOptions("http://h", "a"), 0, [texts])])
+    for name, batch in shapes.items():
+        options = WriteOptions("http://h", "a", transaction_key="group" if name == "grouped" else None)
+        for batches in ([batch], [batch.slice(2), batch.slice(0, 2)] if name != "grouped" else [batch.slice(0)]):
+            assert digest_text([digest_partition(options, 0, batches)]) == expected, name
+        assert [*transactions_of([batch], options.transaction_key)] == [*transactions_of([texts], None)]
+
+
+def test_different_rows_have_different_digests() -> None:
+    """Also where the same bytes stand in another place, and where a delete has the key of a write."""
+    rows_: list[dict[str, object]] = [
+        {"key": b"ab", "value": b"c", "kind": "write", "end": None},
+        {"key": b"a", "value": b"bc", "kind": "write", "end": None},
+        {"key": b"ab", "value": b"", "kind": "write", "end": None},
+        {"key": b"ab", "value": None, "kind": "delete", "end": None},
+        {"key": b"ab", "value": None, "kind": "range_delete", "end": None},
+        {"key": b"ab", "value": None, "kind": "range_delete", "end": b""},
+        {"key": b"ab", "value": None, "kind": "range_delete", "end": b"c"},
+    ]
+    options = WriteOptions("http://h", "a")
+    found = {digest_partition(options, 0, [pa.RecordBatch.from_pylist([each])]).total for each in rows_}
+    assert len(found) == len(rows_)
+
+
+@pytest.mark.parametrize("wrong", ["text", "key"])
+def test_a_row_that_cannot_be_sent_has_no_digest(wrong: str) -> None:
+    """So its task fails before a manifest names it."""
+    bad = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+    keys = bad if wrong == "text" else pa.array([None], pa.binary())
+    with pytest.raises((InvalidRequest, UnicodeDecodeError)):
+        digest_partition(WriteOptions("http://h", "a"), 0, [pa.RecordBatch.from_arrays([keys, keys], ["key", "value"])])
 
 
 def test_a_task_writes_to_no_other_log_than_its_driver(service: ServiceProcess) -> None:

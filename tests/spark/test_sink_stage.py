@@ -10,8 +10,10 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 import pytest
@@ -23,7 +25,7 @@ from tests.spark.test_sink_protocol import STEP, notes_left, record_of, wanted, 
 from holdfast.client import ClientOptions
 from holdfast.client.protocol.effects import Procedure
 from holdfast.commit.format.transaction import Transaction
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.job_holds import FOLDER
@@ -38,7 +40,7 @@ from holdfast.spark.sink.record import Wanted, begin, job_of
 from holdfast.spark.sink.sending import send_staged
 from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
 from holdfast.spark.sink.staging import stage_partition
-from holdfast.spark.sink.task import send_partition
+from holdfast.spark.sink.task import send_fixed, send_partition
 
 ROWS = 23
 _applications = itertools.count()
@@ -414,6 +416,108 @@ def test_large_batches_are_cut_into_parts_and_come_back_in_order(service: Servic
         assert [each.partition for each in manifest.partitions] == [7]
         found = [key for batch in rows_of(opened, "cut", staged) for key in batch["key"].to_pylist()]
     assert found == rows[0]["key"].to_pylist()
+
+
+class Slow(Missing):
+    """A stage that keeps an object when the test says so, and refuses one."""
+
+    def __init__(self, refused: int = -1) -> None:
+        self.kept: list[str] = []
+        self.begun: list[str] = []
+        self.may_keep = Event()
+        self._refused = refused
+
+    def put(self, write: str, name: str, data: bytes) -> bool:
+        self.begun.append(name)
+        assert self.may_keep.wait(60), "the test lets it go on"
+        if len(self.kept) == self._refused:
+            raise LimitExceeded("the request is too large")
+        self.kept.append(name)
+        return True
+
+
+def batches_of(count: int) -> Iterator[pa.RecordBatch]:
+    """Each fills a part."""
+    for index in range(count):
+        yield pa.record_batch({"key": [b"k%04d" % index], "value": [b"v" * 1000]})
+
+
+def test_a_task_reads_on_while_a_part_is_kept() -> None:
+    kept = Slow()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches_of(3)):
+            if number == 1:
+                assert kept.kept == []
+                kept.may_keep.set()
+            yield batch
+
+    partition, _ = stage_partition(kept, WriteOptions("http://h", "slow"), "slow", 0, batches())
+    assert [part.name for part in partition.parts] == kept.kept == kept.begun
+    assert len(kept.kept) == 3
+
+
+class Lazy(Executor):
+    """Does its work when somebody waits for it."""
+
+    def __init__(self, *_: object) -> None:
+        """As the executor that it stands for."""
+
+    def submit(self, function: Callable[..., object], /, *given: object, **named: object) -> Future[object]:
+        future: Future[object] = Future()
+        waits = future.result
+
+        def result(timeout: float | None = None) -> object:
+            if not future.done():
+                future.set_result(function(*given, **named))
+            return waits(timeout)
+
+        future.result = result  # type: ignore[method-assign]
+        return future
+
+
+def test_one_part_waits_at_most_so_that_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "ThreadPoolExecutor", Lazy)
+    kept = Slow()
+    kept.may_keep.set()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches_of(5)):
+            assert len(kept.kept) == max(0, number - 1)
+            yield batch
+
+    partition, _ = stage_partition(kept, WriteOptions("http://h", "slow"), "slow", 0, batches())
+    assert [part.name for part in partition.parts] == kept.kept
+    assert len(kept.kept) == 5
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_part_that_is_refused_fails_its_task(refused: int) -> None:
+    kept = Slow(refused)
+    kept.may_keep.set()
+    with pytest.raises(LimitExceeded):
+        stage_partition(kept, WriteOptions("http://h", "slow"), "slow", 0, batches_of(3))
+    assert len(kept.kept) == refused
+
+
+def test_other_rows_than_those_that_a_note_names_are_refused(service: ServiceProcess, fate: Fate) -> None:
+    """Such as those of another manifest: rows of two of them would mix."""
+    options, what = new_options(service), wanted("named")
+    with open_client(options) as client, open_stage(options, client) as opened:
+        intent = begin(client, options, what)
+        batches = dealt("named", 1)[0]
+        one, other = (stage_partition(opened, options, what.token, 0, batches[:])[0] for _ in range(2))
+        assert one.digest == other.digest, "the same rows in the same order"
+        changed, _ = stage_partition(opened, options, what.token, 0, [batches[0].slice(1), batches[0].slice(0, 1)])
+        assert changed.digest != one.digest
+        fate.left, fate.after = 4, True
+        with pytest.raises(Killed):
+            send_fixed(client, options, intent, 0, batches, one.digest)
+        fate.left = 0
+        with pytest.raises(InvalidRequest) as caught:
+            send_fixed(client, options, intent, 0, batches, changed.digest)
+        assert caught.value.code is Code.REQUEST_ID_REUSED
+        assert send_fixed(client, options, intent, 0, batches, one.digest) == -(-batches[0].num_rows // 4)
 
 
 def test_the_largest_row_that_the_service_takes_can_be_staged(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ class FixedRows:
 
         Raises: Unavailable, and what computing the input raises.
 
-        Cost: the input is computed once; a request for each 4 MiB. Memory: two such parts in a task; about 100 bytes
-        for each part on the driver.
+        Cost: the input is computed once; a request for each 4 MiB. Memory: three such parts in a task; about 100
+        bytes for each part on the driver.
         """
         url, application, write = self.url, self._application, self.write
 
@@ -73,8 +73,8 @@ class FixedRows:
             context = TaskContext.get()
             assert context is not None, "tasks run this"
             number = context.partitionId()
-            with StoreThread(url) as thread:
-                parts = Parts(ObjectStage(thread, FOLDER, application), write, f"{number:06d}-{secrets.token_hex(8)}")
+            name = f"{number:06d}-{secrets.token_hex(8)}"
+            with StoreThread(url) as thread, Parts(ObjectStage(thread, FOLDER, application), write, name) as parts:
                 for _ in parts.kept(batches):
                     pass
                 kept = msgspec.json.encode(Partition(number, parts.whole()))

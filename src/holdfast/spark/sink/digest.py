@@ -2,10 +2,12 @@
 
 A task digests the transactions of its partition while it reads them, and the driver adds the tasks' sums. The record
 keeps the result, so that the same token with other rows is refused. Format: the number of transactions, a colon, and
-16 hexadecimal digits: the sum modulo 2^64 of the BLAKE2b-64 of each transaction, which is the MessagePack of its
-operations, each an array of kind (0 write, 1 delete, 2 range delete), key and value or end. In a write into a message
-store a row is an array of body, fields as sorted pairs, key, time-to-live and delivery time. A sum, not an exclusive
-or: a transaction that is there twice counts twice. Chance finds two equal digests once in 2^64.
+16 hexadecimal digits: the sum modulo 2^64 of the BLAKE2b-64 of each transaction, little-endian. What is hashed of a
+transaction are its operations, one after the other: a byte for the kind (0 write, 1 delete, 2 range delete, 3 range
+delete to the last key), then the key and, for a write, the value, for 2 the end, each with its length before it in 8
+bytes, little-endian. In a write into a message store a row is the MessagePack of an array of body, fields as sorted
+pairs, key, time-to-live and delivery time. A sum, not an exclusive or: a transaction that is there twice counts twice.
+Chance finds two equal digests once in 2^64.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from hashlib import blake2b
 from typing import Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.commit.format.transaction import Operation, RangeDelete, Write
 
@@ -39,8 +44,9 @@ class Publisher(msgspec.Struct, frozen=True, array_like=True):
 class Sent:
     """What a task has done for its partition: how many transactions and chunks that has, and the sum of their hashes.
 
-    ``is_read`` is False where the rows were not read, because their write is done and no digest is known.
-    ``publisher``: the publisher into a message store, with the number that comes after the last row; None without rows.
+    ``chunks`` is known where rows were sent. ``is_read`` is False where the rows were not read, because their write is
+    done and no digest is known. ``publisher``: the publisher into a message store, with the number that comes after the
+    last row; None without rows.
     """
 
     partition: int
@@ -51,27 +57,51 @@ class Sent:
     publisher: Publisher | None = None
 
 
-def hash_of(transactions: Iterable[Sequence[Operation]]) -> int:
-    """The sum modulo 2^64 of the transactions' hashes. Cost: about a microsecond for each."""
-    return hash_of_plain([_plain(operation) for operation in operations] for operations in transactions)
+def hash_of(rows: Iterable[bytes]) -> int:
+    """The sum modulo 2^64 of the hashes of these bytes. Cost: about a microsecond for each."""
+    digests = b"".join([blake2b(row, digest_size=8).digest() for row in rows])
+    return int(np.frombuffer(digests, "<u8").sum(dtype=np.uint64))
+
+
+def hash_of_transactions(transactions: Iterable[Sequence[Operation]]) -> int:
+    """The same of transactions."""
+    return hash_of(b"".join(map(_hashed, operations)) for operations in transactions)
+
+
+def hash_of_writes(keys: pa.BinaryArray, values: pa.BinaryArray) -> int:
+    """The same of transactions of one write each, none of which is null."""
+    kind, end = pa.scalar(b"\0"), pa.scalar(b"")
+    hashed = pc.binary_join_element_wise(kind, _lengths(keys), keys, _lengths(values), values, end)
+    return hash_of(hashed.to_pylist())
 
 
 def hash_of_plain(rows: Iterable[object]) -> int:
     """The same of rows in a form that MessagePack has."""
-    total = 0
-    for row in rows:
-        total += int.from_bytes(blake2b(_encode(row), digest_size=8).digest(), "little")
-    return total & _MASK
+    return hash_of(map(_encode, rows))
 
 
-def _plain(operation: Operation) -> tuple[int, bytes, bytes | None]:
+def _hashed(operation: Operation) -> bytes:
     match operation:
         case Write(key, value):
-            return 0, key, value
+            return b"\0" + _with_length(key) + _with_length(value)
+        case RangeDelete(begin, None):
+            return b"\3" + _with_length(begin)
         case RangeDelete(begin, end):
-            return 2, begin, end
+            return b"\2" + _with_length(begin) + _with_length(end)
         case _:
-            return 1, operation.key, None
+            return b"\1" + _with_length(operation.key)
+
+
+def _with_length(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+def _lengths(texts: pa.BinaryArray) -> pa.BinaryArray:
+    """The length of each in 8 bytes."""
+    numbers = pc.binary_length(texts).cast(pa.int64())
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), len(numbers), [None, numbers.buffers()[1]]).cast(
+        pa.binary()
+    )
 
 
 def digest_text(sent: Iterable[Sent]) -> str:

@@ -34,8 +34,12 @@ class Partition(msgspec.Struct, frozen=True):
     partition: int
     parts: tuple[StagedPart, ...] = ()
     transactions: int = 0
-    chunks: int = 0
     total: int = 0
+
+    @property
+    def digest(self) -> str:
+        """What names these rows and their order: the BLAKE2b-128 of the parts' hashes."""
+        return hash_of_part("".join(part.hash for part in self.parts).encode())
 
 
 class Manifest(msgspec.Struct, frozen=True):

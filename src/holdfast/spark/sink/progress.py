@@ -1,6 +1,7 @@
 """The notes that the tasks of a partition agree by: which chunk of its rows is being sent, and what came before it.
 
-1. A chunk is noted before its first row is sent. The note has a digest of every row up to the end of the chunk.
+1. A chunk is noted before its first row is sent. The note has a digest of every row up to the end of the chunk, or
+   of all rows of the partition where they are fixed before.
 2. The note moves on, if it and the application's record are unchanged, only when every row of the chunk is there. A
    task that loses this race reads the note again and skips what is done.
 3. A task with another digest got other rows or another order, and raises: skipping by number would lose rows.

@@ -140,9 +140,9 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a partition has come: JSON, the record of a job below ``sink/{application}/{token}/``, removed when done.
 
     Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
-    up, ``digest`` that of every transaction up to the end of this chunk, ``first`` the index of the chunk's first
-    transaction and ``count`` how many it has. ``publisher``: into a message store, with the number of the partition's
-    first row.
+    up, ``digest`` that of every transaction up to the end of this chunk, or of the partition where its rows are fixed,
+    ``first`` the index of the chunk's first transaction and ``count`` how many it has. ``publisher``: into a message
+    store, with the number of the partition's first row.
     """
 
     chunk: int

@@ -31,7 +31,7 @@ from holdfast.spark.sink.task import (
     CHUNK_BYTES,
     CHUNK_TRANSACTIONS,
     digest_partition,
-    send_checked,
+    send_fixed,
     send_partition,
 )
 
@@ -145,8 +145,8 @@ class _Senders:
         number = partition.partition
         if self.options.store is not None:
             return publish_partition(client, self.options, self.intent, number, rows)
-        send_checked(client, self.options, self.intent, number, rows)
-        return Sent(number, partition.transactions, partition.chunks, partition.total)
+        chunks = send_fixed(client, self.options, self.intent, number, rows, partition.digest)
+        return Sent(number, partition.transactions, chunks, partition.total)
 
     def _note(self, partition: Partition, sent: Sent) -> None:
         with self._lock:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
 
@@ -29,11 +30,11 @@ def stage_partition(
     """Keep the rows of one partition, durably, and say what they are.
 
     Each try has names of its own: only one that the driver hears of counts. Raises: InvalidRequest for a row that
-    cannot be sent. Cost: a request for each 4 MiB. Memory: two parts.
+    cannot be sent. Cost: a request for each 4 MiB, while the next rows are read. Memory: three parts.
     """
-    parts = Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}")
-    sent = digest_rows(options, partition, parts.kept(batches))
-    return Partition(partition, parts.whole(), sent.transactions, sent.chunks, sent.total), sent
+    with Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}") as parts:
+        sent = digest_rows(options, partition, parts.kept(batches))
+        return Partition(partition, parts.whole(), sent.transactions, sent.total), sent
 
 
 class Parts:
@@ -43,13 +44,20 @@ class Parts:
         self._stage = stage
         self._write = write
         self._name = name
-        self._parts: list[StagedPart] = []
+        self._parts: list[Future[StagedPart]] = []
+        self._keeper = ThreadPoolExecutor(1, "holdfast-staging")
         self._sink = BytesIO()
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._rows = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keeper.shutdown(cancel_futures=True)
+
     def kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same rows, each batch after it was added to a part."""
+        """The same rows, each batch after it was added to a part. Raises: what an earlier part was refused with."""
         for batch in _pieces(batches):
             if self._writer is None:
                 self._sink, self._rows = BytesIO(), 0
@@ -61,19 +69,24 @@ class Parts:
             yield batch
 
     def whole(self) -> tuple[StagedPart, ...]:
-        """All parts."""
+        """All parts, when each is durable. Raises: what one was refused with."""
         if self._writer is not None:
             self._close()
-        return tuple(self._parts)
+        return tuple(part.result() for part in self._parts)
 
     def _close(self) -> None:
         assert self._writer is not None, "there is an open part"
         self._writer.close()
         self._writer = None
-        data, name = self._sink.getvalue(), f"{self._name}-{len(self._parts):05d}"
+        if self._parts:
+            self._parts[-1].result()  # one waits at most, so that memory is bounded
+        name = f"{self._name}-{len(self._parts):05d}"
+        self._parts.append(self._keeper.submit(self._keep, name, self._sink.getvalue(), self._rows))
+
+    def _keep(self, name: str, data: bytes, rows: int) -> StagedPart:
         if not self._stage.put(self._write, name, data):
             raise InternalError("a name drawn at random is taken", name=name)
-        self._parts.append(StagedPart(name, self._rows, hash_of_part(data)))
+        return StagedPart(name, rows, hash_of_part(data))
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -45,7 +45,7 @@ from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, T
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.columns import COLUMNS, Shape
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.digest import Sent, hash_of
+from holdfast.spark.sink.digest import Sent, hash_of_transactions, hash_of_writes
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, request_id
 from holdfast.spark.typed.encode import encode
@@ -139,6 +139,11 @@ def transactions_of(batches: Iterable[pa.RecordBatch], transaction_key: str | No
 
 
 def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
+    writes = _plain_writes(batch)
+    if writes is not None:
+        for key, value in zip(*(column.to_pylist() for column in writes), strict=True):
+            yield [Write(key, value)]
+        return
     names: Sequence[str] = batch.schema.names
     if "operations" in names:
         as_bytes = _bytes_of_values(batch.schema.field("operations").type.value_type)
@@ -166,6 +171,24 @@ def _one_per_row(batch: pa.RecordBatch) -> Iterator[list[Operation]]:
 
 
 _BY_VALUE: Final = "by value"
+
+
+def _plain_writes(batch: pa.RecordBatch) -> tuple[pa.BinaryArray, pa.BinaryArray] | None:
+    """The keys and values of these rows where each is a write; None where one may be something else, or wrong."""
+    names: Sequence[str] = batch.schema.names
+    if "operations" in names or "kind" in names or "value" not in names:
+        return None
+    found: list[pa.BinaryArray] = []
+    for name in ("key", "value"):
+        column = batch.column(name)
+        if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+            return None
+        try:
+            column.validate(full=True)  # a text that is not UTF-8
+        except pa.ArrowInvalid:
+            return None
+        found.append(column.cast(pa.binary()))
+    return found[0], found[1]
 
 
 def _bytes_of_values(operations: pa.StructType) -> Callable[[object], bytes | None]:
@@ -236,18 +259,33 @@ def send_partition(
     return sent
 
 
-def send_checked(
-    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> None:
-    """As ``send_partition``, for rows that ``digest_partition`` has read: they are not checked or digested again."""
+def send_fixed(
+    client: Client,
+    options: WriteOptions,
+    intent: Intent,
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+    digest: str,
+) -> int:
+    """As ``send_partition``, for rows that are checked and fixed: ``digest`` names them. Returns the chunks."""
     sender = _Sender(client, options, intent, partition)
-    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+    count = 0
+    for chunk in _chunks(transactions_of(batches, options.transaction_key), digest):
         sender.send(chunk)
+        count += 1
+    return count
 
 
 def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
-    """Read the transactions of one partition and send none: their write is done. Raises: InvalidRequest."""
-    return _sent(partition, _chunks(transactions_of(batches, options.transaction_key)))
+    """Read the transactions of one partition and send none. Raises: InvalidRequest."""
+    if options.transaction_key is not None:
+        return _sent(partition, _chunks(transactions_of(batches, options.transaction_key), ""))  # no chunk is noted
+    count = total = 0
+    for batch in batches:
+        count += batch.num_rows
+        writes = _plain_writes(batch)
+        total += hash_of_transactions(_one_per_row(batch)) if writes is None else hash_of_writes(*writes)
+    return Sent(partition, count, total=total)
 
 
 def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], None] = lambda _: None) -> Sent:
@@ -256,23 +294,27 @@ def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], Non
     for chunk in chunks:
         send(chunk)
         count += len(chunk.transactions)
-        total += hash_of(chunk.transactions)
+        total += hash_of_transactions(chunk.transactions)
         number = chunk.number + 1
     return Sent(partition, count, number, total)
 
 
-def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:
+def _chunks(transactions: Iterable[list[Operation]], fixed: str | None = None) -> Iterator[_Chunk]:
+    """``fixed``: the digest of each chunk, where all rows are known by one."""
     digest = blake2b(digest_size=16)
     number = first = size = 0
     group: list[list[Operation]] = []
 
     def closed() -> _Chunk:
+        if fixed is not None:
+            return _Chunk(number, first, group, fixed)
         digest.update(_encode_operations(group))
         return _Chunk(number, first, group, digest.hexdigest())
 
     for operations in transactions:
         group.append(operations)
-        size += sum(_size(operation) for operation in operations)
+        for operation in operations:
+            size += _size(operation)
         if len(group) >= CHUNK_TRANSACTIONS or size >= CHUNK_BYTES:
             yield closed()
             number, first, size, group = number + 1, first + len(group), 0, []
@@ -281,13 +323,11 @@ def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:
 
 
 def _size(operation: Operation) -> int:
-    match operation:
-        case Write(key, value):
-            return len(key) + len(value)
-        case RangeDelete(begin, end):
-            return len(begin) + len(end or b"")
-        case _:
-            return len(operation.key)
+    if type(operation) is Write:
+        return len(operation.key) + len(operation.value)
+    if type(operation) is RangeDelete:
+        return len(operation.begin) + len(operation.end or b"")
+    return len(operation.key)
 
 
 class _Sender:
