@@ -84,10 +84,8 @@ def _hashed(operation: Operation) -> bytes:
     match operation:
         case Write(key, value):
             return b"\0" + _with_length(key) + _with_length(value)
-        case RangeDelete(begin, None):
-            return b"\3" + _with_length(begin)
         case RangeDelete(begin, end):
-            return b"\2" + _with_length(begin) + _with_length(end)
+            return b"\3" + _with_length(begin) if end is None else b"\2" + _with_length(begin) + _with_length(end)
         case _:
             return b"\1" + _with_length(operation.key)
 

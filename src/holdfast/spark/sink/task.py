@@ -323,9 +323,9 @@ def _chunks(transactions: Iterable[list[Operation]], fixed: str | None = None) -
 
 
 def _size(operation: Operation) -> int:
-    if type(operation) is Write:
+    if isinstance(operation, Write):
         return len(operation.key) + len(operation.value)
-    if type(operation) is RangeDelete:
+    if isinstance(operation, RangeDelete):
         return len(operation.begin) + len(operation.end or b"")
     return len(operation.key)
 
