@@ -32,7 +32,7 @@ from holdfast.spark.sink.manifest import find, rows_of
 from holdfast.spark.sink.micro_batch import MicroBatch
 from holdfast.spark.sink.record import Wanted, begin, has_notes, plan_micro_batch, read_record, wanted_micro_batch
 from holdfast.spark.sink.stage import open_stage
-from holdfast.spark.sink.task import send_partition
+from holdfast.spark.sink.task import send_fixed
 
 __all__ = ["fate", "service"]
 
@@ -158,7 +158,8 @@ def test_a_sender_that_was_late_when_its_write_was_given_up_commits_nothing(
         assert manifest is not None
         for each in manifest.partitions:
             try:
-                send_partition(client, options, intent, each.partition, rows_of(opened, what.token, each))
+                rows = rows_of(opened, what.token, each)
+                send_fixed(client, options, intent, each.partition, rows, each.digest)
             except (Fenced, InvalidRequest):
                 break
     assert listed, "the sender was late"

@@ -40,7 +40,7 @@ from holdfast.spark.sink.record import Wanted, begin, job_of
 from holdfast.spark.sink.sending import send_staged
 from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
 from holdfast.spark.sink.staging import stage_partition
-from holdfast.spark.sink.task import send_fixed, send_partition
+from holdfast.spark.sink.task import send_fixed
 
 ROWS = 23
 _applications = itertools.count()
@@ -184,7 +184,7 @@ def send_late(service: ServiceProcess, name: str, monkeypatch: pytest.MonkeyPatc
         assert record_of(client, options).state == "done"  # its view knows that
         monkeypatch.setattr(ServiceClient, "commits_many", counted)
         for each, batches in late:
-            send_partition(client, options, intent, each.partition, batches)
+            send_fixed(client, options, intent, each.partition, batches, each.digest)
         monkeypatch.undo()
     assert written(service, name) == expected(name)
     return sent
