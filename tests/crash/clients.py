@@ -300,7 +300,7 @@ class Clients:
     async def _read(self, connection: Connection, source: random.Random, *, linearizable: bool) -> None:
         points = [account(source.randrange(ACCOUNTS)), counter(source.randrange(COUNTERS))]
         spans = [room(source.randrange(ROOMS))]
-        if source.random() < 0.5:  # memory alone has them, also while the view of a new leader starts
+        if source.random() < 0.75:  # memory alone has them, also while the view of a new leader starts
             spans = []
         elif source.random() < 0.5:
             points.append(b"never written")
