@@ -117,7 +117,9 @@ class Service:
         return list(events_of(answer.body.decode()))
 
 
-ERROR_FIELDS = {"code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to", "log_id", "hint"}
+ERROR_FIELDS = {
+    *("code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to", "log_id", "hint", "at"),
+}
 
 
 def events_of(text: str) -> Iterator[Event]:
