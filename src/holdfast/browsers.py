@@ -18,6 +18,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 OWN_SITES: Final = frozenset({"same-origin", "none"})
@@ -91,6 +92,7 @@ def name_of(host: str) -> str:
     return host.partition(":")[0].removesuffix(".")
 
 
+@lru_cache(maxsize=1024)
 def is_address(name: str) -> bool:
     """Whether a host without its port is an IP address, in any form that browsers take for one."""
     try:

@@ -28,6 +28,7 @@ from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import STALLED_MS_MAX, StoreWatch
 from holdfast.server.http.auth import Authenticator, Grant, Role
+from holdfast.server.http.exchange import Exchange
 from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
@@ -35,6 +36,8 @@ from holdfast.server.route_table import route_table
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 
+BY_FRAMEWORK = {"Sec_Fetch_Site": "none"}
+"""A header of browsers, which makes a request one for the framework."""
 SECONDS_MAX = 90.0  # below pytest's own limit, above what any scenario takes on a machine that is ten times slower
 
 
@@ -163,6 +166,11 @@ class Serving:
     host: str
     port: int
     clients: list[Client] = field(default_factory=list)
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The requests that the framework serves now, of connections that are open."""
+        return [each.alone for each in self.server.context.open if isinstance(each.alone, Exchange)]
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection(self.host, self.port))

@@ -80,7 +80,7 @@ def test_a_connection_that_was_right_once_is_asked_again_when_its_host_changes()
             assert (await client.answer()).status == 200, "a probe may use any name"
             assert (await client.answer()).code == "misdirected"
             assert await client.is_closed_by_peer()
-            assert here.front.counters.handed_over_connections == 0
+            assert here.front.counters.framework_requests == 0
             assert here.front.counters.answers["/v1/commit", 421] == 1
 
     run(scenario)

@@ -12,10 +12,8 @@ from tests.integration.http_harness import request, run, serving, until
 from tests.matrix import matrix
 
 from holdfast.server.http import turns
-from holdfast.server.http.asgi_connection import AsgiConnection
 from holdfast.server.http.auth import Role
 from holdfast.server.http.buffers import CLIENT_PART, MARK_BYTES, Buffers
-from holdfast.server.http.connection import Connection
 
 TOKEN = "a-long-random-token"
 BOUND = 2 << 20
@@ -61,7 +59,7 @@ def test_connections_without_a_token_hold_a_bounded_part(monkeypatch: pytest.Mon
 
             def look() -> bool:
                 nonlocal most
-                strangers: list[Connection | AsgiConnection] = [*here.server.context.open, *here.server.framework.open]
+                strangers = here.server.context.open
                 held = [each.held_bytes() for each in strangers if not each.is_known and is_open(each.transport)]
                 most = max(most, sum(held))
                 return here.front.unknown_bytes.ended > 3

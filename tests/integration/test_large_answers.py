@@ -53,7 +53,7 @@ async def unread(here: Serving, target: str) -> socket.socket:
 
 
 def holding(here: Serving) -> int:
-    return sum(each.transport.get_write_buffer_size() > 0 for each in here.server.framework.open)
+    return sum(each.transport.get_write_buffer_size() > 0 for each in here.server.context.open)
 
 
 LIMITS = GatewayLimits(request_bytes_max=32 << 20)
@@ -107,14 +107,14 @@ def test_answers_larger_than_a_page_go_one_at_a_time(monkeypatch: pytest.MonkeyP
             await unread(here, "/v1/range?limit=10000")
             await unread(here, "/v1/keys/k001?text=true")
             await until(lambda: holding(here) == 1)
-            first = next(each for each in here.server.framework.open if each.transport.get_write_buffer_size() > 0)
+            first = next(each for each in here.server.context.open if each.transport.get_write_buffer_size() > 0)
             small = await here.connect()
             for _ in range(3):
                 answered = await small.ask("GET", "/v1/range?limit=1&begin_text=z", Authorization=f"Bearer {SLOW}")
                 assert answered.status == 200
                 assert holding(here) == 1, "the other one waits"
             first.transport.abort()
-            await until(lambda: first not in here.server.framework.open and holding(here) == 1)
+            await until(lambda: first not in here.server.context.open and holding(here) == 1)
 
     run(scenario)
 

@@ -251,10 +251,10 @@ async def never_read_results(here: Serving) -> Client:
     client.send(COMMITS)
 
     def paused() -> bool:
-        lanes = here.server.framework.open
-        if not any(lane.flow.write_paused for lane in lanes) and not client.writer.transport.get_write_buffer_size():
+        lanes = here.server.context.open
+        if not any(lane._writing_paused for lane in lanes) and not client.writer.transport.get_write_buffer_size():
             client.send(b"%x\r\n%b\r\n" % (len(items), items))
-        return any(lane.flow.write_paused for lane in lanes)
+        return any(lane._writing_paused for lane in lanes)
 
     await until(paused)
     return client
@@ -265,11 +265,11 @@ def test_who_never_reads_is_cut_off_in_the_framework_too_even_if_it_was_closed(c
     async def scenario() -> None:
         async with serving(view=False) as here:
             await never_read_results(here)
-            framework = here.server.framework
+            framework = here.server.context
             if closing:
                 for lane in framework.open:
                     lane.transport.close()
-                    lane.flow.write_paused = False  # as where less is left than makes a writer wait
+                    lane._writing_paused = False  # as where less is left than makes a writer wait
             for _ in range(2):
                 framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)  # looks how much is unsent
                 framework.seconds += 590
@@ -291,19 +291,19 @@ def test_who_reads_history_slowly_is_not_cut_off() -> None:
             transport = client.writer.transport
             transport.pause_reading()  # type: ignore[attr-defined]
             client.send(request("GET", "/v1/subscribe?after=0"))
-            framework = here.server.framework
-            await until(lambda: any(lane.flow.write_paused for lane in framework.open))
+            framework = here.server.context
+            await until(lambda: [lane._writing_paused for lane in framework.open] == [True])
             (lane,) = framework.open
             for _ in range(3):
-                await until(lambda: lane.flow.write_paused)
+                await until(lambda: lane._writing_paused)
                 framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
                 framework.seconds += 590
                 before = lane.transport.get_write_buffer_size()
                 transport.resume_reading()  # type: ignore[attr-defined]
-                while lane.flow.write_paused and lane.transport.get_write_buffer_size() == before:
+                while lane._writing_paused and lane.transport.get_write_buffer_size() == before:
                     await client.reader.read(1)
                 transport.pause_reading()  # type: ignore[attr-defined]
-            await until(lambda: lane.flow.write_paused)
+            await until(lambda: lane._writing_paused)
             framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert framework.open == {lane} and not lane.transport.is_closing()
 

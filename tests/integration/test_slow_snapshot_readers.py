@@ -77,7 +77,7 @@ def test_a_slow_reader_ends_with_a_reason_when_something_waits(monkeypatch: pyte
             assert truncator is not None
             await filled(here)
             slow = [await reader(here) for _ in range(snapshot_readers.READERS_OF_CLIENT)]
-            connections = here.server.framework.open
+            connections = here.server.context.open
             await until(lambda: sum(each.transport.get_write_buffer_size() > 0 for each in connections) == len(slow))
             await asyncio.sleep(2 * snapshot_readers.PACE_SECONDS)  # they take nothing for that long
             if waits == "reader":

@@ -346,7 +346,7 @@ def test_both_lanes_publish_alike(tmp_path: Path) -> None:
                 assert answered.status == 200
                 named = ["first_seq", "last_seq", "duplicates", "unmatched", "discarded", "token"]
                 assert list(answered.json) == named
-            handed_over = stores.front.counters.handed_over_connections
+            handed_over = stores.front.counters.framework_requests
             assert handed_over == 2, "the definition and the escaped name"
 
     run(scenario)

@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.integration.http_harness import Client, Serving, commit, request, run, serving, until
+from tests.integration.http_harness import Client, Serving, commit, request, run, serving, until, write
 from tests.integration.stores_harness import StoresServing, stores_serving
 from tests.matrix import matrix
 from tests.one_line_mutants import mutated
 
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import turns as turns_module
-from holdfast.server.http.asgi_connection import PIECE_BYTES as HEADS_BYTES
 from holdfast.server.http.auth import Role
+from holdfast.server.http.connection import HELD_BYTES_MAX
 from holdfast.server.http.turns import TURN, UNKNOWN, UNKNOWN_VISIT, VISIT, Turns
 from holdfast.server.stores.socket import PIECE_BYTES, SubscribeSocket
 
 LIVEZ = request("GET", "/livez")
 NOTHING = request("GET", "/v1/nothing")
 TOKEN = "0123456789abcdef"
+READ_BYTES_MAX = 256_000
+"""What uvloop reads at once."""
 
 
 class Watched:
@@ -275,9 +277,9 @@ def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_is_done(metho
             client = await here.connect()
             head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             client.send(head + body[:10])
-            lanes, framework = here.server.context, here.server.framework
+            lanes = here.server.context
             await until(
-                lambda: any(each._needed for each in lanes.open) or any(each.body_open for each in framework.open)
+                lambda: any(each._needed for each in lanes.open) or any(not each.is_whole for each in here.exchanges)
             )
             pass_seconds(here, 29)
             client.send(body[10:20])
@@ -296,9 +298,8 @@ def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_is_done(metho
 
 
 def pass_seconds(here: Serving, seconds: int) -> None:
-    for lane in (here.server.context, here.server.framework):
-        lane.seconds += seconds
-        lane.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+    here.server.context.seconds += seconds
+    here.server.context.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
 
 
 def test_an_item_of_a_stream_that_comes_too_slowly_ends_it_and_a_pause_between_items_does_not() -> None:
@@ -315,7 +316,7 @@ def test_an_item_of_a_stream_that_comes_too_slowly_ends_it_and_a_pause_between_i
                 client.send(b"%x\r\n%b\r\n" % (len(item), item))
                 assert b"committed" in await anext(parts)
             client.send(b"a\r\n" + item[:10] + b"\r\n")
-            await until(lambda: any(each._connection.body_since is not None for each in here.server.framework.open))
+            await until(lambda: any(each.body_since is not None for each in here.exchanges))
             pass_seconds(here, 31)
             assert await client.is_closed_by_peer()
 
@@ -347,22 +348,23 @@ def test_of_those_without_a_token_the_one_that_was_silent_longest_goes() -> None
     run(scenario)
 
 
-def test_requests_of_the_framework_that_wait_for_others_are_those_of_one_piece() -> None:
+def test_what_comes_after_a_request_of_the_framework_waits_unread_and_is_bounded() -> None:
+    many = NOTHING * 40_000
+
     async def scenario() -> None:
         async with serving() as here:
+            here.store.gate.clear()
             client = await here.connect()
-            client.send(NOTHING * 2_000)
-            most = 0
-
-            async def look() -> None:
-                nonlocal most
-                while True:
-                    most = max([most, *(len(each.pipeline) for each in here.server.framework.open)])
-                    await asyncio.sleep(0)
-
-            looking = asyncio.ensure_future(look())
-            await answers(client, 2_000, 404)
-            looking.cancel()
-            assert 1 < most <= HEADS_BYTES // len(NOTHING) + 1
+            client.send(request("POST", "/v1/commit?", write()) + many)
+            await until(lambda: here.front.in_flight_commits)
+            (lane,) = here.server.context.open
+            await until(lambda: lane.reading_paused)
+            held = len(lane._unread)
+            await asyncio.sleep(0.05)
+            assert len(lane._unread) == held <= HELD_BYTES_MAX + READ_BYTES_MAX < len(many)
+            assert here.front.counters.framework_requests == 1, "nothing after it is parsed"
+            here.store.gate.set()
+            await answers(client, 1, 200)
+            await answers(client, 40_000, 404)
 
     run(scenario)

@@ -72,7 +72,7 @@ async def rest_of(peer: socket.socket, data: bytearray | None = None) -> bytes:
 
 def held(here: Any) -> int:
     """What the service holds unsent, in all transports."""
-    framework = here.server.framework
+    framework = here.server.context
     return sum(connection.transport.get_write_buffer_size() for connection in framework.open)
 
 
@@ -118,7 +118,7 @@ def test_live_streams_of_one_token_hold_its_part_and_the_largest_end_as_lagging(
             most = 0
             for number in range(40):
                 await commit(writer, f"k{number}")
-                await until(lambda: len(here.server.framework.open) <= STREAMS + 1 - here.front.buffers.ended)
+                await until(lambda: len(here.exchanges) <= STREAMS + 1 - here.front.buffers.ended)
                 most = max(most, held(here))
             assert PART // 2 <= most <= PART + PART // 2 + (STREAMS + 1) * MARK_BYTES + 4 * TEXT
             assert 0 < here.subscriptions.lagged <= STREAMS
@@ -289,8 +289,8 @@ def test_a_stream_of_commits_whose_results_are_not_read_ends_for_its_client() ->
         async with serving(limits=LIMITS, tokens=TOKENS) as here:
             head = request("POST", "/v1/commits", Authorization=f"Bearer {OTHER}", Transfer_Encoding="chunked")
             peer = await slow_peer((here.host, here.port), head)
-            await until(lambda: here.server.framework.open)
-            (connection,) = here.server.framework.open
+            await until(lambda: here.server.context.open)
+            (connection,) = here.server.context.open
             connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
             blocks = [small * 1_000] * 6 + [large] * 40
 
@@ -301,7 +301,7 @@ def test_a_stream_of_commits_whose_results_are_not_read_ends_for_its_client() ->
 
             sending = asyncio.ensure_future(send())
             await until(lambda: here.front.buffers.ended)
-            await until(lambda: not here.server.framework.open)
+            await until(lambda: not here.server.context.open)
             await sending
             here.front.buffers.check()
 

@@ -84,8 +84,6 @@ def configure_logs(log_format: Literal["logfmt", "json"], level: LogLevel) -> No
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, StandardError())),
         cache_logger_on_first_use=True,
     )
-    # The framework's own logger says only what our answers and counters say already.
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
 
 
 class _PandasIsAbsent(MetaPathFinder):

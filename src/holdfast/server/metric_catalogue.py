@@ -113,7 +113,7 @@ SECTIONS: Final[Mapping[str, Sequence[Described]]] = {
         Described("holdfast_rate_clients", GAUGE, "Clients whose rate is remembered"),
         Described("holdfast_stream_items", COUNTER, "Items of commit streams taken in"),
         Described("holdfast_connections_refused", COUNTER, "Connections above the limit"),
-        Described("holdfast_connections_handed_over", COUNTER, "Connections moved to the framework"),
+        Described("holdfast_requests_by_framework", COUNTER, "Requests that the framework has served"),
         Described("holdfast_connections", GAUGE, "Open connections"),
         Described("holdfast_framework_requests", GAUGE, "Requests the framework serves"),
         Described("holdfast_commits_in_flight", GAUGE, "Commits taken in and not answered"),

@@ -151,10 +151,10 @@ class ServerMetrics(Collector):
             yield gauge("holdfast_rate_clients", len(gateway.client_rates))
         yield counter("holdfast_stream_items", counters.stream_items)
         yield counter("holdfast_connections_refused", counters.refused_connections)
-        yield counter("holdfast_connections_handed_over", counters.handed_over_connections)
+        yield counter("holdfast_requests_by_framework", counters.framework_requests)
         if self.server is not None:
             yield gauge("holdfast_connections", self.server.context.connections)
-            yield gauge("holdfast_framework_requests", self.server.framework.running())
+            yield gauge("holdfast_framework_requests", self.server.context.running())
         yield gauge("holdfast_commits_in_flight", gateway.in_flight_commits)
         yield gauge("holdfast_commit_bytes_in_flight", gateway.in_flight_bytes)
 

@@ -213,7 +213,7 @@ async def _read_away(call: Call) -> None:
 
 
 def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
-    media_type = call.request.headers.get("content-type", NDJSON).partition(";")[0].strip().lower()
+    media_type = (call.content_type or NDJSON).partition(";")[0].strip().lower()
     bytes_max = call.state.limits.request_bytes_max
     if media_type in MSGPACK_NAMES:
         return MsgpackItems(bytes_max), "msgpack"
@@ -255,7 +255,7 @@ class _CommitStream:
     async def read_items(self) -> None:
         """Submit items as they arrive, until the stream ends, an item ends it, or its caller has lost the right."""
         self._reading = asyncio.current_task()
-        self._call.connection.awaits_item(0)
+        self._call.exchange.awaits_item(0)
         try:
             async for part in self._call.parts():
                 await self._submit(part, last=False)
@@ -315,7 +315,7 @@ class _CommitStream:
         size = reader.unfinished_bytes + len(part)
         txns = reader.take(part, last=last)
         if txns:
-            self._call.connection.awaits_item(0)  # what waits here is not due from the client
+            self._call.exchange.awaits_item(0)  # what waits here is not due from the client
             weight = max(1, (size - reader.unfinished_bytes) // len(txns))
             for start in range(0, len(txns), self._block_items):
                 block = txns[start : start + self._block_items]
@@ -326,9 +326,9 @@ class _CommitStream:
                     self._end_with(problem)
                     return
                 self._submit_block(block, weight)
-            self._call.connection.awaits_item(reader.unfinished_bytes)
-        elif self._call.connection.body_since is None:
-            self._call.connection.awaits_item(reader.unfinished_bytes)
+            self._call.exchange.awaits_item(reader.unfinished_bytes)
+        elif self._call.exchange.body_since is None:
+            self._call.exchange.awaits_item(reader.unfinished_bytes)
         if self._reader.problem is not None:
             self._add_problem(self._reader.problem)
         self._count()
@@ -426,6 +426,7 @@ class _CommitStream:
         if writer is not None:
             writer.cancel()
         self._due.clear()
+        self._last_due = None
         if self._is_counted:
             self._gateway.buffers.discard(self._client, self)
 

@@ -305,7 +305,7 @@ def log_routes(gateway: Gateway) -> tuple[Route, ...]:
         ),
         *(
             Route(
-                method=method, path="/v1/status/{request_id:any}", changes=True,
+                method=method, path="/v1/status/{request_id:any}", changes=True, is_hot=True,
                 summary="The final outcome of an attempt; asking closes an attempt that has not committed",
                 handler=partial(_status, gateway),
                 parameters=(

@@ -518,7 +518,7 @@ class Subscriptions:
 
     def _parameters(self, call: Call) -> tuple[LogPosition, bool, Selection]:
         after = call.position("after") or LogPosition(0)
-        last_event_id = call.request.headers.get("last-event-id")
+        last_event_id = call.header("last-event-id")
         if last_event_id:
             after = position_of("Last-Event-ID", last_event_id)
         durable = call.switch("durable", default=True)

@@ -1,15 +1,16 @@
-"""The protocol of every accepted connection. It serves the fast routes, and hands all others to the web framework.
+"""The protocol of every accepted connection: it parses each request and serves the hot routes. All other requests go
+through the framework, one at a time (``exchange``).
 
-The first request that is not a plain request of a fast route moves the connection to the framework permanently. This
-module finds the end of a head itself, so that it can hand a request over untouched. Then httptools parses head and
-body. If httptools finds another end of the request, the connection is closed (it may be request smuggling). A head
-that equals the previous one byte for byte is not parsed again.
+This module finds the end of a head itself. Then httptools parses head and body. If httptools finds another end of the
+request, the connection is closed (it may be request smuggling). A head that equals the previous one byte for byte, or
+but for its request line, is not parsed again. A request that is not a plain one of a hot route begins when all before
+it are answered, and nothing after it is parsed until it is.
 
-Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, what a turn of the
-loop has for one connection (``turns``), and the high-water mark of the transport. Up to ``DISCARD_BYTES_MAX`` of a
-refused request are read and discarded, so that its sender sees the response. A peer that has closed its sending
-direction still gets its responses. Its version requests wait at most ``HALF_CLOSED_SECONDS_MAX``; its long polls are
-answered without waiting.
+Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests without a response, ``HELD_BYTES_MAX``
+(and one read) after a request that is served alone, what a turn of the loop has for one connection (``turns``), and the
+high-water mark of the transport. Up to ``DISCARD_BYTES_MAX`` of a refused request are read and discarded, so that its
+sender sees the response. A peer that has closed its sending direction still gets the responses of hot routes. Its
+version requests wait at most ``HALF_CLOSED_SECONDS_MAX``; its long polls are answered without waiting.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, cast
 
 import httptools
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
+from holdfast.server.http.auth import ClientKey
 from holdfast.server.http.browsing import problem_with_name
-from holdfast.server.http.buffers import MARK_BYTES
+from holdfast.server.http.buffers import MARK_BYTES, Buffers
+from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, App, Exchange, Framework, MakeSocket
 from holdfast.server.http.requests import problem_with_host
-from holdfast.server.http.responses import STATUS_OF, error_response
-from holdfast.server.http.state import JSON, FastMatcher, FastRequest, HttpState, LongPoll, PendingResponse
+from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
+from holdfast.server.http.state import JSON, FastRequest, HotRoutes, HttpState, LongPoll, PendingResponse
 from holdfast.server.http.turns import BYTES_PER_UNIT
 
-HEAD_BYTES_MAX: Final = 65_536
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256
+HELD_BYTES_MAX: Final = 65_536
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 HALF_CLOSED_SECONDS_MAX: Final = 1.0
 """How long versions may be due to a peer that sends no more: most of these peers are gone."""
 
 LINE_BYTES_MAX: Final = 1_024
-"""A longer request line is the framework's."""
+"""A longer request line is not one of a hot route."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
@@ -99,11 +102,10 @@ class Connection(asyncio.Protocol):
     """One connection, as the docstring of the module describes it."""
 
     __slots__ = (
-        "_authorization", "_closes", "_discard_left", "_is_counted",
-        "dirty", "eof", "_state", "_head", "is_known", "_known_head",
-        "_known_host", "context", "_last_second", "_needed", "_partial_since", "_parser", "queue", "reading_paused",
-        "_request", "_takes_no_more", "transport", "_unread", "_unsent", "waiting_to_hand_over", "_waits_for_turn",
-        "_writing_paused",
+        "alone", "_authorization", "_closes", "_counted", "_discard_left", "_drained", "dirty", "eof", "_finished",
+        "_head", "_state", "is_known", "_known_head", "_known_host", "_known_rest", "context", "_last_second",
+        "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_taken_second",
+        "_takes_no_more", "transport", "_unread", "_unsent", "_waits_for_answers", "_waits_for_turn", "_writing_paused",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -113,14 +115,21 @@ class Connection(asyncio.Protocol):
         self._head = _Head()
         self._parser = httptools.HttpRequestParser(self._head)
         self.queue: deque[FastResponse] = deque()
+        self.alone: Exchange | FastResponse | None = None
+        """The request that is served alone: the next one waits until it is answered."""
         self._unread = bytearray()
         self._needed = 0
         """Unread bytes needed before parsing again."""
         self.reading_paused = False
         self._writing_paused = False
         self._waits_for_turn = False
-        self.waiting_to_hand_over = False
-        self._is_counted = False
+        self._waits_for_answers = False
+        """Whether the next request waits until all before it are answered."""
+        self._counted: tuple[Buffers, ClientKey] | None = None
+        """Where its bytes are counted."""
+        self._drained: asyncio.Future[None] | None = None
+        self._finished: Exchange | None = None
+        """One that has responded, while its route still waits for the end of the connection."""
         self.is_known = context.state.knows(None)
         """See ``Visited``."""
         self._discard_left = -1
@@ -131,9 +140,13 @@ class Connection(asyncio.Protocol):
         self._partial_since: int | None = None
         """The second of the first byte of an incomplete request."""
         self._unsent = 0
+        self._taken_second = context.seconds
+        """When the peer took something, or had nothing to take."""
         self._takes_no_more = False
         self._known_head = b""
         """The bytes of ``_head`` while it holds for the next request too."""
+        self._known_rest = b""
+        """The same without the request line, for any hot route."""
         self._authorization: bytes | None = None
         """That of the head that was parsed last."""
         self._known_host = b""
@@ -165,14 +178,18 @@ class Connection(asyncio.Protocol):
         """The connection is gone; answers that are still due are dropped, their commits stand."""
         del exc
         self.transport = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.context.connection_ended()
-        self.context.open.discard(self)
-        self.context.unknown.ended(self)
+        context = self.context
+        context.connection_ended()
+        context.open.discard(self)
+        context.unknown.ended(self)
         self._unread.clear()
         self._discard_report()
+        exchanges, self.alone, self._finished = (self.alone, self._finished), None, None
+        for exchange in exchanges:
+            if isinstance(exchange, Exchange):
+                exchange.lost()
+        self._writing_paused = False  # nobody waits for what nobody takes
+        self._wake_writers()
         abandoned = [due for due in self.queue if due.poll is not None]
         self.queue.clear()
         for due in abandoned:
@@ -184,6 +201,8 @@ class Connection(asyncio.Protocol):
         """The peer sends no more. True keeps our direction open."""
         # A peer that has sent its last request may still be waiting for answers.
         self.eof = True
+        if isinstance(self.alone, Exchange):
+            return False  # whose route may stream without an end
         transport = self.transport
         for poll in [due.poll for due in self.queue if due.poll is not None]:
             poll.hurry()
@@ -194,19 +213,27 @@ class Connection(asyncio.Protocol):
     def _close_if_only_asking(self) -> None:
         # While the store is silent these would be waited for long, and each would take a connection from the living.
         if self.queue and all(due.asks_store for due in self.queue) and not self._unread:
-            self._close()
+            self.close()
 
     def pause_writing(self) -> None:
         """Too much is unsent: take no more requests."""
         self._writing_paused = True
-        self._pause_reading()
+        if not isinstance(self.alone, Exchange):
+            self._pause_reading()
         if not self.is_known:
             self._report()
 
     def resume_writing(self) -> None:
         """The peer has read enough: go on."""
         self._writing_paused = False
+        self._taken_second = self.context.seconds
+        self._wake_writers()
         self._resume_reading()
+
+    def _wake_writers(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests, or of what is only read away."""
@@ -221,6 +248,9 @@ class Connection(asyncio.Protocol):
         unread = self._unread
         if not unread or self._needed:  # not for a piece of a head: one that trickles in has no end
             self._last_second = self.context.seconds
+        if self.alone is not None and not self.alone.takes_input:
+            self._hold(data)
+            return
         if unread:
             unread += data
             if len(unread) < self._needed:
@@ -228,6 +258,13 @@ class Connection(asyncio.Protocol):
             data = bytes(unread)
             unread.clear()
         self._read(data)
+
+    def _hold(self, data: bytes | memoryview) -> None:
+        """Keep what comes after a request that is served alone."""
+        self._unread += data
+        if len(self._unread) > HELD_BYTES_MAX:
+            self._pause_reading()
+        self._report()
 
     # Reading requests
 
@@ -239,7 +276,7 @@ class Connection(asyncio.Protocol):
         left = budget = turns.left(self)
         while position < size and not (self.reading_paused or self._takes_no_more) and self._discard_left < 0:
             if left <= 0:
-                self._wait_for_turn()
+                self.go_on_soon()
                 break
             taken = self._take(data, position)
             if taken == 0:
@@ -253,41 +290,53 @@ class Connection(asyncio.Protocol):
             return
         if position == size:
             self._partial_since = None
+        elif self.alone is not None and not self._waits_for_turn:
+            self._hold(memoryview(data)[position:])
         else:
             if position or self._partial_since is None:
                 self._partial_since = self.context.seconds
             self._unread += memoryview(data)[position:] if position else data
             if not self.is_known:
                 self._report()
-            if self.waiting_to_hand_over:
-                self._hand_over_when_answered()
+        if self.eof and not (self.queue or self.alone or self._waits_for_turn):
+            self.transport.close()
 
-    # What it holds while it has sent no valid token: see ``Buffer``
+    # What it holds: see ``Buffer``. Of a connection with a valid token it counts while the framework serves a request.
 
     def _report(self) -> None:
+        if self.is_known and not isinstance(self.alone, Exchange):
+            return
         held = self.held_bytes()
-        if held > MARK_BYTES or self._is_counted:
-            self._is_counted = True
-            self._state.unknown_bytes.count("", self, held)
+        if held > MARK_BYTES or self._counted is not None:
+            if self._counted is None:
+                state = self._state
+                client = state.authenticator.client_of(self._authorization, self.peer) if self.is_known else ""
+                self._counted = (state.buffers if self.is_known else state.unknown_bytes), client
+            buffers, client = self._counted
+            buffers.count(client, self, held)
 
     def _discard_report(self) -> None:
-        if self._is_counted:
-            self._is_counted = False
-            self._state.unknown_bytes.discard("", self)
+        counted, self._counted = self._counted, None
+        if counted is not None:
+            buffers, client = counted
+            buffers.discard(client, self)
 
     def held_bytes(self) -> int:
-        """What was read and not served yet, and what the peer has not taken."""
-        return len(self._unread) + (0 if self.transport is None else self.transport.get_write_buffer_size())
+        """What was read and not served yet, and what the peer has not taken, unless a route counts that."""
+        held = len(self._unread) + (len(self.alone.body) if isinstance(self.alone, Exchange) else 0)
+        return held + (0 if self.is_known else self.unsent_bytes())
 
     def end_lagging(self, problem: HoldfastError) -> None:
         """See ``Buffer``. In the middle of requests there is no place for a reason."""
         del problem
         self.abort()
 
-    def _wait_for_turn(self) -> None:
-        self._waits_for_turn = True
-        self._pause_reading()
-        self.context.turns.wait(self)
+    def go_on_soon(self) -> None:
+        """Read no more until the turns give this connection its next visit."""
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._pause_reading()
+            self.context.turns.wait(self)
 
     def go_on(self) -> None:
         """See ``Visited``."""
@@ -295,7 +344,9 @@ class Connection(asyncio.Protocol):
         self._resume_reading(UNANSWERED_MAX - 1)
 
     def _take(self, data: bytes, start: int) -> int:
-        """Take one request at ``start``. Returns its size, or 0 when it is incomplete or the framework's."""
+        """Take one request at ``start``, or a part of it. Returns how much it took, 0 where more is needed or waits."""
+        if self.alone is not None:
+            return self._feed(data, start)
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
@@ -303,38 +354,50 @@ class Connection(asyncio.Protocol):
             if end <= len(data):
                 self._dispatch(data[head_end:end])
                 return end - start
-        self._known_head = b""
-        request: FastRequest | None = None
-        for line, fast in self.context.lines:
-            if data.startswith(line, start):
-                request = fast
-                break
-        if request is None:
-            request = self._match(data, start)
-            if request is None:
+        line_end = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
+        if line_end < 0:
+            if len(data) - start < LINE_BYTES_MAX and self.context.hot.may_begin(data[start:]):
                 return 0
-        self._request = request
+            return self._begin(data, start)
+        request = self.context.hot.find(data[start:line_end])
+        if request is None:
+            return self._begin(data, start)
+        if request.is_alone and self.queue:
+            return self._wait_for_answers()
+        rest = self._known_rest
+        if rest and data.startswith(rest, line_end):
+            head_end = line_end + len(rest)
+            end = head_end + self._head.length
+            if end <= len(data) and self._head.length <= request.request_bytes_max:
+                self._request = request
+                self._known_head = data[start:head_end]
+                self._dispatch(data[head_end:end])
+                return end - start
+        return self._parse(data, start, line_end, request)
+
+    def _parse(self, data: bytes, start: int, line_end: int, request: FastRequest) -> int:
         head_end = data.find(_END_OF_HEAD, start, start + HEAD_BYTES_MAX)
         if head_end < 0:
             if len(data) - start >= HEAD_BYTES_MAX:
-                error = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
-                self._refuse(self.context.error_response(error, closes=True, status=431))
+                self._refuse_with(LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX))
             return 0
         head_end += 4
+        self._known_head = self._known_rest = b""
+        self._request = request
         head = self._head
         head.reset()
         try:
             self._parser.feed_data(data[start:head_end])
             self._closes = head.closes
-            self._recognise(head.authorization)
+            self.recognise(head.authorization)
             if head.unusual:
-                self.waiting_to_hand_over = True
-                return 0
+                self._parser = httptools.HttpRequestParser(head)
+                return self._begin(data, start)
             hosts = head.hosts
             if len(hosts) != 1 or hosts[0] != self._known_host or not self._known_host:
                 problem = self._problem_with_host(hosts, request)
                 if problem is not None:
-                    self._refuse(self.context.error_response(problem, closes=True))
+                    self._refuse_with(problem)
                     return 0
             end = head_end + head.length
             if head.length:
@@ -345,16 +408,162 @@ class Connection(asyncio.Protocol):
             if not head.complete:
                 raise httptools.HttpParserError("the request does not end where its length says")
         except httptools.HttpParserUpgrade:
-            self.waiting_to_hand_over = True
-            return 0
+            self._parser = httptools.HttpRequestParser(head)
+            return self._begin(data, start)
         except httptools.HttpParserError as error:
-            problem = InvalidRequest(f"not an HTTP request: {error}")
-            self._refuse(self.context.error_response(problem, closes=True))
+            self._refuse_with(InvalidRequest(f"not an HTTP request: {error}"))
             return 0
         if head_end - start <= KNOWN_HEAD_BYTES_MAX and not self._closes:
             self._known_head = data[start:head_end]
+            if hosts[0] == self._known_host:  # which is taken for every route
+                self._known_rest = data[line_end:head_end]
         self._dispatch(data[head_end:end])
         return end - start
+
+    # The framework's requests
+
+    def _wait_for_answers(self) -> int:
+        self._waits_for_answers = True
+        self._pause_reading()
+        return 0
+
+    def _begin(self, data: bytes, start: int) -> int:
+        """Give the request at ``start`` to the framework, when all before it are answered."""
+        if self.queue:
+            return self._wait_for_answers()
+        self._known_head = self._known_rest = b""
+        self._state.counters.framework_requests += 1
+        self.alone = Exchange(self, self.context)
+        return self._feed(data, start)
+
+    def _feed(self, data: bytes, start: int) -> int:
+        exchange = self.alone
+        if not isinstance(exchange, Exchange):
+            return 0
+        try:
+            taken = exchange.take(data, start)
+        except HoldfastError as problem:
+            self._end_exchange(exchange, without_traceback(problem))  # its frames refer to it
+            return 0
+        if exchange.offer is not None:
+            self._hand_over(exchange)
+        elif exchange.is_whole and exchange.has_responded:
+            self._leave(exchange)
+        return taken
+
+    def read_on(self) -> None:
+        """The framework takes more of the body."""
+        self._last_second = self.context.seconds
+        if self._unread:
+            self.go_on_soon()
+        else:
+            self._resume_reading()
+
+    def responded(self) -> None:
+        """The framework has responded. What is left of the body is read away."""
+        exchange = self.alone
+        if not isinstance(exchange, Exchange) or self.is_over:
+            return
+        if not exchange.keep_alive:
+            self.close()
+        elif exchange.is_whole:
+            self._leave(exchange)
+
+    def answered_alone(self) -> None:
+        """The hot request that was served alone is answered: the next one may begin."""
+        self.alone = None
+        if self._unread:
+            self.go_on_soon()
+
+    def _leave(self, exchange: Exchange) -> None:
+        exchange.end()
+        self.alone = None
+        self._finished = exchange if exchange.on_end is not None else None
+        self._last_second = self.context.seconds
+        self._discard_report() if self.is_known else self._report()
+        if self._writing_paused:
+            self._pause_reading()
+        if self._unread or self.reading_paused:
+            self.go_on_soon()
+        elif self.eof:
+            self.close()
+
+    def _end_exchange(self, exchange: Exchange, problem: HoldfastError) -> None:
+        """End a request that is wrong, or comes too slowly. After a response that has begun nothing can be said."""
+        self.alone = None
+        exchange.lost()
+        if exchange.has_begun:
+            self.close()
+        else:
+            self._refuse_with(problem)
+
+    def _hand_over(self, exchange: Exchange) -> None:
+        """Give the connection, and the head that was read, to the protocol of a WebSocket."""
+        context, transport, make = self.context, self.transport, self.context.socket
+        assert make is not None and transport is not None, "an offer is taken where sockets are served"
+        head, exchange.offer = exchange.offer, None
+        self.alone = None
+        self._takes_no_more = True
+        exchange.end()
+        context.open.discard(self)
+        context.unknown.ended(self)
+        self._discard_report()
+        self._unread.clear()
+        self.transport = None
+        socket = make(context.connection_ended)
+        transport.set_protocol(socket)
+        socket.connection_made(transport)
+        if self.reading_paused:
+            transport.resume_reading()
+        socket.data_received(head or b"")
+
+    # What exchanges and routes ask of it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self.transport is None or self.transport.is_closing()
+
+    def unsent_bytes(self) -> int:
+        """Bytes written that the peer has not taken yet, beyond what the kernel holds for it."""
+        transport = self.transport
+        return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the peer has taken so much that a writer need not wait."""
+        return not self._writing_paused
+
+    async def until_it_takes_more(self) -> None:
+        """Wait for that. Also returns when the connection ends."""
+        while self._writing_paused:
+            if self._drained is None:
+                self._drained = self._state.loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def bound_unsent_bytes(self, high: int) -> None:
+        """Let a stream hold up to ``high`` unsent bytes before its writer is made to wait."""
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(high=high)
+
+    def close(self) -> None:
+        """End it after what is written has been sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def abort_within(self, seconds: float) -> None:
+        """End it after ``seconds``, whatever is written until then."""
+        self._state.loop.call_later(seconds, self.abort)
+
+    def close_within(self, seconds: float) -> None:
+        """End it after what is written has been sent, and in any case after ``seconds``."""
+        self.close()
+        self.abort_within(seconds)
 
     def _problem_with_host(self, hosts: list[bytes], request: FastRequest) -> HoldfastError | None:
         """Why a request with these ``Host`` fields, which differ from the last accepted one, is refused, or None."""
@@ -372,32 +581,17 @@ class Connection(asyncio.Protocol):
         self._known_host = hosts[0]
         return None
 
-    def _recognise(self, authorization: bytes | None) -> None:
+    def recognise(self, authorization: bytes | None) -> None:
+        """A head has come with this header."""
         if self.is_known and authorization == self._authorization:
             return  # to hash it again for each request would cost a twentieth of a commit
+        self._discard_report()
         self._authorization = authorization
         is_known = self._state.knows(authorization)
         if is_known is not self.is_known:
             self.is_known = is_known
             unknown = self.context.unknown
             unknown.ended(self) if is_known else unknown.opened(self)
-            self._discard_report()
-
-    def _match(self, data: bytes, start: int) -> FastRequest | None:
-        """The fast request at ``start`` by its matcher. None: its line is incomplete, or it is the framework's."""
-        self._needed = 0
-        matcher = self.context.matcher
-        if matcher is not None and data.startswith(matcher.prefixes, start):
-            line_end = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
-            if line_end < 0 and len(data) - start < LINE_BYTES_MAX:
-                return None
-            request = matcher.match(data[start:line_end]) if line_end >= 0 else None
-            self.waiting_to_hand_over = request is None
-            return request
-        begun = data[start : start + LINE_BYTES_MAX]
-        if not any(beginning.startswith(begun) for beginning in self.context.beginnings):
-            self.waiting_to_hand_over = True
-        return None
 
     def _refuse_or_await_body(self, request: FastRequest, needed: int) -> None:
         length, bytes_max = self._head.length, request.request_bytes_max
@@ -408,7 +602,7 @@ class Connection(asyncio.Protocol):
             problem = request.problem_with(self._head.authorization)
         if problem is not None:
             self._state.counters.answers[request.route, STATUS_OF[problem.code]] += 1
-            self._refuse(self.context.error_response(problem, closes=True))
+            self._refuse_with(problem)
             return
         # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
         self._needed = needed
@@ -420,6 +614,8 @@ class Connection(asyncio.Protocol):
         request = self._request
         due = FastResponse(self, request, self._closes)
         self.queue.append(due)
+        if request.is_alone:
+            self.alone = due
         poll = request.serve(body, self._head, due)
         if poll is not None:
             due.poll = poll
@@ -446,13 +642,11 @@ class Connection(asyncio.Protocol):
             return
         if ready:
             transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
-        if closes or (self.eof and not queue):
+        if closes or (self.eof and not (queue or self.reading_paused)):
             transport.close()
         elif self._discard_left >= 0:
             if not queue and transport.can_write_eof():
                 transport.write_eof()
-        elif self.waiting_to_hand_over:
-            self._hand_over_when_answered()
         else:
             self._resume_reading()
 
@@ -464,10 +658,18 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _resume_reading(self, unanswered_max: int = UNANSWERED_MAX // 2) -> None:
-        if not self.reading_paused or self._writing_paused or self._waits_for_turn:
+        if not self.reading_paused or self._waits_for_turn:
             return
-        if len(self.queue) > unanswered_max:
+        alone = self.alone
+        if isinstance(alone, Exchange):
+            if alone.is_full or (alone.is_whole and len(self._unread) > HELD_BYTES_MAX):
+                return
+        elif self._writing_paused or alone is not None or len(self.queue) > unanswered_max:
             return
+        elif self._waits_for_answers:
+            if self.queue:
+                return
+            self._waits_for_answers = False
         transport = self.transport
         if transport is None or transport.is_closing() or self._takes_no_more:
             return
@@ -491,29 +693,46 @@ class Connection(asyncio.Protocol):
         self.queue.append(due)
         if self.queue[0] is due:
             self.flush()
-        self._state.loop.call_later(DISCARD_SECONDS_MAX, self._close)
+        self._state.loop.call_later(DISCARD_SECONDS_MAX, self.close)
+
+    def _refuse_with(self, problem: HoldfastError) -> None:
+        is_head = problem.code is Code.TOO_LARGE and "bytes" not in problem.fields
+        self._refuse(self.context.error_response(problem, closes=True, status=431 if is_head else None))
 
     def _discard(self, size: int) -> None:
         self._discard_left = max(0, self._discard_left - size)
         if self._discard_left == 0:
-            self._close()
-
-    def _close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+            self.close()
 
     def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
         """Close this connection when it has waited too long: for a request, or for the peer to read."""
-        transport = self.transport
-        if self._writing_paused and transport is not None:
-            unsent = transport.get_write_buffer_size()
-            if unsent != self._unsent:
-                self._unsent, self._last_second = unsent, now
-            elif now - self._last_second > partial_seconds_max:
-                transport.abort()
+        transport, exchange = self.transport, self.alone
+        if transport is None:
             return
-        if self.queue or self._waits_for_turn or self._discard_left >= 0:
-            return
+        unsent = transport.get_write_buffer_size()
+        if unsent != self._unsent or not (self._writing_paused or transport.is_closing()):
+            self._unsent, self._taken_second = unsent, now
+        is_stream = isinstance(exchange, Exchange)
+        if now - self._taken_second > (idle_seconds_max if is_stream else partial_seconds_max):
+            transport.abort()
+        elif isinstance(exchange, Exchange):
+            self._close_if_slow(exchange, now, partial_seconds_max, idle_seconds_max)
+        elif not (self._writing_paused or self.queue or self._waits_for_turn or self._discard_left >= 0):
+            self._close_if_idle(now, partial_seconds_max, idle_seconds_max)
+
+    def _close_if_slow(self, exchange: Exchange, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
+        rate = self._state.limits.body_bytes_per_second_min
+        if exchange.body_since is not None and (exchange.is_full or self._waits_for_turn):
+            exchange.body_since = now  # while this side takes no more, nothing is due
+        since = exchange.body_since
+        if since is not None and now - since > partial_seconds_max + exchange.body_bytes // rate:
+            self._end_exchange(exchange, too_slow(rate))
+        elif (exchange.head_since is not None and now - exchange.head_since > partial_seconds_max) or (
+            not exchange.is_whole and now - self._last_second > idle_seconds_max
+        ):
+            self.close()
+
+    def _close_if_idle(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
         since, rate = self._partial_since, self._state.limits.body_bytes_per_second_min
         if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max) or (
             since is not None and now - since > partial_seconds_max + len(self._unread) // rate
@@ -521,50 +740,25 @@ class Connection(asyncio.Protocol):
             if self._needed:
                 problem = too_slow(rate)
                 self._state.counters.answers[self._request.route, STATUS_OF[problem.code]] += 1
-                self._refuse(self.context.error_response(problem, closes=True))
+                self._refuse_with(problem)
             else:
-                self._close()
+                self.close()
 
     def close_when_answered(self) -> None:
         """Take no more requests; close once every request taken is answered."""
+        exchange = self.alone
+        if isinstance(exchange, Exchange) and exchange.head_since is None:
+            exchange.keep_alive = False
+            if exchange.has_responded:
+                self.close()
+            return
         self._closes = self._takes_no_more = True
         self._pause_reading()
         if self.queue:
             self.eof = True
+            self._unread.clear()
         else:
-            self._close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
-
-    # Handing over
-
-    def _hand_over_when_answered(self) -> None:
-        if self.queue:
-            self._pause_reading()
-            return
-        transport = self.transport
-        assert transport is not None, "only a live connection is handed over"
-        unread = bytes(self._unread)
-        context = self.context
-        context.open.discard(self)
-        context.unknown.ended(self)
-        self._discard_report()
-        context.state.counters.handed_over_connections += 1
-        self._unread.clear()
-        self.transport = None
-        framework = context.framework(transport, context.connection_ended)
-        transport.set_protocol(framework)
-        framework.connection_made(transport)
-        if self.reading_paused:
-            transport.resume_reading()
-        if self._writing_paused:
-            framework.pause_writing()
-        framework.data_received(unread)
-        if self.eof:
-            framework.eof_received()
+            self.close()
 
 
 def too_slow(bytes_per_second_min: int) -> Unavailable:
@@ -577,30 +771,13 @@ def too_slow(bytes_per_second_min: int) -> Unavailable:
     )
 
 
-_REASON: Final = {
-    200: b"OK",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    408: b"Request Timeout",
-    409: b"Conflict",
-    412: b"Precondition Failed",
-    413: b"Content Too Large",
-    421: b"Misdirected Request",
-    429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    503: b"Service Unavailable",
-    504: b"Gateway Timeout",
-    507: b"Insufficient Storage",
-}
-
-
 class FastResponse(PendingResponse):
     """The response to one request, in the order of its connection."""
 
     __slots__ = ("_connection", "_request", "answer", "closes", "poll")
+
+    takes_input = False
+    """See ``Exchange``."""
 
     def __init__(self, connection: Connection, request: FastRequest | None, closes: bool) -> None:
         self._connection = connection
@@ -609,6 +786,11 @@ class FastResponse(PendingResponse):
         self.answer: bytes | None = None
         """The whole response, while an earlier one is not given."""
         self.poll: LongPoll | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """See ``PendingResponse``."""
+        return self._connection
 
     @property
     def asks_store(self) -> bool:
@@ -629,14 +811,16 @@ class FastResponse(PendingResponse):
         self.poll = None
         queue = connection.queue
         if not queue:
-            return  # the connection is gone, or belongs to the framework
+            return  # the connection is gone
+        if connection.alone is self:
+            connection.answered_alone()
         closes = self.closes
         if status == 200 and not closes and not headers:
             head = context.head_200 if media_type == JSON else context.head_200_msgpack
             response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
         else:
             response = context.response(status, headers, body, closes=closes, media_type=media_type)
-        if len(queue) == 1 and not closes and not connection.waiting_to_hand_over and not connection.reading_paused:
+        if len(queue) == 1 and not (closes or connection.reading_paused):
             queue.popleft()
             transport = connection.transport
             if transport is not None and not transport.is_closing():
@@ -650,32 +834,20 @@ class FastResponse(PendingResponse):
             context.flush_later(connection)
 
 
-class ConnectionContext:
-    """What the connections of one server share: fast routes, prepared bytes, and the connections themselves."""
+class ConnectionContext(Framework):
+    """What the connections of one server share: routes, prepared bytes, and the connections themselves."""
 
-    def __init__(
-        self,
-        state: HttpState,
-        framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
-        lines: Mapping[bytes, FastRequest],
-        matcher: FastMatcher | None,
-    ) -> None:
-        """``framework`` makes the protocol of a handed-over connection; ``lines`` are those of the fast requests."""
+    def __init__(self, state: HttpState, hot: HotRoutes, app: App, socket: MakeSocket | None) -> None:
+        super().__init__(state, app, socket)
         self.state = state
         self.counters = state.counters
-        self.framework = framework
-        self.lines = tuple(lines.items())
-        self.matcher = matcher
-        self.beginnings = (*lines, *(() if matcher is None else matcher.prefixes))
+        self.hot = hot
         self.turns = state.turns
         self.connections = 0
         self.ended = 0
         self.connections_max = state.limits.connections_max or sys.maxsize
         self.unknown = state.unknown
         self.open: set[Connection] = set()
-        self.seconds = 0
-        """Ticks since the start; ages are counted in them, so no request reads a clock."""
-        self.date = b""
         self.head_200 = b""
         self.head_200_msgpack = b""
         self.tell_date(b"")
@@ -702,7 +874,7 @@ class ConnectionContext:
         extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
         return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
             status,
-            _REASON.get(status, b"Error"),
+            REASONS.get(status, b"Error"),
             self.date,
             extra,
             b"Connection: close\r\n" if closes else b"",

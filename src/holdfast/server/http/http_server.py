@@ -17,26 +17,22 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
-from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route as FrameworkRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.server.http.asgi_connection import Framework, MakeSocket
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.http.connection import Connection, ConnectionContext
+from holdfast.server.http.exchange import MakeSocket
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
-from holdfast.server.http.routes import Endpoint, Route
-from holdfast.server.http.state import UNKNOWN_PART, FastMatcher, HttpState
+from holdfast.server.http.routes import Endpoint, HotHandler, Route
+from holdfast.server.http.state import JSON, UNKNOWN_PART, FastMatcher, HotRoutes, HttpState
 from holdfast.values import UNIX
 
 _log = structlog.get_logger("holdfast.server")
@@ -70,9 +66,11 @@ class HttpServer:
         """``matcher`` finds fast requests with parameters; ``store_connections`` are reserved descriptors.
         ``socket_mode``: the mode of Unix sockets."""
         self.state = state
-        self.framework = Framework(state, make_app(state, routes), error_response=self._error_response, socket=socket)
-        fast = {line: request for route in routes for line, request in route.fast_lines.items()}
-        self.context = ConnectionContext(state, self.framework.protocol, fast, matcher)
+        self.app = Application(state, routes)
+        lines = {line: request for route in routes for line, request in route.fast_lines.items()}
+        matchers: list[FastMatcher] = [HotHandler(state, route) for route in routes if route.is_hot]
+        hot = HotRoutes(lines, matchers if matcher is None else [matcher, *matchers])
+        self.context = ConnectionContext(state, hot, self.app, socket)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -81,10 +79,6 @@ class HttpServer:
         self._unix_sockets: list[tuple[str, int]] = []
         self._freed = FreedMemory(state.loop)
         self._ticking: asyncio.TimerHandle | None = None
-
-    def _error_response(self, error: HoldfastError) -> bytes:
-        status = 431 if error.code is Code.TOO_LARGE else None
-        return self.context.error_response(error, closes=True, status=status)
 
     async def listen(self, addresses: Sequence[str]) -> list[str]:
         """Bind every address and accept. Returns them with their real ports.
@@ -124,7 +118,8 @@ class HttpServer:
             listener.replace_tls(tls)
 
     def _not_tls(self) -> bytes:
-        return self._error_response(InvalidRequest("this port speaks TLS, and the request does not: use https://"))
+        problem = InvalidRequest("this port speaks TLS, and the request does not: use https://")
+        return self.context.error_response(problem, closes=True)
 
     def _keep_descriptors(self) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -172,15 +167,11 @@ class HttpServer:
     def _tick(self) -> None:
         """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
         date = http_date(time.time())
-        context, framework = self.context, self.framework
+        context = self.context
         context.tell_date(date)
-        framework.tell_date(date)
         context.seconds += 1
-        framework.seconds += 1
         if context.seconds % STALLED_EVERY_SECONDS == 0:
-            bounds = {"partial_seconds_max": PARTIAL_SECONDS_MAX, "idle_seconds_max": IDLE_SECONDS_MAX}
-            context.close_stalled(**bounds)
-            framework.close_stalled(**bounds)
+            context.close_stalled(partial_seconds_max=PARTIAL_SECONDS_MAX, idle_seconds_max=IDLE_SECONDS_MAX)
         self._freed.look(ended=context.ended, opened=context.connections, in_flight=self.state.in_flight_commits)
         self._ticking = self.state.loop.call_later(1.0, self._tick)
 
@@ -201,22 +192,18 @@ class HttpServer:
     async def finish(self, grace_seconds: float) -> None:
         """Let every request under way be answered, then close; after ``grace_seconds`` close everything anyway."""
         self.stop_accepting()
-        context, framework = self.context, self.framework
+        context, requests = self.context, self.context.tasks
         for connection in list(context.open):
             connection.close_when_answered()
-        framework.shut_down()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await context.all_closed()
         for connection in list(context.open):
             connection.abort()
-        # First the connections, then the requests: a cancelled request would otherwise be answered with a plain 500.
-        for served in list(framework.open):
-            served.transport.abort()
-        for request in list(framework.state.tasks):
+        for request in requests:
             request.cancel()
-        if framework.state.tasks:
-            await asyncio.wait(list(framework.state.tasks), timeout=1.0)
+        if requests:
+            await asyncio.wait(set(requests), timeout=1.0)
         if self._ticking is not None:
             self._ticking.cancel()
 
@@ -409,79 +396,56 @@ class _AnyText(Convertor[str]):
 register_url_convertor("any", _AnyText())
 
 
-class _ByMethod:
-    """The routes of one path. One row of the framework's table, so that its 405 names every method of the path."""
+class Path:
+    """The routes of one path."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = endpoints
+    def __init__(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
+        self.path = path
+        self.regex, _, _ = compile_path(path)
+        self.beginning = path.partition("{")[0]
+        self.endpoints = dict(endpoints)
+        if "GET" in endpoints:
+            self.endpoints["HEAD"] = endpoints["GET"]  # whose body the exchange leaves out
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve by the method; HEAD is a GET whose body the connection leaves out."""
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self._endpoints[method](scope, receive, send)
-
-
-class _Direct:
-    """Serves the routes without parameters in their path itself, and all others through the framework.
-
-    A request that waits in the framework keeps a dozen coroutines in memory, and every part of a streamed response goes
-    through them.
-    """
-
-    def __init__(self, app: Starlette, by_path: Mapping[str, Mapping[str, Endpoint]]) -> None:
-        self._app = app
-        self.routes = app.routes
-        """The framework's table of all routes."""
-        self._endpoints = {
-            (method, path): endpoint
-            for path, endpoints in by_path.items()
-            if self._first(path) == path
-            for method, endpoint in endpoints.items()
-        }
-
-    def _first(self, path: str) -> str | None:
-        """The first row of the framework's table that ``path`` fits."""
-        rows = (row for row in self.routes if isinstance(row, FrameworkRoute))
-        return next((row.path for row in rows if row.path_regex.match(path)), None)
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve one request."""
-        endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        return (self._app if endpoint is None else endpoint)(scope, receive, send)
+    @property
+    def methods(self) -> list[str]:
+        """In order."""
+        return sorted(self.endpoints)
 
 
-def make_app(state: HttpState, routes: Sequence[Route]) -> ASGIApp:
+class Application:
     """The ASGI application that serves ``routes``."""
 
-    def refuse(error: HoldfastError) -> Response:
-        status, headers, body = error_response(error, state.leader)
-        state.counters.answers["unknown", status] += 1
-        return Response(body, status, headers, "application/json")
+    def __init__(self, state: HttpState, routes: Sequence[Route]) -> None:
+        self._state = state
+        by_path: dict[str, dict[str, Endpoint]] = {}
+        for row in routes:
+            by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
+        self.routes = [Path(path, endpoints) for path, endpoints in by_path.items()]
 
-    async def no_such_route(_: Request, exception: Exception) -> Response:
-        assert isinstance(exception, HTTPException), "registered for this exception alone"
-        if exception.status_code == 405:
-            allow = (exception.headers or {}).get("Allow", "")
-            return refuse(
-                InvalidRequest(
-                    "the route has other methods",
-                    code=Code.METHOD_NOT_ALLOWED,
-                    allow=", ".join(sorted(allow.replace(" ", "").split(","))),
-                )
-            )
-        return refuse(NotFound("there is no such route", hint="GET /openapi.json lists them"))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request by the first row with its path and method."""
+        path, method = scope["path"], scope["method"]
+        allowed: list[str] | None = None
+        for row in self.routes:
+            if path.startswith(row.beginning) and (match := row.regex.match(path)) is not None:
+                endpoint = row.endpoints.get(method)
+                if endpoint is not None:
+                    scope["path_params"] = match.groupdict()
+                    await endpoint(scope, receive, send)
+                    return
+                allowed = allowed or row.methods
+        if allowed is None:
+            await self._refuse(send, NotFound("there is no such route", hint="GET /openapi.json lists them"))
+        else:
+            allow = ", ".join(allowed)
+            problem = InvalidRequest("the route has other methods", code=Code.METHOD_NOT_ALLOWED, allow=allow)
+            await self._refuse(send, problem)
 
-    async def bug(_: Request, exception: Exception) -> Response:
-        return refuse(InternalError("a bug of ours; it is logged", cause=type(exception).__name__))
-
-    by_path: dict[str, dict[str, Endpoint]] = {}
-    for row in routes:
-        by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
-    app = Starlette(
-        routes=[
-            FrameworkRoute(path, _ByMethod(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()
-        ],
-        exception_handlers={HTTPException: no_such_route, Exception: bug},
-    )
-    app.router.redirect_slashes = False
-    return _Direct(app, by_path)
+    async def _refuse(self, send: Send, problem: HoldfastError) -> None:
+        status, headers, body = error_response(problem, self._state.leader)
+        self._state.counters.answers["unknown", status] += 1
+        headers |= {"Content-Type": JSON, "Content-Length": str(len(body))}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": body})

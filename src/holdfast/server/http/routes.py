@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
@@ -22,13 +23,14 @@ from starlette.types import Receive, Scope, Send
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
-from holdfast.server.http.asgi_connection import ConnectionView
 from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.browsing import Browsers, problem_with_browser
+from holdfast.server.http.connection import Connection
+from holdfast.server.http.exchange import Exchange
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import Need, ScopeRule, need_of
-from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse
+from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse, RequestFields
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
 
@@ -73,11 +75,13 @@ class Call(PendingResponse):
 
     __slots__ = (
         "_body_ended",
+        "_fields",
         "_responded",
         "_room",
         "_route",
         "need",
         "state",
+        "exchange",
         "receive",
         "request",
         "send",
@@ -90,6 +94,9 @@ class Call(PendingResponse):
         self.need = need
         self._responded: asyncio.Future[Response] | None = None
         self.request = Request(scope, receive)
+        self.exchange: Exchange = scope["state"]["exchange"]
+        """What is under it."""
+        self._fields: dict[bytes, bytes] | None = None
         self.receive = receive
         self.send = send
         self.started = False
@@ -97,25 +104,32 @@ class Call(PendingResponse):
         self._room: Room | None = None
 
     @property
-    def connection(self) -> ConnectionView:
+    def connection(self) -> Connection:
         """The connection that this request came on."""
-        return cast(ConnectionView, self.request.scope["state"]["connection"])
+        return cast(Connection, self.exchange.connection)
 
     @property
     def authorization(self) -> bytes | None:
         """The header, None when there was none."""
-        given = self.request.headers.get("authorization")
-        return None if given is None else given.encode("latin-1")
+        return self.exchange.authorization
+
+    def header(self, name: str) -> str | None:
+        """A header by its name in small letters, the first of several; None when there was none."""
+        fields = self._fields
+        if fields is None:
+            fields = self._fields = dict(reversed(self.exchange.headers))
+        value = fields.get(name.encode())
+        return None if value is None else value.decode("latin-1")
 
     @property
     def content_type(self) -> str | None:
         """The header, None when there was none."""
-        return self.request.headers.get("content-type")
+        return self.header("content-type")
 
     @property
     def accept(self) -> str | None:
         """The header, None when there was none."""
-        return self.request.headers.get("accept")
+        return self.header("accept")
 
     @property
     def peer(self) -> object:
@@ -128,8 +142,7 @@ class Call(PendingResponse):
         if guard is None or not isinstance(self.peer, tuple):  # no browser asks on a Unix socket
             return None
         by_get = route.changes and self.request.method in ("GET", "HEAD")
-        headers = self.request.headers
-        return problem_with_browser(guard, headers.get, browsers=route.browsers, changes_by_get=by_get)
+        return problem_with_browser(guard, self.header, browsers=route.browsers, changes_by_get=by_get)
 
     @property
     def who(self) -> str:
@@ -178,11 +191,11 @@ class Call(PendingResponse):
         poll = request.serve(body, self, self)
         if poll is None:
             return await responded
-        self.connection.on_end = poll.abandon
+        self.exchange.on_end = poll.abandon
         try:
             return await responded
         finally:
-            self.connection.on_end = None
+            self.exchange.on_end = None
             if not responded.done() or responded.cancelled():
                 poll.abandon()
 
@@ -192,14 +205,14 @@ class Call(PendingResponse):
 
     def require_known_parameters(self, known: frozenset[str]) -> None:
         """Refuse a query parameter that the route does not have. Raises: InvalidRequest naming it."""
-        for name in self.request.query_params:
+        for name in self.request.query_params if self.request.scope["query_string"] else ():
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
 
     def require_headers_once(self) -> None:
         """Refuse a header of one value that is given twice. Raises: InvalidRequest naming it."""
-        names = [name for name, _ in self.request.headers.raw if name in SINGLE_HEADERS]
+        names = [name for name, _ in self.exchange.headers if name in SINGLE_HEADERS]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest(f"the header {name.decode()} is given more than once")
@@ -268,7 +281,7 @@ class Call(PendingResponse):
     def require_plain_body(self) -> None:
         """Refuse a body that is coded: it would be read as it came. Raises: InvalidRequest naming the header."""
         for name, plain in ((b"transfer-encoding", b"chunked"), (b"content-encoding", b"identity")):
-            if any(value.strip().lower() != plain for given, value in self.request.headers.raw if given == name):
+            if any(value.strip().lower() != plain for given, value in self.exchange.headers if given == name):
                 hint = f"send the body without compression; only {plain.decode()} is taken"
                 raise InvalidRequest(f"the service does not take this {name.decode()}", hint=hint)
 
@@ -288,7 +301,7 @@ class Call(PendingResponse):
         PermissionDenied where the right has ended since the head came.
         """
         bytes_max = self.state.limits.request_bytes_max if bytes_max is None else bytes_max
-        length = self.request.headers.get("content-length", "")
+        length = self.header("content-length") or ""
         if length.isascii() and length.isdigit() and int(length) > bytes_max:
             raise LimitExceeded("the request is too large", bytes=int(length), bytes_max=bytes_max)
         whole = bytearray()
@@ -341,6 +354,14 @@ class Call(PendingResponse):
         """End a streamed answer."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def refused(self) -> None:
+        """The rest of its body is not wanted."""
+        self.exchange.end_unless_whole(UNWANTED_SECONDS_MAX)
+
+    def count(self, status: int) -> None:
+        """Its status is known."""
+        self.state.counters.answers[self._route.name, status] += 1
+
     async def answer(self, answer: Response) -> None:
         """Send a whole answer."""
         headers = dict(answer.headers)
@@ -361,14 +382,14 @@ def ended_by_disconnect(call: Call) -> Generator[None]:
         gone = True
         task.cancel()
 
-    call.connection.on_end = on_end
+    call.exchange.on_end = on_end
     try:
         yield
     except asyncio.CancelledError:
         if not gone:
             raise
     finally:
-        call.connection.on_end = None
+        call.exchange.on_end = None
 
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -398,9 +419,13 @@ class Route:
     """Not needed for a ``fast`` route without parameters."""
     stream: StreamHandler | None = None
     fast: FastRequest | None = None
-    """The handler of requests whose line is the bare method and path, on both kinds of connection."""
+    """The handler of requests whose line is the bare method and path, which connections serve themselves."""
     fast_queries: Mapping[str, FastRequest] = field(default_factory=dict)
     """The same for lines with exactly this query."""
+    is_hot: bool = False
+    """Whether connections serve plain requests by ``handler`` themselves: see ``HotHandler``."""
+    at_once: Callable[[Call], Response | None] | None = None
+    """What is tried before the handler of a hot route: an answer that waits for nothing, or None."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, object] | None = None
     """Media type -> the type that decodes it."""
@@ -437,7 +462,7 @@ class Route:
         """The whole lines of the requests that connections serve without the framework."""
         found = {} if self.fast is None else {self.path: self.fast}
         found |= {f"{self.path}?{query}": request for query, request in self.fast_queries.items()}
-        return {f"{self.method} {target} HTTP/1.1\r\n".encode(): request for target, request in found.items()}
+        return {f"{self.method} {target} HTTP/1.1".encode(): request for target, request in found.items()}
 
     @property
     def query_names(self) -> frozenset[str]:
@@ -455,10 +480,33 @@ class Endpoint:
         self._need = route.need
         self._query_names = route.query_names
 
+    def hot_call(self, given: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse) -> HotCall:
+        """A plain request of this route."""
+        return HotCall(self._state, self._route, self._need, given, body, fields, response)
+
+    def answered_at_once(self, call: HotCall) -> bool:
+        """Whether the answer needed nothing to wait for, and was given."""
+        at_once = self._route.at_once
+        if at_once is None:
+            return False
+        try:
+            call.require_right()
+            answer = at_once(call)
+            if answer is None:
+                return False
+        except HoldfastError as error:
+            status, headers, body = error_response(without_traceback(error), self._state.leader)
+            answer = Response(body, status, headers)
+        call.give(answer)
+        return True
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        state, route = self._state, self._route
-        call = Call(state, route, self._need, scope, receive, send)
+        await self.serve(Call(self._state, self._route, self._need, scope, receive, send))
+
+    async def serve(self, call: Call) -> None:
+        """Serve one request."""
+        route = self._route
         status = 200
         try:
             call.require_headers_once()
@@ -483,10 +531,10 @@ class Endpoint:
         except ClientDisconnect:
             status = STATUS_CUT_SHORT
         except Exception as error:  # noqa: BLE001  # the last resort: a bug must not take other requests with it
-            _log.exception("request failed", route=route.name, method=scope["method"])
+            _log.exception("request failed", route=route.name, method=route.method)
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:
-            state.counters.answers[route.name, status] += 1
+            call.count(status)
             await call.leave_room()
 
     async def _answer(self, call: Call) -> Response:
@@ -508,8 +556,165 @@ class Endpoint:
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
         await call.answer(Response(body, status, headers))
-        call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
+        call.refused()
         return status
+
+
+class HotCall(Call):
+    """A plain request of a hot route, which no framework has read."""
+
+    __slots__ = ("_accept", "_authorization", "_body", "_content_type", "_given", "_response")
+
+    def __init__(
+        self,
+        state: HttpState,
+        route: Route,
+        need: Need,
+        given: PlainRequest,
+        body: bytes,
+        fields: RequestFields,
+        response: PendingResponse,
+    ) -> None:
+        self.state = state
+        self._route = route
+        self.need = need
+        self.started = False
+        self._room = None
+        self._given = given
+        self._body = body
+        self._authorization = fields.authorization
+        self._content_type, self._accept = _text_of(fields.content_type), _text_of(fields.accept)
+        self._response = response
+
+    @property
+    def connection(self) -> Connection:
+        """See ``Call``."""
+        return cast(Connection, self._response.connection)
+
+    @property
+    def authorization(self) -> bytes | None:
+        """See ``Call``."""
+        return self._authorization
+
+    @property
+    def content_type(self) -> str | None:
+        """See ``Call``."""
+        return self._content_type
+
+    @property
+    def accept(self) -> str | None:
+        """See ``Call``."""
+        return self._accept
+
+    def problem_with_browser(self) -> None:
+        """The connection has looked: what a browser sends goes to the framework."""
+
+    def require_headers_once(self) -> None:
+        """The connection has looked."""
+
+    def require_plain_body(self) -> None:
+        """The connection has looked."""
+
+    def require_known_parameters(self, known: frozenset[str]) -> None:
+        """``HotHandler`` has looked."""
+
+    def path_text(self, name: str) -> str:
+        """See ``Call``."""
+        return self._given.path[name]
+
+    def text(self, name: str) -> str | None:
+        """See ``Call``."""
+        return self._given.query.get(name)
+
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """See ``Call``. It has come, within the bound of every request."""
+        del bytes_max
+        return self._body
+
+    def refused(self) -> None:
+        """All of it has come."""
+
+    def count(self, status: int) -> None:
+        """The connection counts."""
+
+    def give(self, answer: Response) -> None:
+        """Give the response."""
+        self._response.respond(answer.status, answer.headers, answer.body, answer.media_type)
+
+    async def answer(self, answer: Response) -> None:
+        """See ``Call``."""
+        self.give(answer)
+
+
+def _text_of(field: bytes | str | None) -> str | None:
+    return field.decode("latin-1") if isinstance(field, bytes) else field
+
+
+class PlainRequest(FastRequest):
+    """A plain request of a route whose handler serves it."""
+
+    __slots__ = ("_endpoint", "_need", "_state", "path", "query")
+
+    def __init__(
+        self, state: HttpState, endpoint: Endpoint, route: Route, path: dict[str, str], query: dict[str, str]
+    ) -> None:
+        super().__init__(route.name, state.limits.request_bytes_max, is_alone=True)  # its answer may be large
+        self._state = state
+        self._endpoint = endpoint
+        self._need = route.need
+        self.path = path
+        self.query = query
+
+    def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
+        """See ``FastRequest``."""
+        need = self._need
+        return self._state.authenticator.problem_with(authorization, need.role, checks_scope=need.checks_scope)
+
+    def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
+        """See ``FastRequest``."""
+        call = self._endpoint.hot_call(self, body, fields, response)
+        if not self._endpoint.answered_at_once(call):
+            task = self._state.loop.create_task(self._endpoint.serve(call))
+            self._state.tasks.add(task)
+            task.add_done_callback(self._state.tasks.discard)
+
+
+class HotHandler:
+    """Finds the plain requests of a route: all parameters are known, given once, and need no decoding.
+
+    The others go to the framework, which refuses in the same words what is wrong about them.
+    """
+
+    __slots__ = ("_endpoint", "_line", "_names", "_route", "_state", "prefixes")
+
+    def __init__(self, state: HttpState, route: Route) -> None:
+        self._state = state
+        self._route = route
+        self._endpoint = Endpoint(state, route)
+        self._names = route.query_names
+        beginning, _, parameter = route.name.partition("{")
+        name = parameter.rstrip("}")
+        assert "{" not in name, "a hot route has one parameter in its path, at the end"
+        self.prefixes = (f"{route.method} {beginning}".encode(),)
+        part = f"(?P<{name}>[A-Za-z0-9._~=:@-]+)" if name else ""
+        self._line = re.compile(
+            re.escape(f"{route.method} {beginning}") + part + r"(?:\?(?P<_query>[A-Za-z0-9._~=:@,&-]*))? HTTP/1\.1"
+        )
+
+    def match(self, line: bytes) -> PlainRequest | None:
+        """See ``FastMatcher``."""
+        found = self._line.fullmatch(line.decode("latin-1"))
+        if found is None:
+            return None
+        path = found.groupdict()
+        query: dict[str, str] = {}
+        for pair in (path.pop("_query") or "").split("&"):
+            if pair:
+                name, _, value = pair.partition("=")
+                if name in query or name not in self._names:
+                    return None
+                query[name] = value
+        return PlainRequest(self._state, self._endpoint, self._route, path, query)
 
 
 UNWANTED_SECONDS_MAX: Final = 2.0

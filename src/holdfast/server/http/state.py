@@ -1,7 +1,7 @@
-"""What the HTTP layer needs from the rest of the server, and what a handler of a fast route gets.
+"""What the HTTP layer needs from the rest of the server, and what a handler of a hot route gets.
 
 The layers above pass these in: ``Gateway`` is the ``HttpState`` of a server, and a ``FastRequest`` is the one handler
-of a route that both kinds of connection serve.
+of a hot route.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
-from holdfast.server.http.answers import Answers
+from holdfast.server.http.answers import Answers, Sending
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.buffers import CLIENT_PART, Buffers
 from holdfast.server.http.responses import LeaderHint
@@ -49,7 +49,8 @@ class RequestCounters:
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By route and status."""
     refused_connections: int = 0
-    handed_over_connections: int = 0
+    framework_requests: int = 0
+    """Requests that no hot route served."""
     stream_items: int = 0
     refused_commits: Counter[str] = field(default_factory=Counter)
     """Commits that were not taken in, by code."""
@@ -82,6 +83,8 @@ class HttpState:
         """What all connections without a valid token hold: they are one client."""
         self.unknown = UnknownConnections((limits.connections_max or sys.maxsize) // UNKNOWN_PART)
         self.in_flight_commits = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Those of requests that are served."""
         self.knows_user: Callable[[bytes | None], bool] = lambda _: False
         """Whether a header has the token of a user of the stores."""
 
@@ -116,6 +119,11 @@ class PendingResponse(ABC):
 
     @property
     @abstractmethod
+    def connection(self) -> Sending:
+        """The connection that the request came on."""
+
+    @property
+    @abstractmethod
     def peer(self) -> object:
         """The address of the connection's other end, as sockets give it."""
 
@@ -137,16 +145,18 @@ class LongPoll(Protocol):
 
 
 class FastRequest(ABC):
-    """A request that both kinds of connection serve, by one handler without state of a single request."""
+    """A request of a hot route. The framework serves it, too, by the same handler where the route has one."""
 
-    __slots__ = ("counted_200", "request_bytes_max", "route")
+    __slots__ = ("counted_200", "is_alone", "request_bytes_max", "route")
 
     asks_store = False
     """Whether the response waits until the object store has proved something."""
     any_host = False
     """Whether it is served whatever its ``Host`` names."""
 
-    def __init__(self, route: str, request_bytes_max: int) -> None:
+    def __init__(self, route: str, request_bytes_max: int, *, is_alone: bool = False) -> None:
+        """``is_alone``: it begins when all before it are answered, and ends before the next one begins."""
+        self.is_alone = is_alone
         self.route = route
         self.counted_200 = (route, 200)
         self.request_bytes_max = request_bytes_max
@@ -164,7 +174,7 @@ class FastRequest(ABC):
 
 
 class FastMatcher(Protocol):
-    """Finds the fast requests whose lines are not always the same."""
+    """Finds the hot requests whose lines are not always the same."""
 
     @property
     def prefixes(self) -> tuple[bytes, ...]:
@@ -174,3 +184,26 @@ class FastMatcher(Protocol):
     def match(self, line: bytes) -> FastRequest | None:
         """The request of a line without its end; None: the framework serves it."""
         ...
+
+
+class HotRoutes:
+    """The hot requests of a server, by their request lines."""
+
+    def __init__(self, lines: Mapping[bytes, FastRequest], matchers: Iterable[FastMatcher]) -> None:
+        self._lines = dict(lines)
+        self._by_prefix = [(prefix, matcher.match) for matcher in matchers for prefix in matcher.prefixes]
+
+    def find(self, line: bytes) -> FastRequest | None:
+        """The request of a line without its end; None: the framework serves it."""
+        found = self._lines.get(line)
+        if found is None:
+            for prefix, match in self._by_prefix:
+                if line.startswith(prefix):
+                    return match(line)
+        return found
+
+    def may_begin(self, begun: bytes) -> bool:
+        """Whether these bytes may be the beginning of such a line."""
+        return any((line + b"\r\n").startswith(begun) for line in self._lines) or any(
+            begun.startswith(prefix) or prefix.startswith(begun) for prefix, _ in self._by_prefix
+        )

@@ -71,7 +71,7 @@ class StoreCall:
         self.call = call
         self.host = host
         self.opened: OpenStores = host.opened(cluster=cluster)
-        self.accept: WireFormat = format_of(call.request.headers.get("accept"))
+        self.accept: WireFormat = format_of(call.header("accept"))
         self._has_token = has_token
         self._through = through
         self.require_token()
@@ -93,7 +93,7 @@ class StoreCall:
 
     async def body(self, kind: type[T]) -> T:
         """The request's body; a token in it is checked. Raises: InvalidRequest, LimitExceeded, Closed."""
-        asked = decode(await self.raw_body(), kind, format_of(self.call.request.headers.get("content-type")))
+        asked = decode(await self.raw_body(), kind, format_of(self.call.header("content-type")))
         self.require_token(getattr(asked, "token", ""))
         return asked
 
@@ -101,7 +101,7 @@ class StoreCall:
         """The request's body as plain values. Raises: InvalidRequest, LimitExceeded, Closed (``store_replaced``)."""
         data = await self.raw_body()
         self.require_token()
-        given = format_of(self.call.request.headers.get("content-type"))
+        given = format_of(self.call.header("content-type"))
         require_few_values(data, DOCUMENT_VALUES_MAX if given == "json" else DOCUMENT_BYTES_MAX, given)
         try:
             return decode_each_once(data, object, given)

@@ -71,6 +71,14 @@ class EmbeddedView:
 
     # Reading
 
+    def find_now(self, key: bytes, *, at: int) -> tuple[Stored | None, int] | None:
+        """As ``get``, if it can be answered without waiting, else None."""
+        reads = self._reads
+        if reads is None:
+            return None
+        found = reads.find_now(key, at)
+        return None if found is NOT_HERE else (found, reads.recent.version)
+
     async def get(
         self, key: bytes, *, at: int, room: Room | None, table: Table = "latest"
     ) -> tuple[Stored | None, int]:
@@ -82,10 +90,9 @@ class EmbeddedView:
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData,
         Backpressure.
         """
-        if self._reads is not None and table == "latest":
-            found = self._reads.find_now(key, at)
-            if found is not NOT_HERE:
-                return found, self._reads.recent.version
+        found = self.find_now(key, at=at) if table == "latest" else None
+        if found is not None:
+            return found
         answer = await self._read((key,), at, room, table, MARK_BYTES)
         result = answer.results[0]
         assert not isinstance(result, Page), "a key has a value"

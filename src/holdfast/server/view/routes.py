@@ -39,7 +39,7 @@ from holdfast.server.view.read_request import (
     within_scope,
 )
 from holdfast.values import LogPosition
-from holdfast.view.storage import Asked, Page, Result
+from holdfast.view.storage import Asked, Page, Result, Stored
 from holdfast.wire.log import JobRecord, JobRecords, ReadAnswer, ReadResult, ValueRange, ValueResponse
 
 _KEY: Final = {"type": "string", "format": "base64url"}
@@ -84,6 +84,10 @@ async def _asked_version(gateway: Gateway, at: LogPosition | None, consistency: 
     if consistency == "linearizable":
         newest = await gateway.newest_version()
         return newest if at is None else max(newest, gateway.version_of(at))
+    return _local_version(gateway, at)
+
+
+def _local_version(gateway: Gateway, at: LogPosition | None) -> int:
     # A standby follows the log and keeps no view.
     reader = gateway.reading() if gateway.read_only else gateway.leading()
     return reader.local_version() if at is None else gateway.version_of(at)
@@ -101,6 +105,13 @@ def _asked_key(call: Call) -> bytes:
     return key_from_text("key", path, hint="text=true reads the path as text")
 
 
+def _value_of(key: bytes, stored: Stored | None, at: int, *, text: bool) -> Response:
+    """Raises: NotFound."""
+    if stored is None:
+        raise NotFound("there is no such key", at=at)
+    return json_response(_found(key, *stored, at, text=text))
+
+
 def _only_key(call: Call) -> tuple[bytes, bytes | None]:
     key = _asked_key(call)
     return key, key + b"\0"
@@ -111,10 +122,14 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     async def read_key(call: Call) -> Response:
         key, text = _asked_key(call), call.switch("text", default=False)
-        stored, at = await embedded.get(key, at=await _asked_of(gateway, call), room=call.room)
-        if stored is None:
-            raise NotFound("there is no such key", at=at)
-        return json_response(_found(key, *stored, at, text=text))
+        return _value_of(key, *await embedded.get(key, at=await _asked_of(gateway, call), room=call.room), text=text)
+
+    def read_key_at_once(call: Call) -> Response | None:
+        if call.text("consistency") is not None:
+            return None
+        key, text = _asked_key(call), call.switch("text", default=False)
+        found = embedded.find_now(key, at=_local_version(gateway, call.position("at")))
+        return None if found is None else _value_of(key, *found, text=text)
 
     async def read_range(call: Call) -> Response:
         begin, end = call.whole_range()
@@ -126,14 +141,15 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 
     return (
         Route(
-            method="GET", path="/v1/keys/{key:any}", keys=_only_key,
+            method="GET", path="/v1/keys/{key:any}", keys=_only_key, is_hot=True,
             summary="A key's value, from the embedded view",
-            handler=read_key, answers={JSON: ValueResponse}, codes=(*_CODES, Code.NOT_FOUND), tag="view",
+            handler=read_key, at_once=read_key_at_once, answers={JSON: ValueResponse},
+            codes=(*_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT,
                 _CONSISTENCY),
         ),
         Route(
-            method="GET", path="/v1/range", keys=Call.whole_range,
+            method="GET", path="/v1/range", keys=Call.whole_range, is_hot=True,
             summary="Consecutive keys and their values, from the embedded view",
             handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
             parameters=(
@@ -150,7 +166,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             ),
         ),
         Route(
-            method="POST", path="/v1/read",
+            method="POST", path="/v1/read", is_hot=True,
             summary="Several keys and ranges, all at one version",
             handler=partial(_read_items, gateway, embedded), body={JSON: JsonRead}, answers={JSON: ReadAnswer},
             codes=(*_CODES, Code.BAD_RANGE, Code.TOO_LARGE), tag="view",

@@ -34,7 +34,7 @@ async def define(
     """
     may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
     opened = call.opened
-    expected = call.call.request.headers.get("if-match")
+    expected = call.call.header("if-match")
     in_force = opened.definitions
     if expected is not None and expected.strip('"') != str(in_force.revision):
         raise Conflict(
