@@ -410,12 +410,13 @@ class Requests(Act):
             sent.append(Sent(target, wire.send(data[cut:])))
 
     def judge(self, late: float, *, is_scoped: bool) -> None:
-        del is_scoped
         self.nothing_taken(late)
         for wire, sent in self.wires:
             for one, response in zip(sent, responses(wire), strict=False):
                 if one.whole_at > late and self.line == "GET /v1/stores":
                     self.require(response.status == 401 or b"orders" not in response.body, "was shown", late, response)
+                elif response.last_at > late and is_scoped and self.line == "POST /v1/read":  # each item has its error
+                    self.require(b'"value"' not in response.body, "was shown", late, one, response)
                 elif one.whole_at > late:
                     self.require(response.status in (401, 403), "was answered", late, one, response)
                 elif response.last_at > late and response.status < 300:
