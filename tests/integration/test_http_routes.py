@@ -349,7 +349,7 @@ def test_reads_of_the_view_see_ones_own_writes_and_wait_for_at() -> None:
                 ).encode()
                 version = (await client.ask("POST", "/v1/commit", value)).json["version"]
                 found = (await client.ask("GET", "/v1/keys/a2V5")).json
-                assert found == {"key": "a2V5", "value": f"{number:04d}", "version": version}
+                assert found == {"key": "a2V5", "value": f"{number:04d}", "version": version, "at": version}
                 at = await client.ask("GET", f"/v1/keys/a2V5?at={version}")
                 assert at.json == found
             await client.ask("POST", "/v1/commit", write("/+++"))

@@ -53,7 +53,12 @@ def test_a_commit_in_text_is_the_commit_of_its_utf8(framework: bool) -> None:
             operation = {"type": "write", "key_text": "seat/12A", "value_text": "frei ☂"}
             written = await client.ask("POST", "/v1/commit", operations(operation), **way)
             version = written.json["version"]
-            same = {"key": "c2VhdC8xMkE=", "value": STANDARD("frei ☂".encode()).decode(), "version": version}
+            same = {
+                "key": "c2VhdC8xMkE=",
+                "value": STANDARD("frei ☂".encode()).decode(),
+                "version": version,
+                "at": version,
+            }
             texts = {"key_text": "seat/12A", "value_text": "frei ☂"}
             assert (await client.ask("GET", f"/v1/keys/{url64(b'seat/12A')}")).json == same
             assert (await client.ask("GET", f"/v1/keys/{url64(b'seat/12A')}?text=false")).json == same
