@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -30,14 +31,15 @@ LOST = Failed(50.0, True, "the connection broke")
 
 
 class Stage:
-    """A machine, and what a shell would do."""
+    """A machine, and what a shell would do. A turn ends at once, unless a test says when."""
 
-    def __init__(self, options: ClientOptions = OPTIONS, *, has_turns: bool = False) -> None:
+    def __init__(self, options: ClientOptions = OPTIONS, *, has_turns: bool = True, ends_turns: bool = True) -> None:
         self.route = Route((parse_endpoint("http://a.example:1"), parse_endpoint("http://b.example:1")))
         self.machine = Gathering(Commits(options), self.route, options, has_turns=has_turns)
         self.begun: list[SharedRequest] = []
         self.broken: list[SharedRequest] = []
         self.turns = 0
+        self._ends_turns = ends_turns
         self._number = 0
 
     def offer(self, now_ms: float = 0.0, *, size: int = 10) -> Item:
@@ -53,6 +55,8 @@ class Stage:
             self.broken.append(effects.broken)
         self.turns += effects.ends_turn
         self.machine.check()
+        if effects.ends_turn and self._ends_turns:
+            self.take(self.machine.turn_ended(0.0))
 
     def look(self, now_ms: float) -> None:
         self.take(self.machine.look(now_ms))
@@ -177,7 +181,7 @@ def test_what_waits_for_a_connection_is_joined_by_what_is_offered_meanwhile() ->
 
 
 def test_with_turns_those_that_were_just_answered_travel_together_again() -> None:
-    stage = Stage(has_turns=True)
+    stage = Stage(ends_turns=False)
     first, second, third = stage.offer(), stage.offer(), stage.offer()
     stage.take(stage.machine.alone_ended(first, 0.0))
     assert (stage.begun, stage.turns) == ([], 1)
@@ -192,6 +196,33 @@ def test_with_turns_those_that_were_just_answered_travel_together_again() -> Non
     shared, (last,) = stage.open()
     stage.answer(shared, committed(Item(last, b"")))
     assert stage.offer().settled is ALONE  # the crowd is over
+
+
+def test_without_turns_what_waits_leaves_when_those_that_were_answered_have_come_back() -> None:
+    stage = Stage(has_turns=False)
+    first, second, third = stage.offer(), stage.offer(), stage.offer()
+    stage.take(stage.machine.alone_ended(first, 0.1))
+    assert stage.begun == []
+    again = stage.offer(0.2)
+    shared, sent = stage.open(0.2)
+    assert sent == [second.key, third.key, again.key]
+    stage.answer(shared, committed(second), committed(third), committed(again), now_ms=2.0)
+    one, two = stage.offer(2.0), stage.offer(2.1)
+    assert (len(stage.begun), one.settled) == (1, None)
+    three = stage.offer(2.2)
+    assert stage.open(2.2)[1] == [one.key, two.key, three.key]
+
+
+def test_without_turns_it_waits_for_them_no_longer_than_a_millisecond() -> None:
+    stage = Stage(dataclasses.replace(OPTIONS, gather_ms=50), has_turns=False)
+    first, second = stage.offer(), stage.offer(0.5)
+    stage.take(stage.machine.alone_ended(first, 0.6))
+    assert stage.machine.due_ms == 1.5
+    stage.look(1.5)
+    shared, sent = stage.open(1.5)
+    assert sent == [second.key]
+    stage.answer(shared, committed(second), now_ms=3.0)
+    assert stage.offer(4.0).settled is ALONE  # one comes back, and nobody else is expected
 
 
 # ---- answers
@@ -316,7 +347,7 @@ def test_a_server_that_does_not_know_the_route_gets_each_commit_alone_from_then_
     assert [item.settled for item in others] == [ALONE, ALONE]
     assert [stage.offer().settled for _ in range(3)] == [ALONE] * 3
     stage.route.failed(stage.route.current)  # another server may know it
-    assert [stage.offer().settled for _ in range(2)] == [ALONE, None]
+    assert [stage.offer().settled for _ in range(2)] == [None, None]
 
 
 @pytest.mark.parametrize("reply", [Response(5.0, 413, {}, b"<html>"), refused("too_large", 413)])
@@ -430,7 +461,7 @@ class Reading(Stage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Gathering(Reads(OPTIONS), self.route, OPTIONS, has_turns=False)
+        self.machine = Gathering(Reads(OPTIONS), self.route, OPTIONS, has_turns=True)
 
     def read(self, version: int, log_id: str = LOG, *, linearizable: bool = False) -> Item:
         self._number += 1

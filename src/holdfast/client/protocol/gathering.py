@@ -19,8 +19,9 @@ The rules:
 An item is sent in one request only, until an answer proves that nothing of it was accepted. Its time begins when it is
 offered. What an answer or an open outcome means is the caller's procedure (``log_operations``).
 
-The shells own connections, clocks and callers. With ``has_turns`` (asyncio) what leaves after an answer waits for the
-end of the loop's turn: those that have just got their answers may offer again until then.
+The shells own connections, clocks and callers. Callers that have just got their answers often offer again, so what
+leaves after an answer waits for them. With ``has_turns`` (asyncio) that is until the end of the loop's turn; else
+(threads) until as many have come back, and no longer than ``RETURN_MS`` after the first offer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from holdfast.client.protocol.options import ClientOptions
 ITEM_BYTES_MAX: Final = 64 << 10
 """A larger item travels alone."""
 UNDER_WAY_MAX: Final = 16
+RETURN_MS: Final = 1.0
+"""How long what waits is held for callers that were just answered, while nothing is under way."""
 
 _NO_SUCH_ROUTE: Final = (404, 405)
 _FORM_REFUSED: Final = (*_NO_SUCH_ROUTE, 411, 413, 414, 415)
@@ -162,6 +165,8 @@ class Gathering:
         self._is_crowded = False
         """Whether what travelled last was not by itself."""
         self._turn_ends = False
+        self._may_return = 0
+        """Without turns: how many callers have got their answers, and may offer again, since the last request began."""
         self._opening = 0
         self._opening_since_ms = -math.inf
         self._deadline_ms = math.inf
@@ -177,9 +182,11 @@ class Gathering:
         if self._without_route and self._route.current in self._without_route:
             item.settled = ALONE
             return NOTHING
+        if self._may_return:
+            self._may_return -= 1
         if self._under_way or self._alone:
             self._is_crowded = True
-        elif not (self._waiting or (self._has_turns and self._is_crowded)):
+        elif not (self._waiting or (self._is_crowded if self._has_turns else self._may_return)):
             item.settled = ALONE
             item.is_awaited = True
             self._alone += 1
@@ -200,6 +207,7 @@ class Gathering:
             return NOTHING
         item.is_awaited = False
         self._alone -= 1
+        self._may_return += not self._has_turns
         return self._go_on(now_ms)
 
     def left(self, item: Item) -> None:
@@ -232,7 +240,9 @@ class Gathering:
         since_ms = self._waiting[0].offered_ms
         if self._opening:  # what waits leaves with the connection that is being made, if that does not take long
             since_ms = max(since_ms, self._opening_since_ms)
-        return since_ms + self._options.gather_ms
+        if self._under_way or self._alone:
+            return since_ms + self._options.gather_ms
+        return since_ms + min(self._options.gather_ms, RETURN_MS)
 
     def look(self, now_ms: float) -> Effects:
         """Time has passed."""
@@ -256,6 +266,8 @@ class Gathering:
         if self._has_turns:
             self._turn_ends = True
             return Effects(ends_turn=True)
+        if self._may_return and now_ms < self._leaves_ms():
+            return NOTHING
         return self._begin(now_ms)
 
     def _begin(self, now_ms: float) -> Effects:
@@ -263,6 +275,7 @@ class Gathering:
         self._under_way[shared] = None
         self._opening += 1
         self._opening_since_ms = now_ms
+        self._may_return = 0
         return Effects(begun=shared)
 
     def _expire(self, now_ms: float, settled: list[Item]) -> None:
@@ -305,10 +318,10 @@ class Gathering:
             items.append(waiting.popleft())
         shared.items = items
         shared.deadline_ms = now_ms + options.request_timeout_ms
+        self._is_crowded = len(items) > 1
         if not items:
             self._end(shared)
             return None
-        self._is_crowded = len(items) > 1
         shared.reader = self._kind.reader(len(items))
         return self._kind.together(items)
 
@@ -427,6 +440,7 @@ class Gathering:
         if item.settled is None and not item.has_left:
             item.settled = answer
             settled.append(item)
+            self._may_return += not self._has_turns
 
     def _then(self, now_ms: float, settled: list[Item]) -> Effects:
         effects = self._go_on(now_ms)
@@ -445,5 +459,6 @@ class Gathering:
             if item.settled is None and not item.has_left:
                 assert item.deadline_ms >= self._deadline_ms, "no deadline is forgotten"
         if self._waiting:
-            assert self._under_way or self._alone or self._turn_ends, "something will make what waits leave"
+            is_awaited = self._turn_ends or self._may_return
+            assert self._under_way or self._alone or is_awaited, "something will make what waits leave"
         assert self._opening >= 0, "what is opened was begun"

@@ -83,8 +83,8 @@ class Gatherer:
         """Whether a thread is in the middle of a step, or was interrupted there."""
         self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
         self._callers: dict[Item, None] = {}
-        self._asleep: dict[Item, None] = {}
-        """The callers whose threads wait to be woken."""
+        self._asleep: dict[Item, float] = {}
+        """The callers whose threads wait to be woken, and until when."""
         self._undriven: dict[SharedRequest, bool] = {}
         """Whether a thread was woken for it."""
         self._driven: dict[SharedRequest, None] = {}
@@ -153,8 +153,9 @@ class Gatherer:
             del self._undriven[shared]
             self._driven[shared] = None
             return shared, at_ms
-        self._asleep[item] = None
-        return None, min(item.deadline_ms, self.machine.due_ms) if self.machine.first is item else item.deadline_ms
+        until_ms = min(item.deadline_ms, self.machine.due_ms) if self.machine.first is item else item.deadline_ms
+        self._asleep[item] = until_ms
+        return None, until_ms
 
     @step
     def _wake_up(self, item: Item) -> None:
@@ -169,10 +170,8 @@ class Gatherer:
         """The caller goes, with an answer or without one. Others drive what it drove."""
         self._asleep.pop(item, None)
         self.machine.left(item)
+        self._callers.pop(item, None)
         self._take_in(self.machine.alone_ended(item, now_ms()))
-        if item in self._callers:
-            del self._callers[item]
-            self._keep_time()
         self._undriven = dict.fromkeys(self._undriven, False)  # it may have been woken for one of them
         if self._asleep or self._driven:
             self._find_drivers()
@@ -207,6 +206,7 @@ class Gatherer:
             self._wake(item)
         if effects.begun is not None:
             self._undriven[effects.begun] = False
+        self._keep_time()
 
     def _wake(self, item: Item) -> None:
         if item in self._asleep:
@@ -228,7 +228,7 @@ class Gatherer:
     def _keep_time(self) -> None:
         """The thread of the first item that waits is to see when its request is due."""
         first = self.machine.first
-        if first is not None:
+        if first is not None and self.machine.due_ms < self._asleep.get(first, 0.0):
             self._wake(first)
 
     def _give_up(self, shared: SharedRequest) -> None:
