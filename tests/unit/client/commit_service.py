@@ -155,6 +155,7 @@ class CommitService:
             except OSError:
                 return
             self.connections += 1
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.append(connection)
             self._start(self._serve, connection)
 

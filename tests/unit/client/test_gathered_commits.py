@@ -145,6 +145,30 @@ def test_an_answer_is_given_as_soon_as_it_is_known(connect: Connect) -> None:
         versions_of(crowd.end())
 
 
+def test_no_answer_waits_for_the_end_of_the_response_and_the_connection_stays(connect: Connect) -> None:
+    answered, ended = threading.Event(), threading.Event()
+
+    def several(exchange: Exchange) -> None:
+        exchange.lines(*exchange.commit(*exchange.ids))
+        assert answered.wait(20)
+        exchange.end()
+        ended.set()
+
+    with CommitService(several=several) as service:
+        face = connect(service.url, options=TOGETHER)
+        crowd = Crowd(face, service)
+        crowd.begin(4)
+        service.gate.set()
+        versions_of(crowd.end())
+        connections = service.connections
+        answered.set()
+        assert ended.wait(20)
+        if face.name == "asyncio":
+            face._runner.run(asyncio.to_thread(until, lambda: any(face.client.pool._idle.values())))
+        face.call("commit", WRITE)
+        assert service.connections == connections
+
+
 def _items(crowd: Crowd) -> list[Any]:
     return [item for shared in list(crowd.machine._under_way) for item in shared.items]
 

@@ -380,6 +380,15 @@ class Pool:
         """The connection is not used any more."""
         self._slots.release()
 
+    def rest(self, connection: Connection) -> None:
+        """Nobody waits for what it brings, until ``resume``. The lease goes on."""
+        self._waits.discard(connection.wait)
+
+    def resume(self, endpoint: Endpoint, connection: Connection) -> None:
+        """It is waited for again."""
+        connection.wait = self._begin(endpoint, now_ms())
+        connection.wait.socket = connection.socket
+
     def reader_for(self, connection: Connection) -> ResponseReader:
         """For the response to the next request on it."""
         return ResponseReader(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from holdfast.client.protocol.effects import Answered, Failed, Item, Request, Response, Send
-from holdfast.client.protocol.endpoint import Route
+from holdfast.client.protocol.endpoint import Endpoint, Route
 from holdfast.client.protocol.gathering import ALONE, NO_ANSWER, Effects, Gathering, Kind, SharedRequest
 from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 TORN = "the thread that carried it was interrupted"
 LINGER_S: Final = 0.001
-"""How long a driver waits for the end of a response that has all answers."""
+"""How long the next request waits for the end of the response before it, which had all answers."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 class Carried:
-    """The connection of a shared request. ``is_torn``: bytes are between it and the machine."""
+    """The connection of a shared request. ``is_torn``: bytes are between it and the machine. ``may_rest``: all answers
+    are there, and only the end of the response is not."""
 
     def __init__(self, connection: Connection, reader: ResponseReader) -> None:
         self.connection = connection
         self.reader = reader
         self.is_torn = True
+        self.may_rest = False
 
 
 def step(
@@ -88,6 +90,8 @@ class Gatherer:
         self._undriven: dict[SharedRequest, bool] = {}
         """Whether a thread was woken for it."""
         self._driven: dict[SharedRequest, None] = {}
+        self._resting: list[tuple[Endpoint, Carried]] = []
+        """No caller waits for the end of a response: who needs the connection next takes it in."""
 
     def share(self, item: Item) -> Answered:
         """Offer an item; its answer. Raises: Closed."""
@@ -111,6 +115,10 @@ class Gatherer:
         request = self.machine.alone_request(item)
         endpoint = item.endpoint
         assert endpoint is not None, "its request goes somewhere"
+        rested = self._rested(endpoint) if self._resting else None
+        if rested is not None:
+            self._pool.give_back(endpoint, rested)
+            self._pool.end_lease()
         reply = self._pool.exchange(Send(endpoint, request, self._options.request_timeout_ms))
         return Answered(reply.now_ms, endpoint, reply)
 
@@ -173,7 +181,7 @@ class Gatherer:
         self._callers.pop(item, None)
         self._take_in(self.machine.alone_ended(item, now_ms()))
         self._undriven = dict.fromkeys(self._undriven, False)  # it may have been woken for one of them
-        if self._asleep or self._driven:
+        if self._callers or self._driven:  # a thread that was woken does not sleep any more, and does not drive yet
             self._find_drivers()
         else:  # nobody waits for anything
             for shared in self._undriven:
@@ -255,7 +263,7 @@ class Gatherer:
             if shared.connection is None:
                 self._open(shared, item)
             while (carried := cast("Carried | None", shared.connection)) is not None:
-                if (item.settled is not None and not shared.is_over) or not self._read(shared, carried, item):
+                if shared.is_over or item.settled is not None or not self._read(shared, carried, item):
                     break
             is_whole = True
         finally:
@@ -265,7 +273,12 @@ class Gatherer:
     @step
     def _driven_no_more(self, shared: SharedRequest, *, is_whole: bool) -> None:
         self._driven.pop(shared, None)
-        if shared.is_over:
+        carried = cast("Carried | None", shared.connection)
+        if shared.is_over and carried is not None and carried.may_rest and not self._closed:
+            shared.connection = None
+            self._pool.rest(carried.connection)
+            self._resting.append((shared.endpoint, carried))
+        elif shared.is_over:
             self._drop(shared)
         elif is_whole:
             self._undriven[shared] = False
@@ -277,7 +290,7 @@ class Gatherer:
         """Get a connection and send what waits."""
         left_ms = max(1.0, min(shared.deadline_ms, item.deadline_ms) - now_ms())
         try:
-            leased = self._pool.lease(shared.endpoint, left_ms)
+            leased = self._rested(shared.endpoint) or self._pool.lease(shared.endpoint, left_ms)
         except Closed as error:
             leased = Failed(now_ms(), False, str(error), asked=False)
         if isinstance(leased, Failed):
@@ -299,6 +312,33 @@ class Gatherer:
             self._receive(shared, carried)
         carried.is_torn = False
 
+    def _rested(self, endpoint: Endpoint) -> Connection | None:
+        """The connection that was used last, if the rest of its response is there."""
+        carried = self._take_rested(endpoint)
+        if carried is None:
+            return None
+        connection, reader = carried.connection, carried.reader
+        self._pool.resume(endpoint, connection)
+        is_usable = False
+        try:
+            while not reader.complete and connection.is_readable(LINGER_S):
+                connection.receive(reader, 0.0)
+            is_usable = reader.reusable and not reader.buffered and connection.is_alive()
+        except (OSError, BadResponse):
+            pass
+        finally:
+            if not is_usable:
+                self._pool.drop(connection)
+                self._pool.end_lease()
+        return connection if is_usable else None
+
+    @step
+    def _take_rested(self, endpoint: Endpoint) -> Carried | None:
+        for place in range(len(self._resting) - 1, -1, -1):
+            if self._resting[place][0] == endpoint:
+                return self._resting.pop(place)[1]
+        return None
+
     @step
     def _opened(self, shared: SharedRequest, carried: Carried) -> Request | None:
         shared.connection = carried
@@ -313,7 +353,7 @@ class Gatherer:
     def _read(self, shared: SharedRequest, carried: Carried, item: Item) -> bool:
         """Wait for bytes and take them. False when the request is over."""
         if not carried.connection.is_readable(self._may_wait_s(shared, item)):
-            return not shared.is_over and self._look(shared)
+            return self._look(shared)
         carried.is_torn = True
         try:
             carried.connection.receive(carried.reader, 0.0)
@@ -328,8 +368,7 @@ class Gatherer:
     @step
     def _may_wait_s(self, shared: SharedRequest, item: Item) -> float:
         self._find_drivers()
-        until_ms = min(item.deadline_ms, self.machine.due_ms, shared.deadline_ms)
-        return LINGER_S if shared.is_over else (until_ms - now_ms()) / 1000
+        return (min(item.deadline_ms, self.machine.due_ms, shared.deadline_ms) - now_ms()) / 1000
 
     @step
     def _look(self, shared: SharedRequest) -> bool:
@@ -350,7 +389,8 @@ class Gatherer:
             self._give_back(shared, carried)
             return False
         carried.is_torn = False
-        return True
+        carried.may_rest = shared.is_over
+        return not shared.is_over
 
     @step
     def _received(self, shared: SharedRequest, data: bytes) -> bool:
@@ -379,6 +419,10 @@ class Gatherer:
     def close(self) -> None:
         """Nothing more is sent. What was sent still gets its answer."""
         self._closed = True
+        for _, carried in self._resting:
+            self._pool.drop(carried.connection)
+            self._pool.end_lease()
+        self._resting.clear()
         self._take_in(self.machine.closed(now_ms(), ends_sent=False))
 
 
