@@ -56,6 +56,7 @@ _CODES: Final = (
     Code.STORE_UNAVAILABLE,
     Code.CORRUPT_LOG, Code.CORRUPT_BATCH,
 )  # fmt: skip
+_READ_CODES: Final = (*_CODES, Code.LEADER_CHANGED)
 
 
 def _found(key: bytes, value: bytes, version: int, at: int | None = None, *, text: bool) -> ValueResponse:
@@ -144,14 +145,14 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             method="GET", path="/v1/keys/{key:any}", keys=_only_key, is_hot=True,
             summary="A key's value, from the embedded view",
             handler=read_key, at_once=read_key_at_once, answers={JSON: ValueResponse},
-            codes=(*_CODES, Code.NOT_FOUND), tag="view",
+            codes=(*_READ_CODES, Code.NOT_FOUND), tag="view",
             parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT,
                 _CONSISTENCY),
         ),
         Route(
             method="GET", path="/v1/range", keys=Call.whole_range, is_hot=True,
             summary="Consecutive keys and their values, from the embedded view",
-            handler=read_range, answers={JSON: ValueRange}, codes=(*_CODES, Code.BAD_RANGE), tag="view",
+            handler=read_range, answers={JSON: ValueRange}, codes=(*_READ_CODES, Code.BAD_RANGE), tag="view",
             parameters=(
                 *key_parameters("begin", "The first key; from the start without it"),
                 *key_parameters("end", "Up to and without this key; to the last key without it"),
@@ -169,7 +170,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
             method="POST", path="/v1/read", is_hot=True,
             summary="Several keys and ranges, all at one version",
             handler=partial(_read_items, gateway, embedded), body={JSON: JsonRead}, answers={JSON: ReadAnswer},
-            codes=(*_CODES, Code.BAD_RANGE, Code.TOO_LARGE), tag="view",
+            codes=(*_READ_CODES, Code.BAD_RANGE, Code.TOO_LARGE), tag="view",
         ),
     )  # fmt: skip
 
