@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.unit.client.commit_service import WRITE, CommitService, Crowd, Exchange, error_line, until
-from tests.unit.client.conftest import QUICK
+from tests.unit.client.conftest import QUICK, BlockingFace
 
 from holdfast import Client, aio
 from holdfast.client import CommitReceipt
@@ -167,6 +167,24 @@ def test_no_answer_waits_for_the_end_of_the_response_and_the_connection_stays(co
             face._runner.run(asyncio.to_thread(until, lambda: any(face.client.pool._idle.values())))
         face.call("commit", WRITE)
         assert service.connections == connections
+
+
+def test_a_connection_whose_response_has_not_ended_keeps_no_thread_from_the_only_one_allowed() -> None:
+
+    def several(exchange: Exchange) -> None:
+        exchange.lines(*exchange.commit(*exchange.ids))
+        over.wait(20)
+
+    over = threading.Event()
+    with CommitService(several=several) as service:
+        face = BlockingFace(service.url, options=dataclasses.replace(TOGETHER, connections_max=1))
+        crowd = Crowd(face, service)
+        crowd.begin(4)
+        service.gate.set()
+        versions_of(crowd.end())
+        assert face.call("version", local=True).version == 50
+        over.set()
+        face.close()
 
 
 def _items(crowd: Crowd) -> list[Any]:

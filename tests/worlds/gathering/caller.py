@@ -154,7 +154,10 @@ class Caller:
             outer.close()
             self._failed(error)
         else:
-            again = lambda got: self._inner(call, outer, inner, done, got, found)  # noqa: E731
+
+            def again(got: Reply) -> None:
+                self._inner(call, outer, inner, done, got, found)
+
             if isinstance(effect, Send):
                 self._world.shell.send(effect, again)
             elif isinstance(effect, Share):

@@ -138,14 +138,19 @@ class Shell:
 
         def answered(incarnation: int, status: int, body: bytes) -> None:
             del incarnation
-            if world.strikes("lost"):
-                world.seen["a response is lost"] += 1
-                world.agenda.after(world.delay_ms(), None, reply, lambda now: Failed(now, True, "broken"))
-            else:
-                world.agenda.after(world.delay_ms(), None, reply, lambda now: Response(now, status, {}, body))
+            is_lost = world.strikes("lost")
+            world.seen["a response is lost"] += is_lost
+
+            def made(now: float) -> Reply:
+                return Failed(now, True, "broken") if is_lost else Response(now, status, {}, body)
+
+            world.agenda.after(world.delay_ms(), None, reply, made)
+
+        def too_late(now: float) -> Reply:
+            return Failed(now, True, "no answer in time")
 
         world.agenda.after(world.delay_ms(), None, arrives)
-        world.agenda.after(effect.timeout_ms, None, reply, lambda now: Failed(now, True, "no answer in time"))
+        world.agenda.after(effect.timeout_ms, None, reply, too_late)
 
     # -- shared requests
 

@@ -381,13 +381,17 @@ class Pool:
         self._slots.release()
 
     def rest(self, connection: Connection) -> None:
-        """Nobody waits for what it brings, until ``resume``. The lease goes on."""
+        """The lease ends, though the response has not: nobody waits for the rest of it until ``resume``."""
         self._waits.discard(connection.wait)
+        self._slots.release()
 
-    def resume(self, endpoint: Endpoint, connection: Connection) -> None:
-        """It is waited for again."""
+    def resume(self, endpoint: Endpoint, connection: Connection) -> bool:
+        """Lease it again, unless every connection is busy."""
+        if not self._slots.acquire(blocking=False):
+            return False
         connection.wait = self._begin(endpoint, now_ms())
         connection.wait.socket = connection.socket
+        return True
 
     def reader_for(self, connection: Connection) -> ResponseReader:
         """For the response to the next request on it."""

@@ -318,7 +318,9 @@ class Gatherer:
         if carried is None:
             return None
         connection, reader = carried.connection, carried.reader
-        self._pool.resume(endpoint, connection)
+        if not self._pool.resume(endpoint, connection):
+            self._pool.drop(connection)
+            return None
         is_usable = False
         try:
             while not reader.complete and connection.is_readable(LINGER_S):
@@ -421,7 +423,6 @@ class Gatherer:
         self._closed = True
         for _, carried in self._resting:
             self._pool.drop(carried.connection)
-            self._pool.end_lease()
         self._resting.clear()
         self._take_in(self.machine.closed(now_ms(), ends_sent=False))
 
