@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from tests.unit.client.conftest import QUICK
 
@@ -12,8 +13,9 @@ from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import Failed, Reply, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.retry_budget import Session
-from holdfast.commit.format.transaction import Transaction, Write
+from holdfast.commit.format.transaction import JobChange, Transaction, Write
 from holdfast.errors import Code, OutcomeUnknown
+from holdfast.values import LogPosition
 from holdfast.wire.log import NotCommitted
 
 WITHIN_MS = 60_000.0
@@ -82,3 +84,19 @@ def test_a_service_that_comes_back_settles_the_items_that_are_left() -> None:
 
     results, _ = driven(reply)
     assert all(isinstance(result, NotCommitted) for result in results)
+
+
+def test_a_stream_of_commits_keeps_everything_that_a_transaction_has() -> None:
+    session = Session(
+        Route((parse_endpoint("http://a.example:1"),)), dataclasses.replace(OPTIONS, commits_bytes_max=900)
+    )
+    grouping = log_operations.Grouping(session, LogPosition(7, "c" * 32), "entropy")
+    part = msgspec.Raw(b'[{"store": "orders", "messages": [{}]}]')
+    given = Transaction([], acknowledge=part, maps=part, publish=part, jobs=(JobChange("job", b"record"),))
+    assert grouping.add(given) == []
+    (one,) = grouping.rest()
+    filled = msgspec.structs.replace(one, request_id=None, read_version=None, log_id=None)
+    assert filled == given
+    assert (one.read_version, one.log_id) == (7, "c" * 32)
+    large = msgspec.structs.replace(given, publish=msgspec.Raw(b"[" + b" " * 900 + b"]"))
+    assert len(grouping.add(large)) == 1, "what it has for the stores counts"

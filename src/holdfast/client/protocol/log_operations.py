@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from holdfast.client.protocol.effects import (
     Answered,
@@ -743,7 +743,8 @@ class Grouping:
 
     def add(self, txn: Transaction) -> list[Transaction]:
         """Add one; returns the group that it completes, or an empty list. Raises: InvalidRequest."""
-        check_transaction(txn.operations, txn.preconditions, txn.read_version)
+        parts = Parts(*txn.parts, txn.jobs) if txn.has_parts else NOTHING_ELSE
+        check_transaction(txn.operations, txn.preconditions, txn.read_version, parts)
         newest = self._session.newest  # long streams outlive the conflict window of their start
         if newest is not None and newest.log_id == self._log_id:
             self._read_version = max(newest.version, self._read_version)
@@ -757,11 +758,14 @@ class Grouping:
                 leader_id=txn.leader_id,
                 read_version=txn.read_version if txn.read_version is not None else self._read_version,
                 log_id=txn.log_id if txn.log_id is not None else self._log_id,
-                jobs=txn.jobs,
+                acknowledge=parts.acknowledge,
+                maps=parts.maps,
+                publish=parts.publish,
+                jobs=parts.jobs,
             )
         )
         self._number += 1
-        self._size += _size_of(txn)
+        self._size += _size_of(txn) + sum(len(part) for part in parts[:3] if not isinstance(part, UnsetType))
         full = (
             len(self._group) >= self._options.commits_per_request_max or self._size >= self._options.commits_bytes_max
         )
