@@ -142,6 +142,8 @@ class World:
         self.here, self.store = here, store
         self.by_users = by_users
         self.tokens: dict[str, Role | Grant] = {ROOT: Role.ADMIN}
+        self.narrowed: dict[str, Role] = {}
+        """The role of each token after its right was narrowed."""
         self.permissions: dict[str, Any] = {
             "enabled": by_users,
             "users": {"root": {"token": ROOT, "roles": ["root"]}},
@@ -241,6 +243,8 @@ class World:
             if need.checks_scope and "stores" not in line and self.random.random() < 0.5:
                 scope = SEAT
         self.tokens[token] = Grant(role, None, scope)
+        # Below every right with which it may ask.
+        self.narrowed[token] = Role(min([role, *(ROLE_FOR[other] for other in need.others.values())]) - 1)
         self.reload()
         return token, ways
 
@@ -252,7 +256,7 @@ class World:
                 del self.tokens[token]
             case "narrowed":
                 assert isinstance(held, Grant)
-                lower = Role(held.role - 1)
+                lower = self.narrowed[token]
                 if lower is Role.OPEN:
                     del self.tokens[token]
                 else:

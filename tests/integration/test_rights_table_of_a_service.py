@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.crash.server_process import NO_VIEW, ServerProcess
+from tests.crash.server_process import ServerProcess
 from tests.integration.http_harness import Answered, Client
 from tests.integration.test_rights_table import BY_FRAMEWORK, TOKENS, ask_all, joined, token_of, unexpected
 from tests.rgw import free_port
@@ -39,7 +39,6 @@ async def letters_of(folder: Path, names: list[str], *, users: bool, headers: Ma
     environment = {
         "HOLDFAST_STORES__DURABILITY": "log",
         "HOLDFAST_STORES__DIRECTORY": str(folder / "stores"),
-        **NO_VIEW,
     }
     if not users:
         environment["HOLDFAST_SERVER__TOKENS_FILE"] = str(token_file(folder))
