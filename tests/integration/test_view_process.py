@@ -180,6 +180,7 @@ def test_signals_to_the_whole_group_do_not_end_it_and_the_end_of_the_server_does
     with serving(tmp_path) as server, connected(server) as client:
         client.commit([Write(b"a", b"1")])
         assert client.get(b"a") is not None
+        assert client.jobs().items == ()  # only the view has them: it runs now
         (pid,) = view_processes(server)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)

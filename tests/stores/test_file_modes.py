@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,9 @@ def test_no_file_of_a_service_with_everything_on_is_for_others(tmp_path: Path) -
             with stores.publisher("s") as publisher:
                 publisher.publish(b"secret")
             stores.cluster_command("backup", {"name": "copy"})
+        # Reads come from memory: the process of the view may start later.
+        while not any("view" in str(path) for path in data.rglob("*.sqlite-wal")):
+            time.sleep(0.02)
         found = {path.relative_to(data): path.stat() for path in (data, *data.rglob("*"))}
     finally:
         service.kill()

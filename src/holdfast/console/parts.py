@@ -339,7 +339,7 @@ def refusal(error: HoldfastError) -> Html:
         return notice("warn", "Not shown: ", why(error), ".")
     if isinstance(error, NotFound):
         return notice("warn", "Not found: ", str(error), ".")
-    return notice("bad", str(error), " ", element("code", error.code.value), f" {error.hint}" if error.hint else None)
+    return notice("bad", str(error), " ", element("code", error.code.value))
 
 
 async def attempt(part: Awaitable[Html]) -> Html:

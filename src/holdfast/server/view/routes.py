@@ -14,7 +14,9 @@ from typing import Final
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.key_scope import EVERYTHING, KeyScope
 from holdfast.server.http.responses import LeaderHint, error_body
+from holdfast.server.http.rights_table import ScopeRule
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,
@@ -178,13 +180,18 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
 async def _read_items(gateway: Gateway, embedded: EmbeddedView, call: Call) -> Response:
     request = decode_read(await call.body())
     position = None if request.at is None else position_of("at", request.at)
-    asked = asked_of(request, call.scope)
+    asked = asked_of(request, _scope_of(call))
     at = await _asked_version(gateway, position, request.consistency)
     each = await embedded.read([item for item in asked if not isinstance(item, HoldfastError)], at=at, room=call.room)
     call.require_right_to_see()
-    scope = call.scope  # it may be another one by now
+    scope = _scope_of(call)  # it may be another one by now
     shown = [within_scope(item, scope) for item in asked]
     return json_response(_answer(asked, shown, each, gateway.leader, text=request.text))
+
+
+def _scope_of(call: Call) -> KeyScope:
+    """The keys that each item may read, by the row of the route."""
+    return call.scope if call.need.scope is ScopeRule.ITEMS else EVERYTHING
 
 
 def _answer(
