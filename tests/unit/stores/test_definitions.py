@@ -202,8 +202,8 @@ def test_each_parameter_of_a_durable_is_taken(
 
 def test_no_parameter_of_a_durable_is_without_a_row() -> None:
     assert {row[0] for row in DURABLE_PARAMETERS} == set(PARAMETER_TYPES) - {"durable_ttl"}
-    told = {name.removesuffix("_ms") for name in (field.name for field in fields(DurableDefinition))}
-    assert told - {"name", "type", "template"} == set(PARAMETER_TYPES)
+    described = {name.removesuffix("_ms") for name in (field.name for field in fields(DurableDefinition))}
+    assert described - {"name", "type", "template"} == set(PARAMETER_TYPES)
 
 
 @pytest.mark.parametrize(("name", "given", "attribute", "expected", "kind"), DURABLE_PARAMETERS)

@@ -326,7 +326,7 @@ class Gathering:
         return self._kind.together(items)
 
     def not_opened(self, shared: SharedRequest, failed: Failed) -> Effects:
-        """There is no connection for it. What waited before it began was not sent."""
+        """It got no connection. What waited before it began was not sent."""
         if shared.is_over:
             return NOTHING
         self._opening -= 1
