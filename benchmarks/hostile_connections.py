@@ -48,6 +48,7 @@ OWN_TOKEN: Final = "commits-and-subscribes-0"
 PIECE_SECONDS: Final = 0.01
 SAYS_SECONDS: Final = 0.1
 READY_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 0.5
 CLIENTS: Final = 8
 SERVICE_CORE, OTHER_CORE = 0, 1
 COMMIT: Final = b'{"operations":[{"type":"write","key":"a2V5","value":"dmFs"}]}'
@@ -245,6 +246,19 @@ class Service:
         durables = {f"d{number}": {"type": "standard"} for number in range(2)}
         self.wait_until(lambda: self.ask("PUT", "/v1/stores/attacked", {"durables": durables}))
 
+    def wait_until_idle(self) -> None:
+        """Return when it has worked off what an attacker left in the buffers of its connections."""
+        self.wait_until(self._is_idle)
+
+    def _is_idle(self) -> bool:
+        before = self._processor_seconds()
+        time.sleep(IDLE_SECONDS)
+        return self._processor_seconds() - before < IDLE_SECONDS / 10
+
+    def _processor_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -300,6 +314,7 @@ def latency(options: argparse.Namespace, folder: Path) -> tuple[dict[str, object
         for kind in options.kinds:
             quiet, attacked, rates, counts = list[float](), list[float](), list[float](), list[tuple[int, int]]()
             for _ in range(options.pairs):
+                served.wait_until_idle()
                 alone = asyncio.run(commits(served.port, options.seconds))
                 with attacker(kind, served.port, options.rate) as sent:
                     time.sleep(min(1.0, options.seconds))

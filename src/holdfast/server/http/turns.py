@@ -1,6 +1,6 @@
 """How much of one turn of the event loop the connections get, so that none of them keeps the others waiting.
 
-A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; a frame of a WebSocket likewise. One connection gets
+A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; for a WebSocket see its module. One connection gets
 ``VISIT`` a turn, and all together ``TURN``, of which those that have not sent a valid token share ``UNKNOWN``, in
 small visits, so that the first request of a client waits for few requests of each of them. Input above that stays in
 its connection, which reads no more until its next visit, in a circle. A single request may cost more than is left: then

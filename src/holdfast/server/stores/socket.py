@@ -57,8 +57,12 @@ FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576
 """Bytes of replies and pongs written for a peer that reads nothing; messages wait instead."""
-PIECE_BYTES: Final = 2_048
+PIECE_BYTES: Final = 256
 """What the parser gets at once: it reads every frame in it, and the smallest has six bytes."""
+FRAME_UNITS: Final = 2
+MESSAGE_UNITS: Final = 8
+"""What they take of a turn. An acknowledgement costs several times what a request to the fast routes does: it is parsed
+by Python, and its record written."""
 CLOSE_SECONDS_MAX: Final = 2.0
 LAST_WORDS_SECONDS_MAX: Final = 10.0
 PINGS_PER_TIMEOUT: Final = 3
@@ -151,29 +155,29 @@ class SubscribeSocket(asyncio.Protocol):
                 self._finish()
             return
         self._heard_seconds = self._gateway.loop.time()
-        if self._unread:
-            self._unread += data
-        else:
-            self._feed(data)
+        waits = bool(self._unread)
+        self._unread += data
+        if not waits:
+            self._take()
 
-    def _feed(self, data: bytes) -> None:
-        protocol, turns, is_known = self._protocol, self._gateway.turns, self.is_known
+    def _take(self) -> None:
+        protocol, turns, is_known, unread = self._protocol, self._gateway.turns, self.is_known, self._unread
         left = budget = turns.left(self)
         position = 0
-        while position < len(data) and left > 0 and not self._closing:
-            protocol.receive_data(data[position : position + PIECE_BYTES])
+        while position < len(unread) and left > 0 and not self._closing:
+            protocol.receive_data(unread[position : position + PIECE_BYTES])
             position += PIECE_BYTES
             events = protocol.events_received()
             for event in events:
                 if isinstance(event, Request):
                     self._handshake(event)
                 elif isinstance(event, Frame):
-                    self._frame(event)
-            left -= max(1, len(events))
+                    left -= MESSAGE_UNITS if self._frame(event) else FRAME_UNITS
+            left -= 1
         if left < budget:
             turns.took(budget - left, is_known=is_known)
-        if position < len(data) and self._transport is not None and not self._closing:
-            self._unread += data[position:]
+        del unread[:position]
+        if unread and self._transport is not None and not self._closing:
             self._transport.pause_reading()
             turns.wait(self)
         self._flush()
@@ -192,9 +196,7 @@ class SubscribeSocket(asyncio.Protocol):
         """See ``Visited``."""
         if self._transport is None or self._transport.is_closing():
             return
-        data = bytes(self._unread)
-        self._unread.clear()
-        self._feed(data)
+        self._take()
         if not self._unread and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -308,16 +310,18 @@ class SubscribeSocket(asyncio.Protocol):
 
     # Frames of the client
 
-    def _frame(self, frame: Frame) -> None:
-        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            if not frame.fin:
-                self._message_begun += frame.data
-                return
-            data = bytes(frame.data)
-            if self._message_begun:
-                data, self._message_begun = bytes(self._message_begun + data), bytearray()
-            self._message(data)
-        # Pings are answered by the library; pongs and closes need nothing but their arrival.
+    def _frame(self, frame: Frame) -> bool:
+        """Whether it completed a message, which is carried out."""
+        if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return False  # pings are answered by the library; pongs and closes need nothing but their arrival
+        if not frame.fin:
+            self._message_begun += frame.data
+            return False
+        data = bytes(frame.data)
+        if self._message_begun:
+            data, self._message_begun = bytes(self._message_begun + data), bytearray()
+        self._message(data)
+        return True
 
     def _message(self, data: bytes) -> None:
         if self._closing or self._lost_right is not None or not self._open or not self._may_go_on():
