@@ -1,7 +1,7 @@
 """The I/O shell of the commit log: one pipeline, one object store, one clock, one event loop.
 
 Each step of the pipeline takes everything that arrived since the last one, so load decides the batches, not a timer
-(``docs/decisions/0004-one-event-loop.md``). When the store stalls, ``admission`` refuses commits; metrics and streams
+(``docs/decisions/0004-commit-path.md``). When the store stalls, ``admission`` refuses commits; metrics and streams
 continue. When the leadership ends, every waiting commit gets ``Unanswered`` and ``ended`` is set.
 """
 
