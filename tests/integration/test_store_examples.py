@@ -51,15 +51,6 @@ def test_every_mail_is_sent_or_given_up_once(url: str) -> None:
     assert causes == [(b"no-such-host@invalid", "rejected")]
 
 
-def test_what_the_readme_says_about_message_stores_runs(url: str) -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Message stores")[2].partition("\n## ")[0]
-    programs = PROGRAM.findall(section)
-    assert len(programs) == 1
-    program = programs[0].replace("http://127.0.0.1:8080", url)
-    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "b'2 x coffee'\n"), done.stderr
-
-
 def test_the_three_first_programs_of_the_readme_run(url: str, tmp_path: Path) -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Who it is for")[2].partition("\n## ")[0]
     programs = [each.replace("http://127.0.0.1:8080", url) for each in PROGRAM.findall(section)]
