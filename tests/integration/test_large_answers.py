@@ -15,10 +15,12 @@ from tests.integration.http_harness import Client, Serving, request, run, servin
 from holdfast.errors import Backpressure
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import answers
-from holdfast.server.http.answers import PAGES_OF_CLIENT, Answers, Sending
+from holdfast.server.http.answers import PAGE_ROOM, PAGES_OF_CLIENT, Answers, Sending
 from holdfast.server.http.auth import Role
 
 SLOW, OTHER = "a-slow-long-random-token", "another-long-random-token"
+READ_BYTES_MAX = 262_144
+"""What the event loop reads at once."""
 VALUE = 700_000
 KEYS = 20
 PEERS: list[socket.socket] = []
@@ -40,15 +42,15 @@ async def filled(here: Serving, value: int = VALUE, keys: int = KEYS) -> Client:
     return client
 
 
-async def unread(here: Serving, target: str) -> socket.socket:
-    """A request whose answer is not read."""
+async def unread(here: Serving, target: str, times: int = 1) -> socket.socket:
+    """Requests whose answers are not read."""
     peer = socket.socket()
     PEERS.append(peer)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     peer.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(peer, (here.host, here.port))
-    await loop.sock_sendall(peer, request("GET", target, Authorization=f"Bearer {SLOW}"))
+    await loop.sock_sendall(peer, times * request("GET", target, Authorization=f"Bearer {SLOW}"))
     return peer
 
 
@@ -56,28 +58,61 @@ def holding(here: Serving) -> int:
     return sum(each.transport.get_write_buffer_size() > 0 for each in here.server.context.open)
 
 
+def unsent(here: Serving) -> int:
+    return sum(each.transport.get_write_buffer_size() for each in here.server.context.open)
+
+
 LIMITS = GatewayLimits(request_bytes_max=32 << 20)
 TOKENS = {SLOW: Role.READ, OTHER: Role.WRITE}
 
 
-def test_unread_ranges_of_one_token_hold_four_pages_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [1, 1_000], ids=["one", "pipelined"])
+def test_unread_ranges_of_one_token_hold_four_pages_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     monkeypatch.setattr(answers, "STALLED_SECONDS", 60.0)
 
     async def scenario() -> None:
         async with serving(limits=LIMITS, tokens=TOKENS) as here:
             client = await filled(here)
             for _ in range(3 * PAGES_OF_CLIENT):
-                await unread(here, "/v1/range?limit=10000")
+                await unread(here, "/v1/range?limit=10000", times)
             await until(lambda: holding(here) == PAGES_OF_CLIENT)
             for _ in range(3):
                 answered = await client.ask("GET", "/v1/range?limit=10000", Authorization=f"Bearer {OTHER}")
                 assert answered.status == 200
                 assert holding(here) == PAGES_OF_CLIENT, "the others of this token wait"
+                assert unsent(here) <= PAGES_OF_CLIENT * PAGE_ROOM, "one answer each"
             small = await here.connect()
             answered = await small.ask("GET", "/v1/keys/nothing", Authorization=f"Bearer {SLOW}")
             assert answered.status == 404, "what is small needs no room"
 
     run(scenario)
+
+
+def test_input_that_waits_for_large_answers_counts_and_is_dropped_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answers, "STALLED_SECONDS", 60.0)
+
+    async def scenario() -> None:
+        limits = GatewayLimits(request_bytes_max=32 << 20, unsent_bytes_max=4 << 20)
+        async with serving(limits=limits, tokens=TOKENS) as here:
+            await filled(here)
+            seen = 0
+            for _ in range(10 * PAGES_OF_CLIENT):
+                await unread(here, "/v1/range?limit=10000", 4_000)
+                seen = max(seen, waiting(here))
+            await until(lambda: here.front.buffers.ended > 0)
+            uncounted = PAGES_OF_CLIENT * READ_BYTES_MAX
+            assert max(seen, waiting(here)) <= here.front.buffers.client_bytes_max + uncounted < 10 * uncounted / 2
+
+    run(scenario)
+
+
+def waiting(here: Serving) -> int:
+    """Bytes of requests that were read and not served."""
+    return sum(len(each._unread) for each in here.server.context.open)
 
 
 def test_an_answer_that_is_not_read_is_cut_off_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ class Connection(asyncio.Protocol):
         "_head", "_state", "is_known", "_known_head", "_known_host", "_known_rest", "context", "_last_second",
         "_needed", "_partial_since", "_parser", "queue", "reading_paused", "_request", "_taken_second",
         "_takes_no_more", "transport", "_unread", "_unsent", "_waits_for_answers", "_waits_for_turn", "_writing_paused",
+        "_written",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -140,6 +141,8 @@ class Connection(asyncio.Protocol):
         self._partial_since: int | None = None
         """The second of the first byte of an incomplete request."""
         self._unsent = 0
+        self._written = 0
+        """By exchanges, since there was last nothing unsent."""
         self._taken_second = context.seconds
         """When the peer took something, or had nothing to take."""
         self._takes_no_more = False
@@ -226,6 +229,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer has read enough: go on."""
         self._writing_paused = False
+        self._written = 0
         self._taken_second = self.context.seconds
         self._wake_writers()
         self._resume_reading()
@@ -301,10 +305,10 @@ class Connection(asyncio.Protocol):
         if self.eof and not (self.queue or self.alone or self._waits_for_turn):
             self.transport.close()
 
-    # What it holds: see ``Buffer``. Of a connection with a valid token it counts while the framework serves a request.
+    # What it holds: see ``Buffer``. Of a connection with a valid token it counts while a request is served alone.
 
     def _report(self) -> None:
-        if self.is_known and not isinstance(self.alone, Exchange):
+        if self.is_known and self.alone is None:
             return
         held = self.held_bytes()
         if held > MARK_BYTES or self._counted is not None:
@@ -324,11 +328,13 @@ class Connection(asyncio.Protocol):
     def held_bytes(self) -> int:
         """What was read and not served yet, and what the peer has not taken, unless a route counts that."""
         held = len(self._unread) + (len(self.alone.body) if isinstance(self.alone, Exchange) else 0)
-        return held + (0 if self.is_known else self.unsent_bytes())
+        unsent = 0 if self.is_known else self.unsent_bytes()
+        return held + (max(unsent, self._written) if unsent else 0)  # what is sent in part is kept whole
 
     def end_lagging(self, problem: HoldfastError) -> None:
         """See ``Buffer``. In the middle of requests there is no place for a reason."""
         del problem
+        self._unread.clear()  # now: a turn of the loop may read from a thousand connections before their ends are seen
         self.abort()
 
     def go_on_soon(self) -> None:
@@ -472,6 +478,8 @@ class Connection(asyncio.Protocol):
     def answered_alone(self) -> None:
         """The hot request that was served alone is answered: the next one may begin."""
         self.alone = None
+        if self._counted is not None and self.is_known:
+            self._discard_report()
         if self._unread:
             self.go_on_soon()
 
@@ -523,6 +531,12 @@ class Connection(asyncio.Protocol):
     def is_over(self) -> bool:
         """Whether it has ended, or is about to."""
         return self.transport is None or self.transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the response of an exchange."""
+        if self.transport is not None:
+            self._written = len(data) + (self._written if self.transport.get_write_buffer_size() else 0)
+            self.transport.write(data)
 
     def unsent_bytes(self) -> int:
         """Bytes written that the peer has not taken yet, beyond what the kernel holds for it."""
@@ -812,7 +826,8 @@ class FastResponse(PendingResponse):
         queue = connection.queue
         if not queue:
             return  # the connection is gone
-        if connection.alone is self:
+        is_alone = connection.alone is self
+        if is_alone:
             connection.answered_alone()
         closes = self.closes
         if status == 200 and not closes and not headers:
@@ -829,7 +844,9 @@ class FastResponse(PendingResponse):
                     transport.close()
             return
         self.answer = response
-        if queue[0] is self and not connection.dirty:
+        if is_alone:
+            connection.flush()  # at once: its room is given back when the peer has taken it
+        elif queue[0] is self and not connection.dirty:
             connection.dirty = True
             context.flush_later(connection)
 

@@ -55,6 +55,10 @@ class Carrier(Sending, Protocol):
         """The exchange takes more of its body."""
         ...
 
+    def write(self, data: bytes) -> None:
+        """Send a part of the response."""
+        ...
+
     def responded(self) -> None:
         """The response is complete."""
         ...
@@ -318,13 +322,12 @@ class Exchange:
         connection = self.connection
         if not (self.is_gone or connection.takes_more):
             await connection.until_it_takes_more()
-        transport = connection.transport
-        if self.is_gone or transport is None:
+        if self.is_gone or connection.transport is None:
             return
         if message["type"] == "http.response.start":
             head = self._head_of(message["status"], message["headers"])
             if self._left < 0:
-                transport.write(head)
+                connection.write(head)
             else:
                 self._unsent_head = head  # the body follows at once
             return
@@ -340,7 +343,7 @@ class Exchange:
             self._left -= len(body)
             assert self._left >= 0, "a body is as long as was said"
             parts.append(body)
-        transport.write(b"".join(parts))
+        connection.write(b"".join(parts))
         if ends:
             assert self._left <= 0, "a body is as long as was said"
             self.has_responded = True

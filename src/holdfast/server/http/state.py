@@ -25,7 +25,7 @@ from holdfast.server.http.turns import Turns
 from holdfast.server.http.unknown_connections import UnknownConnections
 
 JSON: Final = "application/json"
-UNKNOWN_BYTES_MAX: Final = 48 * 1_048_576
+UNKNOWN_BYTES_MAX: Final = 40 * 1_048_576
 UNKNOWN_PART: Final = 4
 """A quarter of the connections may be without a valid token, where the service has tokens."""
 
