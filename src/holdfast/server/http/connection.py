@@ -32,6 +32,7 @@ from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HotRoutes, HttpState, LongPoll, PendingResponse
 from holdfast.server.http.turns import BYTES_PER_UNIT
+from holdfast.wire.formats import MSGPACK, NDJSON
 
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256
@@ -408,6 +409,9 @@ class Connection(asyncio.Protocol):
             end = head_end + head.length
             if head.length:
                 if head.length > request.request_bytes_max or end > len(data):
+                    if request.only_whole:
+                        self._parser = httptools.HttpRequestParser(head)
+                        return self._begin(data, start)
                     self._refuse_or_await_body(request, end - start)
                     return 0
                 self._parser.feed_data(data[head_end:end])
@@ -788,7 +792,7 @@ def too_slow(bytes_per_second_min: int) -> Unavailable:
 class FastResponse(PendingResponse):
     """The response to one request, in the order of its connection."""
 
-    __slots__ = ("_connection", "_request", "answer", "closes", "poll")
+    __slots__ = ("_connection", "_has_begun", "_request", "answer", "closes", "poll")
 
     takes_input = False
     """See ``Exchange``."""
@@ -800,6 +804,7 @@ class FastResponse(PendingResponse):
         self.answer: bytes | None = None
         """The whole response, while an earlier one is not given."""
         self.poll: LongPoll | None = None
+        self._has_begun = False
 
     @property
     def connection(self) -> Connection:
@@ -830,8 +835,8 @@ class FastResponse(PendingResponse):
         if is_alone:
             connection.answered_alone()
         closes = self.closes
-        if status == 200 and not closes and not headers:
-            head = context.head_200 if media_type == JSON else context.head_200_msgpack
+        head = context.heads.get(media_type) if status == 200 and not closes and not headers else None
+        if head is not None:
             response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
         else:
             response = context.response(status, headers, body, closes=closes, media_type=media_type)
@@ -850,6 +855,27 @@ class FastResponse(PendingResponse):
             connection.dirty = True
             context.flush_later(connection)
 
+    def respond_part(self, body: bytes, media_type: str, *, is_last: bool) -> None:
+        """Give a part of the response of a request that is served alone. Its status is 200."""
+        connection, request = self._connection, self._request
+        assert request is not None and request.is_alone, "nothing else is written before the last part"
+        if is_last and not self._has_begun:
+            self.respond(200, None, body, media_type)
+            return
+        transport, context = connection.transport, connection.context
+        if transport is None:
+            return
+        begins = b"" if self._has_begun else context.chunked_head(media_type, closes=self.closes)
+        self._has_begun = True
+        part = b"%b%x\r\n%b\r\n" % (begins, len(body), body) if body else begins
+        if not is_last:
+            transport.write(part)
+            return
+        context.counters.answers[request.counted_200] += 1
+        self.answer = part + b"0\r\n\r\n"
+        connection.answered_alone()
+        connection.flush()
+
 
 class ConnectionContext(Framework):
     """What the connections of one server share: routes, prepared bytes, and the connections themselves."""
@@ -865,8 +891,8 @@ class ConnectionContext(Framework):
         self.connections_max = state.limits.connections_max or sys.maxsize
         self.unknown = state.unknown
         self.open: set[Connection] = set()
-        self.head_200 = b""
-        self.head_200_msgpack = b""
+        self.heads: dict[str, bytes] = {}
+        """Of responses with status 200, up to their length, by media type."""
         self.tell_date(b"")
         self._dirty: list[Connection] = []
         self._all_closed: asyncio.Future[None] | None = None
@@ -875,8 +901,7 @@ class ConnectionContext(Framework):
         """Use this value of the ``Date`` header in the answers from now on."""
         self.date = b"Date: %b\r\n" % date if date else b""
         head = b"HTTP/1.1 200 OK\r\n%bContent-Type: %b\r\nContent-Length: "
-        self.head_200 = head % (self.date, b"application/json")
-        self.head_200_msgpack = head % (self.date, b"application/msgpack")
+        self.heads = {kind: head % (self.date, kind.encode()) for kind in (JSON, MSGPACK, NDJSON)}
 
     def response(
         self,
@@ -898,6 +923,14 @@ class ConnectionContext(Framework):
             media_type.encode(),
             len(body),
             body,
+        )
+
+    def chunked_head(self, media_type: str, *, closes: bool) -> bytes:
+        """The head of a response whose length is not known when it begins."""
+        return b"HTTP/1.1 200 OK\r\n%b%bContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (
+            self.date,
+            b"Connection: close\r\n" if closes else b"",
+            media_type.encode(),
         )
 
     def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:

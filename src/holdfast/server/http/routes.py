@@ -419,7 +419,8 @@ class Route:
     """Not needed for a ``fast`` route without parameters."""
     stream: StreamHandler | None = None
     fast: FastRequest | None = None
-    """The handler of requests whose line is the bare method and path, which connections serve themselves."""
+    """The handler of requests whose line is the bare method and path, which connections serve themselves. With a
+    ``stream``: of those that come whole."""
     fast_queries: Mapping[str, FastRequest] = field(default_factory=dict)
     """The same for lines with exactly this query."""
     is_hot: bool = False
@@ -474,7 +475,8 @@ class Endpoint:
     """A route as an ASGI application."""
 
     def __init__(self, state: HttpState, route: Route) -> None:
-        assert (route.handler is None and route.fast is None) != (route.stream is None), "a route answers or streams"
+        assert route.handler or route.stream or route.fast, "a route is served"
+        assert not (route.handler and route.stream), "a route answers or streams"
         self._state = state
         self._route = route
         self._need = route.need

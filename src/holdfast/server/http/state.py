@@ -151,6 +151,8 @@ class FastRequest(ABC):
 
     asks_store = False
     """Whether the response waits until the object store has proved something."""
+    only_whole = False
+    """Whether a request is the framework's where its body does not come with its head, or is larger."""
     any_host = False
     """Whether it is served whatever its ``Host`` names."""
 
