@@ -62,6 +62,7 @@ def test_connections_without_a_token_hold_a_bounded_part(monkeypatch: pytest.Mon
                 strangers = here.server.context.open
                 held = [each.held_bytes() for each in strangers if not each.is_known and is_open(each.transport)]
                 most = max(most, sum(held))
+                assert not any(each._unread for each in strangers if not is_open(each.transport)), "it goes at once"
                 return here.front.unknown_bytes.ended > 3
 
             await until(look)

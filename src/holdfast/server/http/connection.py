@@ -459,6 +459,8 @@ class Connection(asyncio.Protocol):
             self._hand_over(exchange)
         elif exchange.is_whole and exchange.has_responded:
             self._leave(exchange)
+        if not self.is_known:
+            self._report()
         return taken
 
     def read_on(self) -> None:
