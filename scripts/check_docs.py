@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from holdfast.cli.output import Exit
 from holdfast.errors import Code
 from holdfast.server.http.auth import Role
 from holdfast.server.http.responses import STATUS_OF
-from holdfast.server.http.rights_table import RIGHTS
+from holdfast.server.http.rights_table import RIGHTS, Need
 from holdfast.settings import KEYS, load_configuration
 
 ROOT = Path(__file__).parent.parent
@@ -142,20 +143,25 @@ def configuration_table() -> str:
 
 def rights_table() -> str:
     """The table of rights made from the code."""
-    rows = ["| route | needs | token for some keys | in addition; left out |", "|---|---|---|---|"]
-    for name, need in RIGHTS.items():
-        needs = f"right `{need.right}`" if need.right is not None else f"role `{need.role.name.lower()}`"
-        if need.right is None and need.role is Role.OPEN:
-            needs = "nothing"
-        scope = "" if need.role in (Role.OPEN, Role.ADMIN) and need.right is None else str(need.scope)
-        parts = [
-            f"{part}: role `{each.name.lower()}`" if isinstance(each, Role) else f"{part}: right `{each}`"
-            for part, each in need.parts.items()
-        ]
-        parts += [f"{kind}: right `{right}` instead" for kind, right in need.others.items()]
-        more = [*parts, *([f"left out: {need.hides}"] if need.hides else [])]
-        rows.append(f"| `{name}` | {needs} | {scope} | {'; '.join(more)} |")
+    rows = ["| routes | need | token for some keys | in addition; left out |", "|---|---|---|---|"]
+    for cells, alike in groupby(RIGHTS.items(), key=lambda row: rights_cells(row[1])):
+        rows.append(f"| {', '.join(f'`{name}`' for name, _ in alike)} | {cells}")
     return "\n".join(rows)
+
+
+def rights_cells(need: Need) -> str:
+    """What a row of the table of rights says after its routes; routes in a row that need the same share one."""
+    needs = f"right `{need.right}`" if need.right is not None else f"role `{need.role.name.lower()}`"
+    if need.right is None and need.role is Role.OPEN:
+        needs = "nothing"
+    scope = "" if need.role in (Role.OPEN, Role.ADMIN) and need.right is None else str(need.scope)
+    parts = [
+        f"{part}: role `{each.name.lower()}`" if isinstance(each, Role) else f"{part}: right `{each}`"
+        for part, each in need.parts.items()
+    ]
+    parts += [f"{kind}: right `{right}` instead" for kind, right in need.others.items()]
+    more = [*parts, *([f"left out: {need.hides}"] if need.hides else [])]
+    return f"{needs} | {scope} | {'; '.join(more)} |"
 
 
 def check_table(name: str, begin: str, table: str, *, write: bool) -> list[str]:
