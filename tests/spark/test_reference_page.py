@@ -29,24 +29,26 @@ from holdfast.spark.options import (
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
 MESSAGE_COLUMNS = {"body", "key", "fields", "ttl_ms", "deliver_at"}
-ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+
+
+def named(intro: str) -> set[str]:
+    """What the first cells of the table, or the items of the list, after these words name."""
+    _, after = PAGE.read_text(encoding="utf-8").split(intro)
+    block = re.search(r"^(?:[-|].*\n|  .*\n)+", after, re.MULTILINE)
+    assert block is not None
+    firsts = re.findall(r"^(?:\| (.*?) \||- (.*?):)", block[0], re.MULTILINE)
+    return {name for first in firsts for name in re.findall(r"`(\w+)`", "".join(first))}
 
 
 def test_the_tables_name_every_option_and_no_other() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    of_log, of_queue = text.split("| option | for | meaning |")[1].split("| option of a queue | meaning |")
-    of_queue, of_store = of_queue.split("| option of a store | meaning |")
-    of_store, of_served = of_store.split("| option of a store of a service | meaning |")
-    of_served, of_table = of_served.split("| option of a table | meaning |")
-    of_table, of_write = of_table.split("| option of a write | meaning |")
-    of_write, of_store_write = of_write.split("| option of a write into a store | meaning |")
-    assert set(ROW.findall(of_log)) == set(LOG_OPTIONS)
-    assert set(ROW.findall(of_queue)) == set(QUEUE_OPTIONS)
-    assert set(ROW.findall(of_store)) == set(STORE_OPTIONS)
-    assert set(ROW.findall(of_served)) == set(SERVED_STORE_OPTIONS)
-    assert set(ROW.findall(of_table)) == set(TABLE_OPTIONS)
-    assert set(ROW.findall(of_write)) == set(WRITE_OPTIONS) | MESSAGE_COLUMNS
-    assert set(ROW.findall(of_store_write)) == set(STORE_WRITE_OPTIONS)
+    assert named("## Options of a read\n") == set(LOG_OPTIONS)
+    assert named("### A queue\n") == set(QUEUE_OPTIONS)
+    assert named("### A message store\n") == set(STORE_OPTIONS)
+    assert named("### A message store of a service\n") == set(SERVED_STORE_OPTIONS)
+    assert named("### A table of a pipeline\n") == set(TABLE_OPTIONS)
+    assert named("Options of a write:\n") == set(WRITE_OPTIONS)
+    assert named("| column | type | |\n") == MESSAGE_COLUMNS
+    assert named("Options of a write into a store:\n") == set(STORE_WRITE_OPTIONS)
 
 
 def log_of_orders(root: Path) -> str:
