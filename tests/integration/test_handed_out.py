@@ -235,3 +235,24 @@ def test_nothing_old_is_handed_out_after_the_leader_slept(
         os.kill(service.process.pid, signal.SIGCONT)
         again = slow.receive()
         assert again is not None and again.redelivered
+
+
+def test_a_pause_of_the_service_costs_its_subscribers_nothing(
+    service: Service, client: StoreClient, store: str
+) -> None:
+    """Longer than ``subscriber_timeout``: what the subscriber sent meanwhile is read before it is judged."""
+    client.define_durable(store, "work", {"type": "shared", "subscriber_timeout": "1s"})
+    publish(client, store, 4)
+    got: list[Delivery | None] = []
+    with client.subscriber(store, "work", subscriber="slow") as slow:
+        got.append(slow.receive(WITHIN_SECONDS))
+        for _ in range(3):
+            os.kill(service.process.pid, signal.SIGSTOP)
+            one = slow.receive(0.1)  # acknowledges the one before; perhaps this one is here
+            time.sleep(1.5)
+            os.kill(service.process.pid, signal.SIGCONT)
+            got.append(one or slow.receive(WITHIN_SECONDS))
+        assert got[-1] is not None
+        assert not slow.acknowledge(got[-1], confirmed=True)
+        assert (slow.stale, slow.take_advisories()) == (0, [])
+    assert [(one.seq, one.redelivered) for one in got if one] == [(seq, False) for seq in range(1, 5)]

@@ -85,7 +85,7 @@ class SubscribeSocket(asyncio.Protocol):
         self._subscriber: _SocketSubscriber | None = None
         self._opened: OpenStores | None = None
         self._map_watch: MapWatch | None = None
-        self._heard_seconds = 0.0
+        self._unanswered_pings = 0
         self._timeout_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -154,7 +154,7 @@ class SubscribeSocket(asyncio.Protocol):
             if self._open:
                 self._finish()
             return
-        self._heard_seconds = self._gateway.loop.time()
+        self._unanswered_pings = 0
         waits = bool(self._unread)
         self._unread += data
         if not waits:
@@ -518,30 +518,22 @@ class SubscribeSocket(asyncio.Protocol):
     # The end
 
     def _watch(self) -> None:
-        """Ping, and close the connection of a silent peer."""
-        loop = self._gateway.loop
+        """Ping, and close the connection of a peer that sent nothing since ``PINGS_PER_TIMEOUT`` pings.
+
+        The time alone proves nothing: after a pause of this process timers come before what the peer sent meanwhile.
+        """
         if self._transport is None or not self._talks():
             return
-        if self._is_silent():
-            # After a pause of this process what the peer said lies unread, and timers come first: read, then judge.
-            self._timer = loop.call_later(0, self._close_if_silent)
+        if self._unanswered_pings == PINGS_PER_TIMEOUT:
+            self._leave("timeout")
+            self._transport.abort()
             return
         if not self._may_go_on():
             return
+        self._unanswered_pings += 1
         self._protocol.send_ping(b"")
         self._flush()
-        self._timer = loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
-
-    def _close_if_silent(self) -> None:
-        """Close unless the peer spoke while this process was paused."""
-        if not self._is_silent():
-            self._watch()
-        elif self._transport is not None:
-            self._leave("timeout")
-            self._transport.abort()
-
-    def _is_silent(self) -> bool:
-        return self._gateway.loop.time() - self._heard_seconds > self._timeout_seconds
+        self._timer = self._gateway.loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
 
     def fail(self, error: HoldfastError) -> None:
         """End the connection: close code 4000 and the status, the code as the reason."""
