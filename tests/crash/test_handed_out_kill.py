@@ -1,173 +1,298 @@
-"""What an application is handed, seen from outside, while workers and leaders are killed and leaders are frozen.
+"""What applications are handed, seen from outside, while workers and services are killed and stopped.
 
-Workers of one shared durable write down each hand-over and each confirmed acknowledgement, with the clock of the
-machine. Nobody is handed a message after its acknowledgement was confirmed to somebody, a message that may have been
-seen before is marked, and it comes twice only where a process died or was frozen, or its ``ack_wait`` ended.
+Workers of one shared durable are processes; each writes a journal, and ``tests/journals.py`` judges all of them. In one
+mode the stores are in files, and a killed service is started again. In the other one they are in the log, and a standby
+takes over. Each round has its own store and ends when all its messages are done.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 import pytest
-from tests.crash.server_process import NO_VIEW, ServerProcess
-from tests.rgw import free_port
+from tests.crash import handed_out_worker
+from tests.integration.clients_of_a_pair import How, Pair, pair
+from tests.integration.test_store_client import Service
+from tests.integration.test_stores_in_log import begin
+from tests.journals import SERVICE, Fault, Judgement, hand_overs_of, judge
 
 from holdfast.client.stores import Message, StoreClient
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
-KILLS, FREEZES = (20, 10) if PROVE else (2, 1)
-WORKERS = (4, 2, 8) if PROVE else (4,)
-JOB_SECONDS = 0.15
-ACK_WAIT_SECONDS = 20.0
-KNOWN_SECONDS = 1.0
-"""How long after an acknowledgement was confirmed a hand-over may still come: the withdrawal is on its way."""
-SEED = 20_261_129
-WORKER = """
-import os, sys, time
-from holdfast import StoreClient
-from holdfast.client.stores import SubscriberOptions
-urls, path, name = sys.argv[1].split(","), sys.argv[2], sys.argv[3]
-lines = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-options = SubscriberOptions(explicit_ack=True)
-with StoreClient(urls) as client, client.subscriber("orders", "work", subscriber=name, options=options) as messages:
-    for message in messages:
-        os.write(lines, b"handed %d %f %d\\n" % (message.seq, time.monotonic(), message.redelivered))
-        time.sleep(SECONDS)
-        stale = messages.acknowledge(message, confirmed=True)
-        if not stale:
-            os.write(lines, b"done %d %f 0\\n" % (message.seq, time.monotonic()))
-""".replace("SECONDS", str(JOB_SECONDS))
+KILLS, STOPS = (20, 10) if PROVE else (2, 2)
+SEED: Final = int(os.environ.get("HOLDFAST_SEED", "20261130"))
+JOBS_MS: Final = (50, 50, 100, 200, 500, 1_000)
+KEYS: Final = 12
+STOP_SECONDS: Final = (1.0, 7.0)
+"""Of a worker: within and above the default ``subscriber_timeout``."""
+ROUND_SECONDS_MAX: Final = 150.0
+SIGN_INTERVAL_MS: Final = "2000"
+"""The default. With less, the standby takes over on a machine that is busy."""
+ACK_WAIT_SECONDS: Final = 30.0
+DURABLES: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"key_ordered": True},
+    {"ack_wait": 3},
+    {"ack_wait": 3, "key_ordered": True},
+    {"ack_wait": 0.7},
+)
+"""Shared, with these parameters; otherwise with defaults. A job of a second is too long for the last one."""
 
 
-class Scene:
-    """Two services of one log, each in the other's reach, and workers."""
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
-    def __init__(self, folder: Path, ends: ExitStack) -> None:
-        self.folder, self._ends = folder, ends
-        self._chance = random.Random(SEED)
-        self.ports = [free_port(), free_port()]
-        self.services = [self._serve(0, "--init", "--set", "stores.durability=log")]
-        self.services[0].wait_until_leading()
-        self.services.append(self._serve(1, "--standby"))
-        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
-        self.changes: list[tuple[float, float]] = []
-        """When something was killed or frozen, and when the service led again."""
 
-    def _serve(self, index: int, *flags: str) -> ServerProcess:
-        folder = self.folder / f"machine-{index}"
-        folder.mkdir(exist_ok=True)
-        log = (self.folder / "log").as_uri()
-        flags = (*flags, "--set", f"stores.directory={folder / 'stores'}")
-        service = ServerProcess(folder, log, self.ports[index], flags=flags, environment=NO_VIEW)
-        self._ends.callback(service.kill)
-        return service
+class Services(Protocol):
+    """What serves the stores of a round."""
 
-    def work(self, number: int) -> None:
-        path, name = str(self.folder / f"worker-{number}"), f"worker-{number}"
-        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", WORKER, ",".join(self.urls), path, name]
-        worker = self.workers[number] = subprocess.Popen(command)
-        self._ends.callback(worker.wait)
-        self._ends.callback(worker.kill)
+    urls: list[str]
+    after_a_stop: str
+    """``stopped``: it goes on; ``replaced``: another one goes on."""
 
-    def leader(self) -> int:
-        while True:
-            for index, service in enumerate(self.services):
-                if service.leads():
-                    return index
+    def kill(self) -> int:
+        """``kill -9``. Returns when the stores were served again."""
+
+    def freeze(self) -> int:
+        """SIGSTOP. Returns when the stores were served again."""
+
+
+class InFiles:
+    """One service, which is started again."""
+
+    after_a_stop = "stopped"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.urls = [service.url]
+
+    def kill(self) -> int:
+        self._service.restart()
+        self._service.process.wait_until_leading()
+        return now_ns()
+
+    def freeze(self) -> int:
+        self._service.process.pause()
+        time.sleep(STOP_SECONDS[1])
+        self._service.process.resume()
+        return now_ns()
+
+
+class InLog:
+    """A leader and a standby, which change their parts. One take-over that nobody asked for spoils the journals."""
+
+    after_a_stop = "replaced"
+
+    def __init__(self, services: Pair) -> None:
+        self._services = services
+        self.urls = services.urls
+
+    def kill(self) -> int:
+        return self._take_over("kill")
+
+    def freeze(self) -> int:
+        return self._take_over("freeze")
+
+    def _take_over(self, how: How) -> int:
+        services = self._services
+        assert services.leader.server.leads(), "the machine was too slow: the standby leads already"
+        services.take_over(how)
+        ready_ns = now_ns()
+        deposed = services.standby.server
+        deposed.resume()  # its clients may believe that it leads, and so may it
+        while deposed.running and (deposed.livez() or {}).get("leading", True):
             time.sleep(0.02)
+        services.stand_by_again()
+        return ready_ns
 
-    @contextmanager
-    def change(self) -> Iterator[int]:
-        """Something happens to the leader; then the other one leads, and the first stands by."""
-        index, began = self.leader(), time.monotonic()
-        yield index
-        self.services[1 - index].wait_until_leading()
-        self.services[index].kill()
-        self.services[index] = self._serve(index, "--standby")
-        self.changes.append((began, time.monotonic()))
 
-    def kill_leader(self) -> None:
-        with self.change() as index:
-            self.services[index].kill()
+@contextmanager
+def serving(mode: str, folder: Path) -> Iterator[Services]:
+    if mode == "log":
+        with pair(folder, begin(folder), HOLDFAST_LEADER__SIGN_INTERVAL_MS=SIGN_INTERVAL_MS) as services:
+            yield InLog(services)
+            assert services.leader.server.leads(), "the machine was too slow: the standby leads already"
+        return
+    service = Service(folder)
+    try:
+        yield InFiles(service)
+    finally:
+        service.process.kill()
 
-    def freeze_leader(self) -> None:
-        with self.change() as index:
-            self.services[index].pause()
-            self.services[1 - index].wait_until_leading()
-            self.services[index].resume()
+
+@dataclass(frozen=True)
+class Plan:
+    """One round. A worker, the ``SERVICE``, or first one and then the other is killed or stopped (``fault``)."""
+
+    number: int
+    fault: str
+    hits: str
+    workers: int
+    durable: dict[str, Any]
+
+
+def plans(mode: str) -> Iterator[Plan]:
+    """This mode's half of all rounds."""
+    workers, durables = cycle((4, 2, 8, 3, 6)), cycle(DURABLES)
+    number = 0
+    for fault, rounds in (("killed", KILLS // 2), ("stopped", STOPS // 2)):
+        for hits in islice(cycle(("both", SERVICE, "worker")), rounds):
+            yield Plan(number, fault, hits, next(workers), next(durables))
+            number += 1
+
+
+@dataclass
+class Round:
+    """The workers of one store, and what happens to them."""
+
+    services: Services
+    plan: Plan
+    folder: Path
+    client: StoreClient
+    ends: ExitStack
+    store: str = ""
+    faults: list[Fault] = field(default_factory=list)
+    published: dict[int, int] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = f"round-{self.plan.number}"
+        self._chance = random.Random(f"{SEED} {self.plan}")
+        self._incarnations = 0
+        self.folder.mkdir()
+        self.client.define_store(self.store)
+        self.client.define_durable(self.store, "work", {"type": "shared", **self.plan.durable})
+
+    def publish(self, count: int) -> None:
+        """Jobs for ``count`` messages of each worker."""
+        messages = [
+            Message(b"%d" % self._chance.choice(JOBS_MS), key=f"key-{self._chance.randrange(KEYS)}")
+            for _ in range(count * self.plan.workers)
+        ]
+        with self.client.publisher(self.store) as publisher:
+            began_ns = now_ns()
+            receipt = publisher.publish_batch(messages)
+        self.published |= dict.fromkeys(range(receipt.first_seq, receipt.last_seq + 1), began_ns)
+
+    def start(self, name: str) -> None:
+        """One more process with the subscriber name ``name``, and a journal of its own."""
+        self._incarnations += 1
+        kind = handed_out_worker.KINDS[self._incarnations % len(handed_out_worker.KINDS)]
+        journal = f"{name}.{self._incarnations}.{kind}"
+        words = [",".join(self.services.urls), self.store, name, str(self.folder / journal), kind]
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, handed_out_worker.__file__, *words]
+        process = self.processes[journal] = subprocess.Popen(command)
+        self.ends.callback(process.wait)
+        self.ends.callback(process.kill)
+
+    def hits(self) -> list[Callable[[], None]]:
+        """What happens, in some order."""
+        hit_worker, hit_service = (
+            (self.kill_worker, self.services.kill)
+            if self.plan.fault == "killed"
+            else (self.stop_worker, self.services.freeze)
+        )
+        found: list[Callable[[], None]] = []
+        if self.plan.hits != SERVICE:
+            found.append(hit_worker)
+        if self.plan.hits != "worker":
+            found.append(lambda: self.hit(SERVICE, hit_service))
+        self._chance.shuffle(found)
+        return found
+
+    def hit(self, who: str, fault: Callable[[], int]) -> None:
+        kind = self.services.after_a_stop if who == SERVICE and self.plan.fault == "stopped" else self.plan.fault
+        begin_ns = now_ns()
+        self.faults.append(Fault(kind, who, begin_ns, fault()))
 
     def kill_worker(self) -> None:
-        number = self._chance.choice(list(self.workers))
-        began = time.monotonic()
-        self.workers[number].kill()
-        self.workers[number].wait()
-        self.work(number)
-        self.changes.append((began, time.monotonic()))
+        journal = self._chance.choice(list(self.processes))
+        process = self.processes.pop(journal)
 
-    def happens(self) -> Iterator[None]:
-        rounds = [self.kill_leader, self.kill_worker] * (KILLS // 2) + [self.freeze_leader] * FREEZES
-        self._chance.shuffle(rounds)
-        for each in rounds:
-            time.sleep(self._chance.uniform(0.3, 1.5))
-            each()
-            yield
+        def kill() -> int:
+            process.kill()
+            process.wait()
+            return now_ns()
 
-    def lines(self, kind: str) -> dict[int, list[tuple[float, str, bool]]]:
-        """By message: when, who, and whether it was marked."""
-        found: dict[int, list[tuple[float, str, bool]]] = defaultdict(list)
-        for path in self.folder.glob("worker-*"):
-            for line in path.read_text().splitlines():
-                what, seq, at, marked = line.split()
-                if what == kind:
-                    found[int(seq)].append((float(at), path.name, marked == "1"))
-        return {seq: sorted(rows) for seq, rows in found.items()}
+        self.hit(journal, kill)
+        self.start(journal.partition(".")[0])
+
+    def stop_worker(self) -> None:
+        """Twice: the second time for so long that its messages are given to others."""
+        process = self.processes[journal := self._chance.choice(list(self.processes))]
+        for seconds in STOP_SECONDS:
+
+            def stop(seconds: float = seconds) -> int:
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(seconds)
+                process.send_signal(signal.SIGCONT)
+                return now_ns()
+
+            self.hit(journal, stop)
+            self.until_handed(self.plan.workers)
+
+    def lines(self) -> dict[str, list[str]]:
+        return {path.name: path.read_text().splitlines() for path in self.folder.iterdir()}
+
+    def handed(self) -> int:
+        return sum(line.startswith("handed") for lines in self.lines().values() for line in lines)
+
+    def until_handed(self, more: int) -> None:
+        """So many more messages, or all."""
+        least = self.handed() + more
+        self.until(lambda: self.handed() >= least or not self.left())
+
+    def left(self) -> int:
+        counts = self.client.describe_durable(self.store, "work")["counts"]
+        assert isinstance(counts, dict)
+        return int(counts["messages"])
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        end = time.monotonic() + ROUND_SECONDS_MAX
+        while not is_true():
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            assert not ended, f"a worker ended by itself: {ended}"
+            assert time.monotonic() < end, f"{self.plan}: {self.left()} left, {self.faults}"
+            time.sleep(0.05)
+
+    def run(self) -> Judgement:
+        for number in range(self.plan.workers):
+            self.start(f"worker-{number}")
+        self.publish(15)
+        for hit in self.hits():
+            self.until_handed(4 * self.plan.workers)
+            time.sleep(self._chance.uniform(0.0, 1.0))
+            hit()
+            self.publish(8)
+        self.until(lambda: not self.left())
+        ack_wait_ns = round(self.plan.durable.get("ack_wait", ACK_WAIT_SECONDS) * 1e9)
+        return judge(self.published, hand_overs_of(self.lines()), self.faults, ack_wait_ns)
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(1_500 if PROVE else 300)
-@pytest.mark.parametrize("workers", WORKERS)
-def test_only_what_is_held_is_handed_out(tmp_path: Path, workers: int) -> None:
-    count = 0
-    with ExitStack() as ends:
-        scene = Scene(tmp_path, ends)
-        client = ends.enter_context(StoreClient(scene.urls))
-        client.define_store("orders")
-        client.define_durable("orders", "work", {"type": "shared", "ack_wait": f"{ACK_WAIT_SECONDS}s"})
-        for number in range(workers):
-            scene.work(number)
-        publisher = ends.enter_context(client.publisher("orders"))
-        for _ in scene.happens():
-            publisher.publish_batch([Message(b"%d" % number) for number in range(40)])
-            count += 40
-        while True:
-            counts = client.describe_durable("orders", "work")["counts"]
-            assert isinstance(counts, dict)
-            if not counts["messages"]:
-                break
-            time.sleep(0.1)
-    handed, done = scene.lines("handed"), scene.lines("done")
-    assert len(handed) == count, "every message is handed to somebody"
-    again = late = 0
-    for seq, rows in handed.items():
-        first_done = min((at for at, _, _ in done.get(seq, ())), default=float("inf"))
-        for (before, _, _), (at, who, marked) in pairwise(rows):
-            again += 1
-            assert marked, f"{seq} was handed to {who} again and says that it was not"
-            happened = any(began - KNOWN_SECONDS <= at and ended >= before for began, ended in scene.changes)
-            assert happened or at - before >= ACK_WAIT_SECONDS, f"{seq} came twice and nothing had happened"
-            if at > first_done + KNOWN_SECONDS:
-                late += 1
-    print(f"{workers} workers, {count} messages, {KILLS} kills, {FREEZES} freezes")
-    print(f"{again} handed out again, {late} after their end")
-    assert not late, "what somebody has acknowledged is handed to nobody"
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("mode", ["files", "log"])
+def test_only_what_is_held_is_handed_out(
+    mode: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    anomalies: list[str] = []
+    with serving(mode, tmp_path) as services, StoreClient(services.urls) as client:
+        for plan in plans(mode):
+            with ExitStack() as ends:
+                found = Round(services, plan, tmp_path / f"round-{plan.number}", client, ends).run()
+            again = dict(found.repeats)
+            print(f"{mode} {plan}: {found.messages} messages, {found.hand_overs} hand-overs, {again=}")
+            anomalies += found.anomalies
+            record_property("hand_overs_under_kills", found.hand_overs)
+    assert not anomalies, "\n".join(anomalies)
