@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from tests.crash.rounds import describe, read_log
 from tests.crash.server_process import ServerProcess
-from tests.histories import CommitCall, History, LogEntry, VersionCall, check_history
+from tests.histories import CommitCall, History, LogEntry, ReadCall, VersionCall, check_history
 from tests.matrix import matrix
 from tests.rgw import free_port
 
@@ -49,6 +49,7 @@ class Seen:
     commits: list[tuple[int, int, bytes, CommitReceipt]] = field(default_factory=list)
     """Begin, end, marker and receipt."""
     versions: list[VersionCall] = field(default_factory=list)
+    reads: list[ReadCall] = field(default_factory=list)
     unknown: list[bytes] = field(default_factory=list)
     denied: list[bytes] = field(default_factory=list)
     added: Counter[bytes] = field(default_factory=Counter)
@@ -70,8 +71,10 @@ async def caller(client: Any, name: str, seen: Seen, seed: int, function: Callab
             if seen.is_over.is_set():
                 return
             kind = source.random()
-            if kind < 0.7:
+            if kind < 0.6:
                 await commit_once(client, f"{name}/{number}".encode(), seen)
+            elif kind < 0.7:
+                await read_once(client, seen, linearizable=source.random() < 0.5)
             elif kind < 0.9:
                 await add_one(client, b"n/%d" % source.randrange(COUNTERS), seen, function)
             else:
@@ -87,6 +90,20 @@ async def ask_version(client: Any, seen: Seen) -> None:
     with contextlib.suppress(HoldfastError):
         found = await answer(client.version())
         seen.versions.append(VersionCall(begin=begin, end=time.monotonic_ns(), version=found.version))
+
+
+async def read_once(client: Any, seen: Seen, *, linearizable: bool) -> None:
+    """All counters. A read that is not linearizable is as new as what its caller was answered before."""
+    newest = client.session.newest
+    at, begin = 0 if newest is None else newest.version, time.monotonic_ns()
+    with contextlib.suppress(HoldfastError):
+        found = await answer(client.range(prefix=b"n/", linearizable=linearizable))
+        rows = [(row.key, row.value, row.version) for row in found.items]
+        call = ReadCall(
+            begin=begin, end=time.monotonic_ns(), at=at, version=found.version, ranges=[(b"n/", b"n0")], rows=[rows],
+            linearizable=linearizable,
+        )  # fmt: skip
+        seen.reads.append(call)
 
 
 async def commit_once(client: Any, marker: bytes, seen: Seen) -> None:
@@ -240,7 +257,7 @@ def judge(seen: Seen, log: list[LogEntry]) -> None:
         assert entry.request_id == receipt.request_id
         txn = Transaction(list(entry.operations), [], entry.request_id, None, entry.read_version)
         calls.append(CommitCall(begin=begin, end=end, txn=txn, outcome=Committed(receipt.version)))
-    found = check_history(History(log=log, commits=calls, versions=seen.versions, complete=False))
+    found = check_history(History(log=log, commits=calls, versions=seen.versions, reads=seen.reads, complete=False))
     assert not found, describe(found)
     markers, additions, values = counted(log)
     assert max(markers.values()) == 1, "a commit counts once"
@@ -268,4 +285,5 @@ def test_a_kill_under_gathered_commits_loses_moves_and_repeats_nothing(
     log = asyncio.run(read_log(url))
     judge(seen, log)
     assert len(seen.commits) > count * ROUND_ANSWERS // 4
+    assert len(seen.reads) > count, "reads were judged, too"
     record_property("gathered_kill_rounds", count)
