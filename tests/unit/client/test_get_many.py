@@ -12,6 +12,7 @@ from tests.unit.client.scripted_server import Reply, ScriptedServer, coded
 from tests.unit.client.test_commit_retries import VERSION, commits_of, committed
 
 from holdfast import aio
+from holdfast.client.transport.aio import GetsTogether
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
 
@@ -131,6 +132,21 @@ def test_gets_that_begin_together_travel_together_and_a_lone_one_alone() -> None
     found, server = gathering(VERSION, answer(55, (b"1", 8), None), alone, body=body)
     assert found == [b"1", None, b"1", b"3"]
     assert [asked.target.partition("?")[0] for asked in server.asked] == ["/v1/version", "/v1/read", "/v1/keys/Yw"]
+
+
+def test_a_get_of_the_task_that_transacts_does_not_wait_for_the_end_of_the_turn() -> None:
+    async def alone(key: bytes) -> bytes | None:
+        return key
+
+    async def many(keys: list[bytes]) -> dict[bytes, bytes | None]:
+        raise AssertionError(keys)
+
+    async def go() -> None:
+        get = GetsTogether(alone, many).get(b"a")
+        with pytest.raises(StopIteration, match="a"):
+            get.send(None)
+
+    asyncio.run(go())
 
 
 def test_a_get_that_is_cancelled_leaves_the_request_to_the_others() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from tests.worlds.gathering.shape import ENDS, OWN, READ, SENT, TRUE, UNSENT
@@ -15,6 +16,7 @@ from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathering import Answer, Effects, Gathering, SharedRequest
 from holdfast.client.protocol.transaction import ServiceSource
 from holdfast.values import LogPosition
+from holdfast.wire.log import CommitReceipt, NotCommitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,18 +30,19 @@ CROWD: Final = {"callers": 20, "calls": 12, "items_max": 20, "think_ms": 0.0, "t
 CUTS: Final = {**CROWD, "lost": 0.1, "kills": 4}
 
 
-@MUTANTS.breaks(OWN, "belongs", Commits, focus={**CROWD, "mixes": 0.3})
-def an_answer_is_given_to_another(*_: object) -> bool:
+@MUTANTS.breaks(OWN, "own", Commits, focus={**CROWD, "mixes": 0.3})
+def an_answer_is_given_to_another(self: Commits, answers: Sequence[Answer], items: Sequence[Item]) -> int:
     """The next line is taken for the answer to the next item, whatever it names."""
-    return True
+    del self
+    verdicts = takewhile(lambda answer: isinstance(answer, CommitReceipt | NotCommitted), answers)
+    return min(len(list(verdicts)), len(items))
 
 
 @MUTANTS.breaks(ENDS, "_leave_open", Gathering, focus=CUTS)
 def the_tail_is_lost(self: Gathering, shared: SharedRequest, answer: Answer, settled: list[Item]) -> None:
     """After a broken connection the first item without an answer learns of it, and those after it do not."""
     self._end(shared)
-    for item in shared.items[shared.answered : shared.answered + 1]:
-        self._settle(item, answer, settled)
+    self._settle(shared.items[shared.answered : shared.answered + 1], [answer], settled)
 
 
 @MUTANTS.breaks(SENT, "_leave_open", Gathering, focus=CUTS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.worlds.gathering.shape import ENDS
 from tests.worlds.stores.promises import promise
 
-from holdfast.client.protocol.effects import Answered, Failed, Item, Reply, Request, Response, Send
+from holdfast.client.protocol.effects import Failed, Item, Reply, Request, Response, Send
 from holdfast.client.protocol.gathering import ALONE, Effects, Gathering, Kind, SharedRequest
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ class Shell:
         done = self._waiting.get(item)
         if done is None:
             return
-        now_ms = self._world.agenda.now
         if item.settled is ALONE:
             request = self.machine.alone_request(item)
             assert item.endpoint is not None
@@ -96,15 +95,15 @@ class Shell:
             return
         del self._waiting[item]
         assert item.endpoint is not None
-        done(Answered(now_ms, item.endpoint, item.settled))  # type: ignore[arg-type]  # whatever the machine says
+        done(item)
 
     def _alone_answered(self, item: Item, reply: Reply) -> None:
         done = self._waiting.pop(item, None)
         if done is not None:
             self.carry_out(self.machine.alone_ended(item, self._world.agenda.now))
             assert isinstance(reply, Response | Failed)
-            assert item.endpoint is not None
-            done(Answered(self._world.agenda.now, item.endpoint, reply))
+            self.machine.alone_answered(item, reply)
+            done(item)
 
     # -- requests alone
 

@@ -6,7 +6,6 @@ drops its connection; the service may have accepted what it had sent.
 
 from __future__ import annotations
 
-import secrets
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
@@ -21,7 +20,7 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
-    Item,
+    KeyRead,
     Learn,
     Open,
     Opened,
@@ -36,7 +35,6 @@ from holdfast.client.protocol.effects import (
 from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
-from holdfast.client.protocol.gathering import ITEM_BYTES_MAX
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -60,7 +58,7 @@ from holdfast.client.protocol.transaction import (
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import aio as transport
 from holdfast.client.transport import aio_gathering as gathering
-from holdfast.client.transport.clock import draw_wait_ms, now_ms
+from holdfast.client.transport.clock import draw_entropy, draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
 from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
@@ -197,19 +195,21 @@ class Client:
         Cost: one request; with an unknown outcome, at least one more.
         """
         parts = log_operations.parts_of(acknowledge, maps, publish, jobs)
-        entropy, began_ms, begun = secrets.token_hex(16), now_ms(), None
-        if read_version is None and request_id is None and leader_id is None and not parts:
-            first = log_operations.first_item(self.session, operations, preconditions, log_id, entropy)
-            if first is not None:
-                begun = await self._begin(*first)
-                answered = begun.answered
-                if answered is not None and isinstance(answered.reply, CommitReceipt):
-                    self.session.saw(answered.reply.version, begun.txn.log_id)
-                    self.session.route.succeeded()
-                    return answered.reply
+        entropy, session, begun = draw_entropy(), self.session, None
+        if read_version is None and request_id is None and leader_id is None and parts is log_operations.NOTHING_ELSE:
+            # Most commits need no procedure: their first attempt is all.
+            begun = log_operations.first_attempt(session, operations, preconditions, log_id, entropy)
+            if begun is not None:
+                await self._commits.share(begun)
+                receipt = begun.settled
+                if isinstance(receipt, CommitReceipt):
+                    assert begun.txn is not None, "it is a commit"
+                    session.saw(receipt.version, begun.txn.log_id)
+                    session.route.succeeded()
+                    return receipt
         verdict = await self.run(
             log_operations.commit(
-                self.session,
+                session,
                 operations,
                 preconditions,
                 read_version=read_version,
@@ -217,7 +217,7 @@ class Client:
                 leader_id=leader_id,
                 log_id=log_id,
                 entropy=entropy,
-                now_ms=began_ms,
+                now_ms=now_ms() if begun is None else begun.offered_ms,
                 parts=parts,
                 begun=begun,
             )
@@ -225,16 +225,6 @@ class Client:
         if isinstance(verdict, NotCommitted):
             raise verdict.error()
         return verdict
-
-    async def _begin(self, txn: Transaction, item: Item) -> log_operations.Begun:
-        """Offer the first attempt of a commit at once. Most commits need no procedure."""
-        if len(item.data) > ITEM_BYTES_MAX:
-            return log_operations.Begun(txn, item, None)
-        try:
-            return log_operations.Begun(txn, item, await self._commits.share(item))
-        except HoldfastError as error:
-            self.session.route.explain(error)
-            raise
 
     async def commits_many(
         self, txns: Iterable[Transaction] | AsyncIterable[Transaction]
@@ -247,7 +237,7 @@ class Client:
         it that have no result yet are not sent.
         """
         newest = await self.run(log_operations.version(self.session, now_ms(), local=True))
-        grouping = log_operations.Grouping(self.session, newest.position, secrets.token_hex(16))
+        grouping = log_operations.Grouping(self.session, newest.position, draw_entropy())
         async for txn in transport.each(txns):
             for result in await self._commit_group(grouping.add(txn)):
                 yield result
@@ -266,7 +256,7 @@ class Client:
         Raises: Conflict after the last attempt; what ``commit`` raises; what the function raises.
         """
         source = ViewSource(self.session, view) if view is not None else ServiceSource(self.session)
-        attempts = TransactionAttempts(self.session, source, secrets.token_hex(16))
+        attempts = TransactionAttempts(self.session, source, draw_entropy())
         values: list[Result] = []
 
         async def decide() -> None:
@@ -318,7 +308,18 @@ class Client:
 
         ``linearizable``: never older than any commit that was known anywhere when this was called.
         """
-        return await self.run(log_operations.get(self.session, key, at, now_ms(), linearizable=linearizable))
+        session = self.session
+        own = None if at is None else session.resolve_position(at)
+        begun = log_operations.first_read(session, key, own, linearizable=linearizable)
+        if begun is not None:  # as with ``commit``
+            await self._reads.share(begun)
+            read = begun.settled
+            if isinstance(read, KeyRead):
+                log_operations.saw_in(session, own, read.at)
+                session.route.succeeded()
+                return log_operations.found_in(read, key)
+        began_ms = now_ms() if begun is None else begun.offered_ms
+        return await self.run(log_operations.get(session, key, own, began_ms, linearizable=linearizable, begun=begun))
 
     async def range(
         self,
@@ -465,7 +466,9 @@ class Client:
             case Send():
                 return await self.pool.exchange(effect)
             case Share():
-                return await (self._reads if effect.reads else self._commits).share(effect.item)
+                item = effect.item
+                await (self._reads if effect.reads else self._commits).share(item)
+                return item
             case Learn():
                 return await self._learn(effect)
             case Wait():

@@ -1,9 +1,9 @@
 """Effects that a client procedure asks for, the replies to them, and the events of a subscription.
 
-Every reply carries ``now_ms`` of a monotonic clock. A request has three results: ``Response`` (all of it arrived);
-``Failed(perhaps_accepted=False)`` (its last byte was not handed over; no byte at all, where the service accepts it in
-parts); ``Failed(perhaps_accepted=True)`` (unknown, also when in doubt). Effects are structs: a frozen dataclass costs
-seven times as much.
+Every reply but ``Item`` carries ``now_ms`` of a monotonic clock. A request has three results: ``Response`` (all of it
+arrived); ``Failed(perhaps_accepted=False)`` (its last byte was not handed over; no byte at all, where the service
+accepts it in parts); ``Failed(perhaps_accepted=True)`` (unknown, also when in doubt). Effects are structs: a frozen
+dataclass costs seven times as much.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from holdfast.commit.format.transaction import Operation
-from holdfast.wire.log import CommitReceipt, Found, NotCommitted, StreamMessage
+from holdfast.commit.format.transaction import Operation, Transaction
+from holdfast.wire.log import Found, StreamMessage
 
 if TYPE_CHECKING:
     from holdfast.client.protocol.endpoint import Endpoint
@@ -112,40 +112,36 @@ IN_TURN_MAX: Final = 32
 """A broken connection may leave the outcome of a thousand commits open, each of which is asked for."""
 
 
-class Item:
+class Item(msgspec.Struct, eq=False):
     """What one caller offers, once. ``data``: it in its request. ``key``: what its answer names. ``group``: one request
-    has items of one group.
+    has items of one group. ``at``: of a read, the version that it must reach. ``txn``: of a commit, what it is.
 
-    ``settled``: its answer, set once; ``ALONE`` where its caller is to send it alone. ``waiter`` is the shell's.
+    ``settled``: its answer, set once; ``ALONE`` where its caller is to send it alone. ``endpoint``: where it was sent;
+    where a connection was sought, before that. ``is_awaited``: others wait while it travels alone. ``waiter`` is the
+    shell's.
     """
 
-    __slots__ = (
-        "at", "data", "deadline_ms", "endpoint", "group", "has_left", "is_awaited", "key", "offered_ms", "settled",
-        "waiter",
-    )  # fmt: skip
-
-    def __init__(self, key: str, data: bytes, group: tuple[str | None, bool] | None = None, at: int = 0) -> None:
-        self.key = key
-        self.data = data
-        self.group = group
-        self.at = at
-        """Of a read: the version that it must reach."""
-        self.endpoint: Endpoint | None = None
-        """Where it was sent; where a connection was sought, before that."""
-        self.offered_ms = self.deadline_ms = 0.0
-        self.settled: object | None = None
-        self.has_left = False
-        self.is_awaited = False
-        """Whether others wait while it travels alone."""
-        self.waiter: object = None
+    key: str
+    data: bytes
+    group: tuple[str | None, bool] | None = None
+    at: int = 0
+    txn: Transaction | None = None
+    endpoint: Endpoint | None = None
+    offered_ms: float = 0.0
+    deadline_ms: float = 0.0
+    settled: object = None
+    has_left: bool = False
+    is_awaited: bool = False
+    waiter: object = None
 
     def again(self) -> Item:
         """The same, to be offered another time."""
-        return Item(self.key, self.data, self.group, self.at)
+        return Item(self.key, self.data, self.group, self.at, self.txn)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Send this commit, or this read, together with others that wait at the same time. The reply is ``Answered``."""
+    """Send this commit, or this read, together with others that wait at the same time. The reply is the
+    item, settled: with its result, or with what ``Send`` would have given."""
 
     item: Item
     reads: bool = False
@@ -237,14 +233,6 @@ class Failed(msgspec.Struct, frozen=True):
             raise AssertionError("a request that was perhaps accepted has no problem that ends an operation")
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """What became of an item that was shared. ``reply``: its result, or what ``Send`` would have given."""
-
-    now_ms: float
-    endpoint: Endpoint
-    reply: CommitReceipt | NotCommitted | KeyRead | Response | Failed
-
-
 class KeyRead(msgspec.Struct, frozen=True):
     """What is stored at a key at exactly ``at``: its value and the version that wrote it, or None for nothing."""
 
@@ -273,7 +261,7 @@ class Chunk(msgspec.Struct, frozen=True):
     data: bytes
 
 
-Reply = Response | Failed | Answered | Woken | Opened | Chunk
+Reply = Response | Failed | Item | Woken | Opened | Chunk
 
 Result = TypeVar("Result")
 Procedure = Generator[Effect, Reply, Result]

@@ -9,7 +9,13 @@ import msgspec
 
 from holdfast.client.protocol.effects import Failed, Item, Request, Response
 from holdfast.client.protocol.gathering import Answer, Refused, Unreadable
-from holdfast.client.protocol.messages import COMMIT_HEADERS, COMMITS_HEADERS, leaves_open, status_of_item
+from holdfast.client.protocol.messages import (
+    COMMIT_HEADERS,
+    COMMITS_HEADERS,
+    decode_commit,
+    leaves_open,
+    status_of_item,
+)
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, CorruptData
@@ -17,6 +23,7 @@ from holdfast.wire.formats import UNDECODABLE
 from holdfast.wire.log import CommitReceipt, ErrorResponse, ItemError, NotCommitted
 
 _JSON: Final = msgspec.json.Encoder()
+_Verdict: Final = (CommitReceipt, NotCommitted)
 _VERDICT: Final = msgspec.json.Decoder(CommitReceipt | NotCommitted)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 
@@ -30,7 +37,7 @@ def item_of(txn: Transaction) -> Item:
     """The item of an attempt. Raises: CorruptData (it has no name)."""
     if txn.request_id is None or txn.read_version is None:
         raise CorruptData("a commit is only sent with an id and a read version")
-    return Item(txn.request_id, _JSON.encode(txn))
+    return Item(txn.request_id, _JSON.encode(txn), txn=txn)
 
 
 class Lines:
@@ -100,6 +107,11 @@ class Commits:
         """``POST /v1/commit``."""
         return Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
 
+    def alone_answer(self, item: Item, response: Response) -> Answer:
+        """A verdict that names the id of its commit."""
+        verdict = decode_commit(response.body)
+        return response if verdict is None or verdict.request_id != item.key else verdict
+
     def together(self, items: Sequence[Item]) -> Request:
         """``POST /v1/commits``, and for one ``POST /v1/commit``, which costs the service less."""
         if len(items) == 1:
@@ -112,9 +124,11 @@ class Commits:
         del items
         return Lines()
 
-    def belongs(self, answer: Answer, item: Item, index: int) -> bool:
-        """A verdict names the id of its commit; an error has its place."""
-        if isinstance(answer, Refused):
-            return answer.index == index
-        assert isinstance(answer, CommitReceipt | NotCommitted), "a line is a verdict or an error"
-        return answer.request_id == item.key
+    def own(self, answers: Sequence[Answer], items: Sequence[Item]) -> int:
+        """A verdict names the id of its commit."""
+        count = 0
+        for answer, item in zip(answers, items, strict=False):
+            if not isinstance(answer, _Verdict) or answer.request_id != item.key:
+                break
+            count += 1
+        return count

@@ -13,11 +13,14 @@ from holdfast.client.protocol.messages import JSON_TYPE, key_request, status_of_
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.values import LogPosition
 from holdfast.wire.formats import UNDECODABLE
-from holdfast.wire.log import ErrorResponse, ReadAnswer, ReadKey, ReadResult
+from holdfast.wire.log import ErrorResponse, ReadAnswer, ReadKey, ReadResult, ValueResponse
 
 _JSON: Final = msgspec.json.Encoder()
 _KEY: Final = msgspec.json.Decoder(ReadKey)
+_VALUE: Final = msgspec.json.Decoder(ValueResponse)
 _ANSWER: Final = msgspec.json.Decoder(ReadAnswer)
+
+_RESULTS: Final = (KeyRead, Response)
 
 READ_BYTES_MAX: Final = 768 << 10
 """Of one request, whose body has at most 1 MiB by default."""
@@ -72,14 +75,18 @@ class _Several(_One):
             answer = _ANSWER.decode(b"".join(self._parts))
         except UNDECODABLE:
             return (UNREADABLE,)
-        return [_answer(answer.version, result, index, now_ms) for index, result in enumerate(answer.items)]
+        at = answer.version
+        return [
+            KeyRead(at, result.value, result.version)
+            if result.error is None and result.index == index
+            else _refusal(result, index, now_ms)
+            for index, result in enumerate(answer.items)
+        ]
 
 
-def _answer(version: int, result: ReadResult, index: int, now_ms: float) -> Answer:
-    if result.index != index:
+def _refusal(result: ReadResult, index: int, now_ms: float) -> Answer:
+    if result.error is None or result.index != index:
         return UNREADABLE
-    if result.error is None:
-        return KeyRead(version, result.value, result.version)
     body = _JSON.encode(ErrorResponse(result.error))
     return Refused(Response(now_ms, status_of_item(result.error), {}, body), index)
 
@@ -98,6 +105,15 @@ class Reads:
         linearizable = _group([item])[1]
         return key_request(_KEY.decode(item.data).key, _position([item]), linearizable=linearizable)
 
+    def alone_answer(self, item: Item, response: Response) -> Answer:
+        """What is stored at the key."""
+        del item
+        try:
+            answer = _VALUE.decode(response.body)
+        except UNDECODABLE:
+            return response
+        return KeyRead(answer.at or answer.version, answer.value, answer.version)
+
     def together(self, items: Sequence[Item]) -> Request:
         """``POST /v1/read``."""
         if len(items) == 1:
@@ -115,7 +131,11 @@ class Reads:
         """Of either response."""
         return _One(self._response_bytes_max) if items == 1 else _Several(self._response_bytes_max)
 
-    def belongs(self, answer: Answer, item: Item, index: int) -> bool:
+    def own(self, answers: Sequence[Answer], items: Sequence[Item]) -> int:
         """The answers have been counted."""
-        del answer, item, index
-        return True
+        count = 0
+        for answer, _ in zip(answers, items, strict=False):
+            if not isinstance(answer, _RESULTS):
+                break
+            count += 1
+        return count

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final, Protocol
 
 import msgspec
@@ -103,6 +104,10 @@ class Kind(Protocol):
         """The request of an item that travels alone."""
         ...
 
+    def alone_answer(self, item: Item, response: Response) -> Answer:
+        """The result in a response with status 200 to ``alone``; the response where that is not to be read so."""
+        ...
+
     def together(self, items: Sequence[Item]) -> Request:
         """The request of those that travel together, also of one."""
         ...
@@ -111,8 +116,8 @@ class Kind(Protocol):
         """For the response to ``together`` with this many."""
         ...
 
-    def belongs(self, answer: Answer, item: Item, index: int) -> bool:
-        """Whether the answer is that of the item, which is number ``index`` of its request."""
+    def own(self, answers: Sequence[Answer], items: Sequence[Item]) -> int:
+        """How many answers, from the first on, are results of these items one after another."""
         ...
 
 
@@ -145,6 +150,8 @@ class Effects(msgspec.Struct, frozen=True):
 
 
 NOTHING: Final = Effects()
+DUE: Final = Effects()
+"""Nothing but ``due_ms`` may have changed."""
 
 
 class Gathering:
@@ -157,6 +164,7 @@ class Gathering:
         self._kind = kind
         self._route = route
         self._options = options
+        self._request_timeout_ms = options.request_timeout_ms
         self._has_turns = has_turns
         self._waiting: deque[Item] = deque()
         self._under_way: dict[SharedRequest, None] = {}
@@ -178,28 +186,39 @@ class Gathering:
     def offered(self, item: Item, now_ms: float) -> Effects:
         """A caller offers an item; its time begins. If it is settled as ``ALONE`` at once, ``alone_ended`` follows."""
         item.offered_ms = now_ms
-        item.deadline_ms = now_ms + self._options.request_timeout_ms
+        deadline_ms = item.deadline_ms = now_ms + self._request_timeout_ms
         if self._without_route and self._route.current in self._without_route:
             item.settled = ALONE
             return NOTHING
         if self._may_return:
             self._may_return -= 1
-        if self._under_way or self._alone:
+        is_crowded = self._under_way or self._alone
+        if is_crowded:
             self._is_crowded = True
         elif not (self._waiting or (self._is_crowded if self._has_turns else self._may_return)):
             item.settled = ALONE
             item.is_awaited = True
             self._alone += 1
             return NOTHING
-        self._waiting.append(item)
-        if item.deadline_ms < self._deadline_ms:
-            self._deadline_ms = item.deadline_ms
-        return self._go_on(now_ms)
+        waiting = self._waiting
+        waiting.append(item)
+        if deadline_ms < self._deadline_ms:
+            self._deadline_ms = deadline_ms
+        if not (is_crowded or self._turn_ends):
+            return self._go_on(now_ms)
+        return DUE if len(waiting) == 1 else NOTHING
 
     def alone_request(self, item: Item) -> Request:
         """What its caller sends, to ``endpoint``."""
         item.endpoint = self._route.current
         return self._kind.alone(item)
+
+    def alone_answered(self, item: Item, reply: Response | Failed) -> None:
+        """Settle an item that travelled alone."""
+        if isinstance(reply, Response) and reply.status == 200:
+            item.settled = self._kind.alone_answer(item, reply)
+        else:
+            item.settled = reply
 
     def alone_ended(self, item: Item, now_ms: float) -> Effects:
         """An item that travelled alone has its answer, or its caller has left."""
@@ -285,7 +304,7 @@ class Gathering:
         for item in self._waiting:
             if item.deadline_ms <= now_ms:
                 item.endpoint = self._route.current
-                self._settle(item, Failed(now_ms, False, NOT_SENT, asked=self._opening > 0), settled)
+                self._settle((item,), (Failed(now_ms, False, NOT_SENT, asked=self._opening > 0),), settled)
             else:
                 kept.append(item)
                 earliest_ms = min(earliest_ms, item.deadline_ms)
@@ -295,7 +314,7 @@ class Gathering:
                 if item.settled is not None or item.has_left:
                     continue
                 if item.deadline_ms <= now_ms:
-                    self._settle(item, Failed(now_ms, True, NO_ANSWER), settled)
+                    self._settle((item,), (Failed(now_ms, True, NO_ANSWER),), settled)
                 else:
                     earliest_ms = min(earliest_ms, item.deadline_ms)
         self._deadline_ms = earliest_ms
@@ -336,7 +355,7 @@ class Gathering:
         while waiting and waiting[0].offered_ms <= shared.began_ms:
             item = waiting.popleft()
             item.endpoint = shared.endpoint
-            self._settle(item, failed, settled)
+            self._settle((item,), (failed,), settled)
         return self._then(failed.now_ms, settled)
 
     def received(self, shared: SharedRequest, data: bytes, now_ms: float) -> Effects:
@@ -348,25 +367,27 @@ class Gathering:
 
     def _answered(self, shared: SharedRequest, answers: Sequence[Answer], now_ms: float) -> Effects:
         settled: list[Item] = []
-        items, belongs = shared.items, self._kind.belongs
-        for answer in answers:
-            index = shared.answered
+        while answers:
+            items = shared.items[shared.answered :]
+            own = self._kind.own(answers, items)
+            self._settle(items[:own], answers, settled)
+            shared.answered += own
+            if own == len(answers):
+                break
+            answer = answers[own]
             if isinstance(answer, Unreadable):
-                if answer.is_too_large and len(items) > 1:  # each alone may fit
+                if answer.is_too_large and len(shared.items) > 1:  # each alone may fit
                     self._leave_open(shared, ALONE, settled)
                     return msgspec.structs.replace(self._then(now_ms, settled), broken=shared)
                 return self._break(shared, answer, now_ms, settled)
-            if index >= len(items) or not belongs(answer, items[index], index):
+            if own == len(items) or not isinstance(answer, Refused) or answer.index != shared.answered:
                 return self._break(shared, Unreadable(WRONG_ANSWER), now_ms, settled)
-            item = items[index]
-            shared.answered = index + 1
-            if isinstance(answer, Refused):
-                self._settle(item, answer.reply, settled)
-                if answer.ends:
-                    return self._take_back(shared, now_ms, settled)
-            else:
-                self._settle(item, answer, settled)
-        if shared.answered == len(items):
+            self._settle((items[own],), (answer.reply,), settled)
+            shared.answered += 1
+            if answer.ends:
+                return self._take_back(shared, now_ms, settled)
+            answers = answers[own + 1 :]
+        if shared.answered == len(shared.items):
             self._end(shared)
             return self._then(now_ms, settled)
         return Effects(settled=settled) if settled else NOTHING
@@ -417,8 +438,7 @@ class Gathering:
     def _leave_open(self, shared: SharedRequest, answer: Answer, settled: list[Item]) -> None:
         """The request is over, and every item without an answer gets this one."""
         self._end(shared)
-        for item in shared.items[shared.answered :]:
-            self._settle(item, answer, settled)
+        self._settle(shared.items[shared.answered :], repeat(answer), settled)
 
     def closed(self, now_ms: float, *, ends_sent: bool) -> Effects:
         """The client is closed: what waits ends. ``ends_sent``: what was sent does, too."""
@@ -429,18 +449,22 @@ class Gathering:
         while self._waiting:
             item = self._waiting.popleft()
             item.endpoint = self._route.current
-            self._settle(item, Failed(now_ms, False, CLOSED, asked=False), settled)
+            self._settle((item,), (Failed(now_ms, False, CLOSED, asked=False),), settled)
         return Effects(settled=settled)
 
     def _end(self, shared: SharedRequest) -> None:
         shared.is_over = True
         self._under_way.pop(shared, None)
 
-    def _settle(self, item: Item, answer: object, settled: list[Item]) -> None:
-        if item.settled is None and not item.has_left:
-            item.settled = answer
-            settled.append(item)
-            self._may_return += not self._has_turns
+    def _settle(self, items: Iterable[Item], answers: Iterable[object], settled: list[Item]) -> None:
+        """Each item gets its answer; as many as there are items."""
+        count = len(settled)
+        for item, answer in zip(items, answers, strict=False):
+            if item.settled is None and not item.has_left:
+                item.settled = answer
+                settled.append(item)
+        if not self._has_turns:
+            self._may_return += len(settled) - count
 
     def _then(self, now_ms: float, settled: list[Item]) -> Effects:
         effects = self._go_on(now_ms)

@@ -30,13 +30,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.client.protocol.effects import (
-    Answered,
     Failed,
     Item,
     KeyRead,
     Learn,
     Procedure,
-    Reply,
     Request,
     Response,
     Send,
@@ -203,52 +201,54 @@ def _share_read(session: Session, item: Item, now_ms: float) -> Procedure[KeyRea
     """Read a key together with others; a response is that of one alone. Raises: as ``_request``."""
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        answered = yield Share(item, reads=True)
-        assert isinstance(answered, Answered), "the reply to Share is Answered"
-        reply = answered.reply
+        if item.settled is None:
+            yield Share(item, reads=True)
+        asked, reply = _answer(item)
         assert isinstance(reply, KeyRead | Response | Failed), "a read is not a commit"
         if isinstance(reply, KeyRead) or (isinstance(reply, Response) and reply.status == 200):
             return reply
-        yield from _until_again(session, budget, answered.endpoint, reply)
+        yield from _until_again(session, budget, asked, reply)
         item = item.again()
+
+
+def _answer(item: Item) -> tuple[Endpoint, object]:
+    """What became of an item that was shared, and where."""
+    assert item.endpoint is not None, "an answer comes from somewhere"
+    return item.endpoint, item.settled
 
 
 SendReply = CommitReceipt | NotCommitted | Response | Failed
 Submitted = tuple[Endpoint, SendReply, ErrorBody | None]
 
 
-def _send(
-    session: Session, request: Request, item: Item | None, answered: Reply | None = None
-) -> Procedure[tuple[Endpoint, SendReply]]:
+def _send(session: Session, request: Request, item: Item | None) -> Procedure[tuple[Endpoint, SendReply]]:
     """Send a request that commits, shared with others as ``item`` if there is one; its endpoint and the reply."""
     if item is not None:
-        if answered is None:
-            answered = yield Share(item)
-        assert isinstance(answered, Answered), "the reply to Share is Answered"
-        assert not isinstance(answered.reply, KeyRead), "a commit is not a read"
-        return answered.endpoint, answered.reply
+        if item.settled is None:
+            yield Share(item)
+        asked, answer = _answer(item)
+        assert isinstance(answer, SendReply), "a commit is not a read"
+        return asked, answer
     asked = session.route.current
     reply = yield Send(asked, request, session.options.request_timeout_ms)
     assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
     return asked, reply
 
 
-def _submit(
-    session: Session, request: Request, now_ms: float, item: Item | None = None, answered: Answered | None = None
-) -> Procedure[Submitted]:
+def _submit(session: Session, request: Request, now_ms: float, item: Item | None = None) -> Procedure[Submitted]:
     """Send a request that commits until it may have been accepted; the endpoint, its reply and the error in it.
 
-    ``item``: the same, if it may be shared; ``answered``: what became of it, if it was offered already. The reply is a
-    verdict, has status 200, or leaves the outcome open. Raises: what the service refuses with; Unavailable or
-    Backpressure when the request was not accepted within ``give_up_after_ms``.
+    ``item``: the same, if it may be shared; it may be settled already. The reply is a verdict, has status 200, or
+    leaves the outcome open. Raises: what the service refuses with; Unavailable or Backpressure when the request was not
+    accepted within ``give_up_after_ms``.
     """
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        asked, reply = yield from _send(session, request, item, answered)
+        asked, reply = yield from _send(session, request, item)
         if isinstance(reply, CommitReceipt | NotCommitted):
             return asked, reply, None
         if item is not None:
-            item, answered = item.again(), None
+            item = item.again()
         if isinstance(reply, Failed):
             budget.missed(asked, reply)
             if reply.perhaps_accepted:
@@ -304,41 +304,62 @@ def retention_plan(session: Session, request: Request, now_ms: float) -> Procedu
 
 
 def get(
-    session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
+    session: Session,
+    key: bytes,
+    at: Place | None,
+    now_ms: float,
+    *,
+    linearizable: bool = False,
+    begun: Item | None = None,
 ) -> Procedure[Found | None]:
-    """The value of a key, never older than ``at`` and ``session.newest``. Raises: as ``version``, InvalidRequest."""
-    found, _ = yield from read_key(session, key, at, now_ms, linearizable=linearizable)
+    """The value of a key, never older than ``at`` and ``session.newest``. ``begun``: the first read, with its answer.
+
+    Raises: as ``version``, InvalidRequest.
+    """
+    found, _ = yield from read_key(session, key, at, now_ms, linearizable=linearizable, begun=begun)
     return found
 
 
+def first_read(session: Session, key: bytes, own: LogPosition | None, *, linearizable: bool) -> Item | None:
+    """The read of a key at ``own``, as it is shared with others. None where it travels alone."""
+    newest = session.newest
+    # A read that names something newer than the client knows travels alone: others would wait for it.
+    if not session.options.gather or (own is not None and session.read_position(own) != newest):
+        return None
+    item = read_item(key, newest, linearizable=linearizable)
+    return item if len(item.data) <= ITEM_BYTES_MAX else None
+
+
 def read_key(
-    session: Session, key: bytes, at: Place | None, now_ms: float, *, linearizable: bool = False
+    session: Session,
+    key: bytes,
+    at: Place | None,
+    now_ms: float,
+    *,
+    linearizable: bool = False,
+    begun: Item | None = None,
 ) -> Procedure[tuple[Found | None, int]]:
     """The same, and the version at which this is so; 0 where the service does not name it."""
     make = partial(key_request, key, linearizable=linearizable)
     own = None if at is None else session.resolve_position(at)
-    item: Item | None = None
-    # A read that names something newer than the client knows travels alone: others would wait for it.
-    if session.options.gather and session.read_position(own) == session.newest:
-        item = read_item(key, session.newest, linearizable=linearizable)
-        if len(item.data) > ITEM_BYTES_MAX:
-            item = None
+    item = begun if begun is not None else first_read(session, key, own, linearizable=linearizable)
     try:
         read = yield from _read_at(session, make, own, now_ms, item)
     except NotFound as error:
         found, version = None, error.fields.get("at")
     else:
         if isinstance(read, KeyRead):
-            found, version = _found(key, read), read.at
+            found, version = found_in(read, key), read.at
         else:
             answer = decode_body(read, ValueResponse)
             found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
     version = version if isinstance(version, int) else 0
-    _saw_in(session, at, version)
+    saw_in(session, at, version)
     return found, version
 
 
-def _found(key: bytes, read: KeyRead) -> Found | None:
+def found_in(read: KeyRead, key: bytes) -> Found | None:
+    """What was read, with its key."""
     return None if read.value is None or read.version is None else Found(key, read.value, read.version)
 
 
@@ -371,9 +392,9 @@ def _read_at(
     return (yield from _request(session, make(own), now_ms))
 
 
-def _saw_in(session: Session, at: Place | None, version: int) -> None:
-    """A read found something of this version: later reads are not older. It is not known of which log, unless it was
-    read at a position of ``session.newest``'s."""
+def saw_in(session: Session, at: Place | None, version: int) -> None:
+    """A read at ``at`` found something of this version: later reads are not older. It is not known of which log, unless
+    it was read at a position of ``session.newest``'s."""
     position = None if at is None else session.resolve_position(at)
     if session.newest is not None and (position is None or position.log_id == session.log_id):
         session.saw(version, session.log_id)
@@ -396,7 +417,7 @@ def read_keys(
         answer = decode_body((yield from _read(session, make, at, budget.now_ms)), ReadAnswer)
         problem = next((item.error for item in answer.items if item.error is not None), None)
         if problem is None:
-            _saw_in(session, at, answer.version)
+            saw_in(session, at, answer.version)
             require_progress(answer, answer.items, more=bool(asked))
             return KeysRead(answer.version, [_stored(item) for item in answer.items])
         failure = session.refused(problem, 200)
@@ -453,7 +474,7 @@ def read_range(
     """Keys of ``[begin, end)``, not older than ``at`` and ``session.newest``. Raises: as ``get``."""
     make = partial(range_request, begin, end, limit, linearizable=linearizable)
     found = decode_body((yield from _read(session, make, at, now_ms)), FoundRange)
-    _saw_in(session, at, found.version)
+    saw_in(session, at, found.version)
     return require_progress(found, found.items, more=found.more)
 
 
@@ -535,48 +556,47 @@ def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedu
     raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
 
 
-class Begun(NamedTuple):
-    """An attempt that was made without a procedure. ``answered``: what became of it; None if it was not offered."""
-
-    txn: Transaction
-    item: Item
-    answered: Answered | None
-
-
-def first_item(
+def first_attempt(
     session: Session,
     operations: Sequence[Operation],
     preconditions: Sequence[Precondition],
     log_id: str | None,
     entropy: str,
-) -> tuple[Transaction, Item] | None:
+) -> Item | None:
     """The attempt with which ``commit`` begins where its caller decides nothing, as most commits begin, and often end.
 
-    None where a position must be learned before. Raises: InvalidRequest.
+    None where it travels alone, or a position must be learned before. Raises: InvalidRequest.
     """
     check_transaction(operations, preconditions, None)
     newest = session.newest
     if newest is None or not session.options.gather:
         return None
-    request_id = session.draw_id(entropy, 0)
-    of_log = log_id or newest.log_id
-    txn = Transaction(list(operations), list(preconditions), request_id, None, newest.version, of_log)
-    return txn, item_of(txn)
+    item = item_of(
+        Transaction(
+            list(operations),
+            list(preconditions),
+            session.draw_id(entropy, 0),
+            None,
+            newest.version,
+            log_id or newest.log_id,
+        )
+    )
+    return item if len(item.data) <= ITEM_BYTES_MAX else None
 
 
 def attempt(
-    session: Session, txn: Transaction, now_ms: float, *, may_share: bool = False, begun: Begun | None = None
+    session: Session, txn: Transaction, now_ms: float, *, may_share: bool = False, begun: Item | None = None
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """One attempt until its outcome is final; ``txn`` has a request id and a read version.
 
-    ``may_share``: it may travel in one request with other attempts, if it is small. ``begun``: what is done of it.
+    ``may_share``: it may travel in one request with other attempts, if it is small. ``begun``: it, with its answer.
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    item, answered = (item_of(txn), None) if begun is None else (begun.item, begun.answered)
+    item = item_of(txn) if begun is None else begun
     request = Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
     shared = item if may_share and session.options.gather and len(item.data) <= ITEM_BYTES_MAX else None
-    asked, reply, error = yield from _submit(session, request, now_ms, shared, answered)
+    asked, reply, error = yield from _submit(session, request, now_ms, shared)
     if isinstance(reply, CommitReceipt | NotCommitted):
         session.saw(reply.version, txn.log_id)
         return reply
@@ -605,9 +625,9 @@ def commit(
     entropy: str,
     now_ms: float,
     parts: Parts = NOTHING_ELSE,
-    begun: Begun | None = None,
+    begun: Item | None = None,
 ) -> Procedure[CommitReceipt | NotCommitted]:
-    """A commit until its outcome is final. ``begun``: its first attempt, if that was made.
+    """A commit until its outcome is final. ``begun``: its first attempt, if that has its answer.
 
     Defaults: the read version is the newest one known, or the service's; the request id is made from ``entropy``, a new
     one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
@@ -619,6 +639,7 @@ def commit(
     number = 0
     while True:
         if begun is not None:
+            assert begun.txn is not None, "it is a commit"
             txn = begun.txn
         else:
             if chosen:

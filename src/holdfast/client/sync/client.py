@@ -7,7 +7,6 @@ drops its connection; the service may have accepted what it had sent.
 
 from __future__ import annotations
 
-import secrets
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -22,7 +21,7 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
-    Item,
+    KeyRead,
     Learn,
     Open,
     Opened,
@@ -37,7 +36,6 @@ from holdfast.client.protocol.effects import (
 from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
-from holdfast.client.protocol.gathering import ITEM_BYTES_MAX
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import (
     Place,
@@ -61,7 +59,7 @@ from holdfast.client.protocol.transaction import (
 from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport import sync_gathering as gathering
-from holdfast.client.transport.clock import draw_wait_ms, now_ms
+from holdfast.client.transport.clock import draw_entropy, draw_wait_ms, now_ms
 from holdfast.commit.format.transaction import JobChange, Operation, Precondition, Transaction
 from holdfast.errors import Backpressure, Closed, HoldfastError, NotFound, Unavailable
 from holdfast.values import LogPosition
@@ -198,19 +196,21 @@ class Client:
         Cost: one request; with an unknown outcome, at least one more.
         """
         parts = log_operations.parts_of(acknowledge, maps, publish, jobs)
-        entropy, began_ms, begun = secrets.token_hex(16), now_ms(), None
-        if read_version is None and request_id is None and leader_id is None and not parts:
-            first = log_operations.first_item(self.session, operations, preconditions, log_id, entropy)
-            if first is not None:
-                begun = self._begin(*first)
-                answered = begun.answered
-                if answered is not None and isinstance(answered.reply, CommitReceipt):
-                    self.session.saw(answered.reply.version, begun.txn.log_id)
-                    self.session.route.succeeded()
-                    return answered.reply
+        entropy, session, begun = draw_entropy(), self.session, None
+        if read_version is None and request_id is None and leader_id is None and parts is log_operations.NOTHING_ELSE:
+            # Most commits need no procedure: their first attempt is all.
+            begun = log_operations.first_attempt(session, operations, preconditions, log_id, entropy)
+            if begun is not None:
+                self._commits.share(begun)
+                receipt = begun.settled
+                if isinstance(receipt, CommitReceipt):
+                    assert begun.txn is not None, "it is a commit"
+                    session.saw(receipt.version, begun.txn.log_id)
+                    session.route.succeeded()
+                    return receipt
         verdict = self.run(
             log_operations.commit(
-                self.session,
+                session,
                 operations,
                 preconditions,
                 read_version=read_version,
@@ -218,7 +218,7 @@ class Client:
                 leader_id=leader_id,
                 log_id=log_id,
                 entropy=entropy,
-                now_ms=began_ms,
+                now_ms=now_ms() if begun is None else begun.offered_ms,
                 parts=parts,
                 begun=begun,
             )
@@ -226,16 +226,6 @@ class Client:
         if isinstance(verdict, NotCommitted):
             raise verdict.error()
         return verdict
-
-    def _begin(self, txn: Transaction, item: Item) -> log_operations.Begun:
-        """Offer the first attempt of a commit at once. Most commits need no procedure."""
-        if len(item.data) > ITEM_BYTES_MAX:
-            return log_operations.Begun(txn, item, None)
-        try:
-            return log_operations.Begun(txn, item, self._commits.share(item))
-        except HoldfastError as error:
-            self.session.route.explain(error)
-            raise
 
     def commits_many(self, txns: Iterable[Transaction]) -> Iterator[CommitReceipt | NotCommitted | HoldfastError]:
         """Commit a stream of transactions in few requests; yields one result per item, in order.
@@ -246,7 +236,7 @@ class Client:
         it that have no result yet are not sent.
         """
         newest = self.run(log_operations.version(self.session, now_ms(), local=True))
-        grouping = log_operations.Grouping(self.session, newest.position, secrets.token_hex(16))
+        grouping = log_operations.Grouping(self.session, newest.position, draw_entropy())
         for txn in transport.each(txns):
             for result in self._commit_group(grouping.add(txn)):
                 yield result
@@ -265,7 +255,7 @@ class Client:
         Raises: Conflict after the last attempt; what ``commit`` raises; what the function raises.
         """
         source = ViewSource(self.session, view) if view is not None else ServiceSource(self.session)
-        attempts = TransactionAttempts(self.session, source, secrets.token_hex(16))
+        attempts = TransactionAttempts(self.session, source, draw_entropy())
         values: list[Result] = []
 
         def decide() -> None:
@@ -317,7 +307,18 @@ class Client:
 
         ``linearizable``: never older than any commit that was known anywhere when this was called.
         """
-        return self.run(log_operations.get(self.session, key, at, now_ms(), linearizable=linearizable))
+        session = self.session
+        own = None if at is None else session.resolve_position(at)
+        begun = log_operations.first_read(session, key, own, linearizable=linearizable)
+        if begun is not None:  # as with ``commit``
+            self._reads.share(begun)
+            read = begun.settled
+            if isinstance(read, KeyRead):
+                log_operations.saw_in(session, own, read.at)
+                session.route.succeeded()
+                return log_operations.found_in(read, key)
+        began_ms = now_ms() if begun is None else begun.offered_ms
+        return self.run(log_operations.get(session, key, own, began_ms, linearizable=linearizable, begun=begun))
 
     def range(
         self,
@@ -462,7 +463,9 @@ class Client:
             case Send():
                 return self.pool.exchange(effect)
             case Share():
-                return (self._reads if effect.reads else self._commits).share(effect.item)
+                item = effect.item
+                (self._reads if effect.reads else self._commits).share(item)
+                return item
             case Learn():
                 return self._learn(effect)
             case Wait():

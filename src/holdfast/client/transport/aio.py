@@ -60,7 +60,8 @@ Lock = contextlib.nullcontext
 
 
 class GetsTogether:
-    """Gets that begin in one turn of the event loop travel in one request; a lone one travels as it is."""
+    """Gets of several tasks that begin in one turn of the event loop travel in one request; a lone one, and one of the
+    task that made this, travels as it is."""
 
     def __init__(
         self,
@@ -69,10 +70,13 @@ class GetsTogether:
     ) -> None:
         self._alone = alone
         self._many = many
+        self._task = asyncio.current_task()
         self._turn: _Turn | None = None
 
     async def get(self, key: bytes) -> bytes | None:
         """The value of ``key``. A cancelled caller leaves the request to the others."""
+        if self._turn is None and asyncio.current_task() is self._task:
+            return await self._alone(key)  # a task has one get at a time
         turn = self._turn = self._turn or _Turn()
         turn.keys.append(key)
         await asyncio.sleep(0)
@@ -245,7 +249,9 @@ class Connection(Incoming):
         self.transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._changed: asyncio.Future[None] | None = None
-        self._failure: BaseException | None = None
+        self.listener: Callable[[], None] | None = None
+        """Called instead of ``changed``, in the middle of the transport's callbacks."""
+        self.failure: BaseException | None = None
         self._paused = False
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -270,7 +276,7 @@ class Connection(Incoming):
         try:
             reader.feed(data)
         except BadResponse as error:
-            self._failure = error
+            self.failure = error
             self.close()
         if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self.transport:
             self._paused = True
@@ -284,13 +290,13 @@ class Connection(Incoming):
         if self.transport is not None:
             self._closing_connections.remove(self.transport)
             self.transport = None
-        if self._reader is not None and self._failure is None:
+        if self._reader is not None and self.failure is None:
             try:
                 if exc is not None:
                     raise BadResponse(f"the connection broke: {exc}") from exc
                 self._reader.end_of_input()
             except BadResponse as error:
-                self._failure = error
+                self.failure = error
         self._wake()
 
     def start(self, data: bytes, reader: ResponseReader, deadline: float | None = None) -> None:
@@ -301,7 +307,7 @@ class Connection(Incoming):
             if self._timer is None or self._timer.when() > deadline:
                 self._set_timer(deadline)
         if self.transport is None:  # lost since it was taken
-            self._failure = BadResponse("the connection broke")
+            self.failure = BadResponse("the connection broke")
             return
         self.transport.write(data)
 
@@ -313,12 +319,12 @@ class Connection(Incoming):
     def _look_at_time(self) -> None:
         self._timer = None
         deadline, reader = self._deadline, self._reader
-        if deadline is None or reader is None or reader.complete or self._failure is not None:
+        if deadline is None or reader is None or reader.complete or self.failure is not None:
             return
         if asyncio.get_running_loop().time() < deadline:
             self._set_timer(deadline)
             return
-        self._failure = TimeoutError()
+        self.failure = TimeoutError()
         self._wake()
 
     def _forget_time(self) -> None:
@@ -328,16 +334,20 @@ class Connection(Incoming):
 
     async def changed(self) -> None:
         """Wait until more has arrived. Raises: BadResponse when nothing more will; TimeoutError."""
-        if self._failure is not None:
-            raise self._failure
-        if self._paused and self.transport is not None:
-            self._paused = False
-            self.transport.resume_reading()
+        if self.failure is not None:
+            raise self.failure
+        self.resume()
         self._changed = asyncio.get_running_loop().create_future()
         try:
             await self._changed
         finally:
             self._changed = None
+
+    def resume(self) -> None:
+        """What arrived has been taken."""
+        if self._paused and self.transport is not None:
+            self._paused = False
+            self.transport.resume_reading()
 
     def finish(self, at_ms: float) -> None:
         """The response is complete; the connection is idle from now on."""
@@ -345,15 +355,14 @@ class Connection(Incoming):
         self._deadline = None
         self.idle_since_ms = at_ms
         self.perhaps_tls = False
-        if self._paused and self.transport is not None:
-            self._paused = False
-            self.transport.resume_reading()
+        self.listener = None
+        self.resume()
 
     def awaited_since_ms(self, at_ms: float) -> float | None:
         """Since when, at the latest, the next bytes of a response have been awaited; None while none are. Nothing is
         noted for each request: a wait begins when this sees it first."""
         reader = self._reader
-        if reader is None or reader.complete or self._paused or self._failure is not None:
+        if reader is None or reader.complete or self._paused or self.failure is not None:
             self._awaited = None
             return None
         if self._is_heard or reader is not self._awaited:
@@ -362,8 +371,8 @@ class Connection(Incoming):
 
     def give_up(self, reason: str) -> None:
         """End the exchange, as if the connection had broken."""
-        if self._failure is None:
-            self._failure = BadResponse(reason)
+        if self.failure is None:
+            self.failure = BadResponse(reason)
         self.close()
         self._wake()
 
@@ -376,7 +385,9 @@ class Connection(Incoming):
             self.transport.abort()
 
     def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
 
@@ -424,8 +435,7 @@ class Pool:
                 if connection is None:
                     connection = await self.connect(effect.endpoint, deadline)
                 data = self._requests.encode(effect.request, effect.endpoint)
-                known, perhaps_tls = connection.known_head, connection.perhaps_tls
-                reader = ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+                reader = self.reader_for(connection)
                 connection.start(data, reader, deadline)
                 while not reader.complete:
                     await connection.changed()
@@ -460,46 +470,50 @@ class Pool:
         finally:
             self._turns.release()
 
-    async def converse(self, endpoint: Endpoint, timeout_ms: float, talk: Talk) -> Response | Failed:
-        """Send what ``talk`` has when there is a connection, and give it the body as it comes. The response has no body
-        if its status is 200, and status 0 if there was nothing to send. ``timeout_ms`` is for the connection."""
+    def lease_idle(self, endpoint: Endpoint) -> Connection | None:
+        """An idle connection, until ``end_lease``; None where none is free now."""
         if self._watch is not None and self._watch.rests:
             self._watch.begin()
-        connection: Connection | None = None
-        reader: ResponseReader | None = None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        connection = None if self._slots.locked() else self._take(endpoint)
+        if connection is not None:
+            with contextlib.suppress(StopIteration):
+                self._slots.acquire().send(None)  # it does not wait
+        return connection
+
+    async def lease(self, endpoint: Endpoint, timeout_ms: float) -> Connection | Failed:
+        """A connection, until ``end_lease``. Raises: Closed."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         try:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._slots.acquire()
-            except TimeoutError:
-                return Failed(now_ms(), False, BUSY, asked=False)
-            try:
-                connection = self._take(endpoint) or await self.connect(endpoint, deadline)
-                request = talk.begin()
-                if request is not None:
-                    data = self._requests.encode(request, endpoint)
-                    known, perhaps_tls = connection.known_head, connection.perhaps_tls
-                    reader = ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
-                    connection.start(data, reader, loop.time() + self._options.request_timeout_ms / 1000)
-                    while not reader.complete:
-                        await connection.changed()
-                        if reader.status == 200 and reader.buffered and not talk.received(reader.take()):
-                            return Failed(now_ms(), True, "the response cannot be read")
-            finally:
-                self._slots.release()
-            at_ms = now_ms()
-            if (reader is None or reader.reusable) and not connection.lost and not self.closed:
-                self.give_back(endpoint, connection, at_ms)
-                connection = None
-            return Response(at_ms, 0, {}, b"") if reader is None else _whole(reader, at_ms)
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError:
+            return Failed(now_ms(), False, BUSY, asked=False)
+        connection: Connection | None = None
+        try:
+            connection = self._take(endpoint) or await self.connect(endpoint, deadline)
         except (OSError, UnicodeError, BadResponse) as error:
-            problem = problem_with(endpoint, error)
-            return Failed(now_ms(), reader is not None and problem is None, reason_of(error), problem=problem)
+            return Failed(now_ms(), False, reason_of(error), problem=problem_with(endpoint, error))
         finally:
-            if connection is not None:
-                self.drop(connection)
+            if connection is None:
+                self._slots.release()
+        return connection
+
+    def end_lease(self, endpoint: Endpoint, connection: Connection, *, is_usable: bool) -> None:
+        """The connection may carry another request, or not."""
+        self._slots.release()
+        if is_usable and not connection.lost and not self.closed:
+            self.give_back(endpoint, connection, now_ms())
+        else:
+            self.drop(connection)
+
+    def reader_for(self, connection: Connection) -> ResponseReader:
+        """For the response to the next request on it."""
+        known, perhaps_tls = connection.known_head, connection.perhaps_tls
+        return ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+
+    def encode(self, request: Request, endpoint: Endpoint) -> bytes:
+        """The bytes of a request."""
+        return self._requests.encode(request, endpoint)
 
     async def open(self, effect: Open) -> Stream | Response | Failed:
         """Open a stream on a connection of its own; a ``Response`` refuses it. Raises: Closed."""
@@ -624,22 +638,6 @@ class Pool:
         """Drop every connection and wait until their sockets are closed."""
         self.close()
         await self.wait_closed()
-
-
-def _whole(reader: ResponseReader, at_ms: float) -> Response:
-    return Response(at_ms, reader.status, reader.headers, reader.take())
-
-
-class Talk(Protocol):
-    """One request whose response is read as it comes."""
-
-    def begin(self) -> Request | None:
-        """There is a connection: what is to be sent; None for nothing."""
-        ...
-
-    def received(self, data: bytes) -> bool:
-        """Some of the body of a response with status 200. False if the rest is of no use."""
-        ...
 
 
 class Waiting(Protocol):

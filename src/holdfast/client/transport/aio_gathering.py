@@ -1,22 +1,22 @@
-"""Gathering with asyncio: a task of the client carries each shared request, and callers wait for their own item."""
+"""Gathering with asyncio: callers wait for their own item, and shared requests are carried by callbacks.
+
+A task is made only where a request needs a new connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from holdfast.client.protocol.effects import Answered, Failed, Item, Request, Response, Send
+from holdfast.client.protocol.effects import Failed, Item, Response, Send
 from holdfast.client.protocol.endpoint import Route
 from holdfast.client.protocol.gathering import ALONE, NOTHING, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.http1 import ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.transport.aio import Pool
+from holdfast.client.transport.aio import Connection, Pool
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
-
-if TYPE_CHECKING:
-    from holdfast.client.protocol.effects import KeyRead
-    from holdfast.wire.log import CommitReceipt, NotCommitted
 
 ENDED = "the client ended it"
 
@@ -25,46 +25,47 @@ class Gatherer:
     """What the tasks of one client offer, and the requests that carry it."""
 
     def __init__(self, pool: Pool, route: Route, options: ClientOptions, kind: Kind) -> None:
-        self._pool = pool
-        self._options = options
+        self.pool = pool
+        self.options = options
         self.machine = Gathering(kind, route, options, has_turns=True)
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._route = route
+        self.carrying: set[Carriage] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = math.inf
         self._closed = False
 
-    async def share(self, item: Item) -> Answered:
-        """Offer an item; its answer. A cancelled caller leaves its item, and no connection. Raises: Closed."""
+    async def share(self, item: Item) -> None:
+        """Offer an item; returns when it is settled. A cancelled caller leaves its item, and no connection.
+
+        Raises: Closed.
+        """
         if self._closed:
-            raise Closed("this client is closed")
+            error = Closed("this client is closed")
+            self._route.explain(error)
+            raise error
         effects = self.machine.offered(item, now_ms())
         if item.settled is None:
-            waiter = item.waiter = asyncio.get_running_loop().create_future()
-            if effects is not NOTHING or self.machine.first is item:  # else nothing is due sooner than before
+            waiter: asyncio.Future[None] = asyncio.Future()
+            item.waiter = waiter
+            if effects is not NOTHING:
                 self.carry_out(effects)
             try:
                 await waiter
             except asyncio.CancelledError:
                 self.machine.left(item)
                 raise
-        answer = item.settled
-        if answer is ALONE:
-            return await self._send_alone(item)
-        assert item.endpoint is not None, "an answer comes from somewhere"
-        return Answered(
-            now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | KeyRead | Response | Failed", answer)
-        )
+        if item.settled is ALONE:
+            await self._send_alone(item)
 
-    async def _send_alone(self, item: Item) -> Answered:
+    async def _send_alone(self, item: Item) -> None:
         request = self.machine.alone_request(item)
-        endpoint = item.endpoint
-        assert endpoint is not None, "its request goes somewhere"
+        assert item.endpoint is not None, "its request goes somewhere"
         try:
-            reply = await self._pool.exchange(Send(endpoint, request, self._options.request_timeout_ms))
+            reply = await self.pool.exchange(Send(item.endpoint, request, self.options.request_timeout_ms))
+            self.machine.alone_answered(item, reply)
         finally:
             if item.is_awaited:
                 self.carry_out(self.machine.alone_ended(item, now_ms()))
-        return Answered(reply.now_ms, endpoint, reply)
 
     def carry_out(self, effects: Effects) -> None:
         """Do what the machine wants."""
@@ -76,9 +77,7 @@ class Gatherer:
             if effects.ends_turn:  # after the tasks that were just woken
                 asyncio.get_running_loop().call_soon(self._end_turn)
             if effects.begun is not None:
-                task = asyncio.get_running_loop().create_task(self._carry(effects.begun))
-                self._carrying.add(task)
-                task.add_done_callback(self._carrying.discard)
+                Carriage(self, effects.begun)
         due_ms = self.machine.due_ms
         if due_ms < self._timer_ms:
             self._set_timer(due_ms)
@@ -96,17 +95,6 @@ class Gatherer:
         self._timer, self._timer_ms = None, math.inf
         self.carry_out(self.machine.look(now_ms()))
 
-    async def _carry(self, shared: SharedRequest) -> None:
-        """Carry a request to its end."""
-        talk = _Talk(self, shared)
-        reply: Response | Failed = Failed(0.0, True, ENDED)
-        try:
-            reply = await self._pool.converse(shared.endpoint, max(1.0, shared.deadline_ms - now_ms()), talk)
-        except Closed:
-            pass
-        finally:  # also of a cancelled task: no caller waits in vain
-            self.carry_out(talk.ended(reply))
-
     def close(self) -> None:
         """Everything that waits ends; nothing is sent any more."""
         self._closed = True
@@ -115,41 +103,98 @@ class Gatherer:
             self._timer = None
         self._timer_ms = -math.inf
         self.carry_out(self.machine.closed(now_ms(), ends_sent=True))
-        for task in self._carrying:
-            task.cancel()
+        for carriage in list(self.carrying):
+            carriage.cut_off()
 
     async def aclose(self) -> None:
         """``close``, and wait for the tasks."""
+        connecting = [each.connecting for each in self.carrying if each.connecting is not None]
         self.close()
-        await asyncio.gather(*self._carrying, return_exceptions=True)
+        await asyncio.gather(*connecting, return_exceptions=True)
 
 
-class _Talk:
-    """One shared request, between the pool and the machine."""
+class Carriage:
+    """One shared request, its connection and its response."""
 
     def __init__(self, gatherer: Gatherer, shared: SharedRequest) -> None:
         self._gatherer = gatherer
-        self._machine = gatherer.machine
         self._shared = shared
-        self._is_open = False
+        self._connection: Connection | None = None
+        self._reader: ResponseReader | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        gatherer.carrying.add(self)
+        connection = gatherer.pool.lease_idle(shared.endpoint)
+        if connection is None:
+            self.connecting = asyncio.get_running_loop().create_task(self._connect())
+        else:
+            self._send(connection)
 
-    def begin(self) -> Request | None:
-        """See ``Talk``."""
-        self._is_open = True
-        request = self._machine.opened(self._shared, now_ms())
-        self._gatherer.carry_out(NOTHING)  # what is left over is due again
-        return request
+    async def _connect(self) -> None:
+        shared, gatherer = self._shared, self._gatherer
+        leased: Connection | Failed = Failed(0.0, False, ENDED, asked=False)
+        try:
+            leased = await gatherer.pool.lease(shared.endpoint, max(1.0, shared.deadline_ms - now_ms()))
+        except Closed:
+            pass
+        finally:  # also of a cancelled task: no caller waits in vain
+            self.connecting = None
+            if isinstance(leased, Failed):
+                gatherer.carrying.discard(self)
+                failed = Failed(now_ms(), False, leased.reason, asked=leased.asked, problem=leased.problem)
+                gatherer.carry_out(gatherer.machine.not_opened(shared, failed))
+            else:
+                self._send(leased)
 
-    def received(self, data: bytes) -> bool:
-        """See ``Talk``."""
-        effects = self._machine.received(self._shared, data, now_ms())
-        self._gatherer.carry_out(effects)
-        return effects.broken is None
+    def _send(self, connection: Connection) -> None:
+        shared, gatherer = self._shared, self._gatherer
+        self._connection = connection
+        request = gatherer.machine.opened(shared, now_ms())
+        gatherer.carry_out(NOTHING)  # what is left over is due again
+        if request is None:
+            self._leave(is_usable=True)
+            return
+        self._reader = gatherer.pool.reader_for(connection)
+        connection.listener = self.changed
+        timeout_s = gatherer.options.request_timeout_ms / 1000
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        connection.start(gatherer.pool.encode(request, shared.endpoint), self._reader, deadline)
+        if connection.failure is not None:
+            self.changed()
 
-    def ended(self, reply: Response | Failed) -> Effects:
-        """Nothing more will come."""
-        if self._is_open:
-            return self._machine.ended(self._shared, reply)
-        asked, problem = (reply.asked, reply.problem) if isinstance(reply, Failed) else (False, None)
-        reason = reply.reason if isinstance(reply, Failed) else ENDED
-        return self._machine.not_opened(self._shared, Failed(now_ms(), False, reason, asked=asked, problem=problem))
+    def changed(self) -> None:
+        """More of the response has arrived, or there will be no more."""
+        gatherer, connection, reader = self._gatherer, self._connection, self._reader
+        if connection is None or reader is None:  # it was left
+            return
+        if reader.status == 200 and reader.buffered:
+            effects = gatherer.machine.received(self._shared, reader.take(), now_ms())
+            if effects.broken is not None:
+                self._leave(is_usable=False)
+            gatherer.carry_out(effects)
+            if effects.broken is not None:
+                return
+        if reader.complete:
+            self._leave(is_usable=reader.reusable)
+            self._end(Response(now_ms(), reader.status, reader.headers, reader.take()))
+        elif connection.failure is not None:
+            self._leave(is_usable=False)
+            problem = problem_with(self._shared.endpoint, connection.failure)
+            self._end(Failed(now_ms(), problem is None, reason_of(connection.failure), problem=problem))
+        else:
+            connection.resume()
+
+    def _end(self, reply: Response | Failed) -> None:
+        self._gatherer.carry_out(self._gatherer.machine.ended(self._shared, reply))
+
+    def _leave(self, *, is_usable: bool) -> None:
+        """Nothing more is waited for."""
+        self._gatherer.carrying.discard(self)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._gatherer.pool.end_lease(self._shared.endpoint, connection, is_usable=is_usable)
+
+    def cut_off(self) -> None:
+        """The client is closed."""
+        if self.connecting is not None:
+            self.connecting.cancel()
+        self._leave(is_usable=False)

@@ -12,20 +12,16 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
-from holdfast.client.protocol.effects import Answered, Failed, Item, Request, Response, Send
+from holdfast.client.protocol.effects import Failed, Item, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
-from holdfast.client.protocol.gathering import ALONE, NO_ANSWER, Effects, Gathering, Kind, SharedRequest
+from holdfast.client.protocol.gathering import ALONE, NO_ANSWER, NOTHING, Effects, Gathering, Kind, SharedRequest
 from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_with, reason_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync import Connection, Pool
 from holdfast.errors import Closed
-
-if TYPE_CHECKING:
-    from holdfast.client.protocol.effects import KeyRead
-    from holdfast.wire.log import CommitReceipt, NotCommitted
 
 TORN = "the thread that carried it was interrupted"
 LINGER_S: Final = 0.001
@@ -84,34 +80,38 @@ class Gatherer:
         self.is_torn = False
         """Whether a thread is in the middle of a step, or was interrupted there."""
         self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
-        self._callers: dict[Item, None] = {}
-        self._asleep: dict[Item, float] = {}
-        """The callers whose threads wait to be woken, and until when."""
+        self._callers: dict[Item, float] = {}
+        """Until when the thread of each sleeps, unless it is woken; 0 while it does not."""
         self._undriven: dict[SharedRequest, bool] = {}
         """Whether a thread was woken for it."""
         self._driven: dict[SharedRequest, None] = {}
         self._resting: list[tuple[Endpoint, Carried]] = []
         """No caller waits for the end of a response: who needs the connection next takes it in."""
 
-    def share(self, item: Item) -> Answered:
-        """Offer an item; its answer. Raises: Closed."""
+    def share(self, item: Item) -> None:
+        """Offer an item; returns when it is settled. Raises: Closed."""
         if self._closed:
-            raise Closed("this client is closed")
+            error = Closed("this client is closed")
+            self._route.explain(error)
+            raise error
         try:
-            self._offer(item)
-            if item.settled is not ALONE:
-                self._wait(item)
+            shared = self._offer(item)
+            while item.settled is None:
+                if shared is not None:
+                    self._drive(shared, item)
+                else:
+                    left_s = max(0.0, (self._callers.get(item, 0.0) - now_ms()) / 1000)
+                    if not cast("threading.Lock", item.waiter).acquire(timeout=left_s):
+                        self._wake_up(item)
+                if item.settled is None:
+                    shared = self._next_duty(item)
             if item.settled is ALONE:
-                return self._send_alone(item)
+                self._send_alone(item)
         finally:
             if item.is_awaited or self._undriven or item in self._callers:
                 self._leave(item)
-        assert item.endpoint is not None, "an answer comes from somewhere"
-        return Answered(
-            now_ms(), item.endpoint, cast("CommitReceipt | NotCommitted | KeyRead | Response | Failed", item.settled)
-        )
 
-    def _send_alone(self, item: Item) -> Answered:
+    def _send_alone(self, item: Item) -> None:
         request = self.machine.alone_request(item)
         endpoint = item.endpoint
         assert endpoint is not None, "its request goes somewhere"
@@ -120,63 +120,46 @@ class Gatherer:
             self._pool.give_back(endpoint, rested)
             self._pool.end_lease()
         reply = self._pool.exchange(Send(endpoint, request, self._options.request_timeout_ms))
-        return Answered(reply.now_ms, endpoint, reply)
+        self.machine.alone_answered(item, reply)
 
     # ---- callers
 
     @step
-    def _offer(self, item: Item) -> None:
-        effects = self.machine.offered(item, now_ms())
-        if item.settled is None:
-            item.waiter = waiter = threading.Lock()
-            waiter.acquire()
-            self._callers[item] = None
+    def _offer(self, item: Item) -> SharedRequest | None:
+        """The request that its caller drives from now on; or None, and it sleeps or travels alone."""
+        at_ms = now_ms()
+        effects = self.machine.offered(item, at_ms)
+        if item.settled is not None:
+            return None
+        item.waiter = waiter = threading.Lock()
+        waiter.acquire()
+        self._callers[item] = 0.0
+        if effects is not NOTHING:
             self._take_in(effects)
-
-    def _wait(self, item: Item) -> None:
-        """Return when the item is settled."""
-        while item.settled is None:
-            shared, until_ms = self._next_duty(item)
-            if shared is not None:
-                self._drive(shared, item)
-            elif item.settled is None:
-                left_s = max(0.0, (until_ms - now_ms()) / 1000)
-                if not cast("threading.Lock", item.waiter).acquire(timeout=left_s):
-                    self._wake_up(item)
+        return self._duty(item, at_ms)
 
     @step
-    def _next_duty(self, item: Item) -> tuple[SharedRequest | None, float]:
-        """The request that the caller of the item drives from now on; or None, and how long it may sleep."""
+    def _next_duty(self, item: Item) -> SharedRequest | None:
+        """As ``_offer``, for one that has waited."""
         at_ms = now_ms()
         if at_ms >= self.machine.due_ms:
             self._take_in(self.machine.look(at_ms))
         if item.settled is None and at_ms >= item.deadline_ms:  # also if the machine has lost it by an interrupt
             item.settled = Failed(at_ms, True, NO_ANSWER)
             item.endpoint = item.endpoint or self._route.current
-        shared = next(iter(self._undriven), None)
-        if item.settled is not None:
-            self._find_drivers()
-            return None, at_ms
-        if shared is not None:
-            del self._undriven[shared]
-            self._driven[shared] = None
-            return shared, at_ms
-        until_ms = min(item.deadline_ms, self.machine.due_ms) if self.machine.first is item else item.deadline_ms
-        self._asleep[item] = until_ms
-        return None, until_ms
+        return self._duty(item, at_ms) if item.settled is None else None
 
     @step
     def _wake_up(self, item: Item) -> None:
         """Its thread has slept long enough."""
-        if item in self._asleep:
-            del self._asleep[item]
+        if self._callers.get(item):
+            self._callers[item] = 0.0
         else:  # it was woken at the last moment
             cast("threading.Lock", item.waiter).acquire(blocking=False)
 
     @step
     def _leave(self, item: Item) -> None:
         """The caller goes, with an answer or without one. Others drive what it drove."""
-        self._asleep.pop(item, None)
         self.machine.left(item)
         self._callers.pop(item, None)
         self._take_in(self.machine.alone_ended(item, now_ms()))
@@ -192,51 +175,65 @@ class Gatherer:
 
     def begin_again(self) -> None:
         """The outcome of everything that was offered is open: the status tells, also of what was never sent."""
-        callers, asleep = list(self._callers), list(self._asleep)
+        callers = dict(self._callers)
         for shared in (*self._driven, *self._undriven):
             shared.is_over = True  # its driver, if it has one, drops its connection
         undriven = list(self._undriven)
         self.machine = Gathering(self._kind, self._route, self._options, has_turns=False)
-        self._callers, self._asleep, self._undriven = {}, {}, {}
-        for item in callers:
+        self._callers, self._undriven = {}, {}
+        for item, until_ms in callers.items():
             if item.settled is None:
                 item.endpoint = item.endpoint or self._route.current
                 item.settled = Failed(now_ms(), True, TORN)
-        for item in asleep:
-            with contextlib.suppress(RuntimeError):  # it was woken just before
-                cast("threading.Lock", item.waiter).release()
+            if until_ms:
+                with contextlib.suppress(RuntimeError):  # it was woken just before
+                    cast("threading.Lock", item.waiter).release()
         for shared in undriven:
             self._drop(shared)
 
+    def _duty(self, item: Item, at_ms: float) -> SharedRequest | None:
+        """A request that nobody drives; or None, and its thread sleeps."""
+        if self._undriven:
+            shared = next(iter(self._undriven))
+            del self._undriven[shared]
+            self._driven[shared] = None
+            return shared
+        until_ms = item.deadline_ms
+        if self.machine.first is item:
+            until_ms = min(until_ms, self.machine.due_ms)
+        self._callers[item] = max(at_ms, until_ms)
+        return None
+
     def _take_in(self, effects: Effects) -> None:
+        callers = self._callers
         for item in effects.settled:
-            self._callers.pop(item, None)
-            self._wake(item)
+            if callers.pop(item, 0.0):
+                cast("threading.Lock", item.waiter).release()
         if effects.begun is not None:
             self._undriven[effects.begun] = False
         self._keep_time()
 
     def _wake(self, item: Item) -> None:
-        if item in self._asleep:
-            del self._asleep[item]
+        if self._callers.get(item):
+            self._callers[item] = 0.0
             cast("threading.Lock", item.waiter).release()
 
     def _find_drivers(self) -> None:
         """Wake a thread for each request that nobody drives: the last of its items is there until its end."""
+        callers = self._callers
         for shared, is_found in self._undriven.items():
-            if is_found or not self._asleep:
+            if is_found:
                 continue
-            driver = next((item for item in reversed(shared.items) if item in self._asleep), None)
-            if driver is None:
-                first = self.machine.first
-                driver = first if first in self._asleep else next(iter(self._asleep))
-            self._undriven[shared] = True
-            self._wake(driver)
+            first = () if self.machine.first is None else (self.machine.first,)
+            driver = next((item for item in (*reversed(shared.items), *first, *callers) if callers.get(item)), None)
+            if driver is not None:
+                self._undriven[shared] = True
+                self._wake(driver)
 
     def _keep_time(self) -> None:
         """The thread of the first item that waits is to see when its request is due."""
         first = self.machine.first
-        if first is not None and self.machine.due_ms < self._asleep.get(first, 0.0):
+        if first is not None and self.machine.due_ms < self._callers.get(first, 0.0):
             self._wake(first)
 
     def _give_up(self, shared: SharedRequest) -> None:
