@@ -71,7 +71,7 @@ def foreign_snapshot(draw: Random, store: MemoryStore, version: int) -> None:
         store.objects.create(part_key(version, part.name), data)
         parts.append(part)
     manifest = Manifest(
-        format=1, log_id="ee" * 16, version=version, last_transaction=0, slot="0" * 20, rows=1, parts=parts
+        format=1, log_id="ee" * 16, version=version, last_transaction=0, slot="0" * 20, rows=1, parts=parts, jobs=[]
     )
     store.objects.create(manifest_key(version), encode_manifest(manifest))
 
@@ -135,7 +135,7 @@ def manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert log_id is not None
         manifest = Manifest(
             format=1, log_id=log_id, version=version, last_transaction=last, slot=slot,
-            rows=sum(part.rows for part, _ in parts), parts=[part for part, _ in parts],
+            rows=sum(part.rows for part, _ in parts), parts=[part for part, _ in parts], jobs=[],
         )  # fmt: skip
         await making.create_exactly(self._store, manifest_key(version), encode_manifest(manifest))
         for part, data in parts:

@@ -14,7 +14,7 @@ from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.locations import Locations
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.messages import StoredMessages
-from holdfast.stores.values.commands import Publish, Published, Record
+from holdfast.stores.values.commands import RULES, Publish, Published, Record
 from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
 
@@ -48,7 +48,7 @@ class Desk:
             self.kept[store][seq] = message
             self._refer(store, seq, 1)
         result = Published(first, first + len(messages) - 1, 0, 0)
-        self._frame(encode_record(Record(Publish(first * 10, store, "", messages), result)))
+        self._frame(encode_record(Record(Publish(first * 10, store, "", messages), result, RULES)))
 
     def _frame(self, frame: bytes) -> None:
         self.frames.append(frame)

@@ -11,7 +11,9 @@ from holdfast.retention.policies import Generation, Hold, Policy, decode_generat
 from holdfast.snapshots.manifest import decode_manifest, encode_manifest
 from holdfast.stores import checkpoint_objects as checkpoint
 
-ROLE = Role(role="restoring", source_log_id="ab" * 16, truncated_through=7, cut_version=9, log_id="cd" * 16)
+ROLE = Role(
+    role="restoring", source_log_id="ab" * 16, truncated_through=7, first_slot="0" * 20, cut_version=9, log_id="cd" * 16
+)
 PROMOTED = Promoted(log_id="cd" * 16)
 GENERATION = Generation(
     number=3, policies={"p": Policy(max_age_seconds=60.0)}, holds={"h": Hold(from_version=1, lasts_ms=2)},

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,7 +25,6 @@ from holdfast.objects.port import Created, ObjectStore
 from holdfast.sealed import decode_sealed, encode_sealed
 
 PREFIX: Final = "meta/readings/"
-FORMAT: Final = 1
 OLDER_MAX: Final = 100
 
 
@@ -35,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ``version`` was durable under the claim of ``epoch`` when this was written: a log that ends before it lost its end.
     """
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     number: int
     log_id: str
     epoch: int

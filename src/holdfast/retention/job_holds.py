@@ -27,7 +27,7 @@ SECONDS_MAX: Final = 30 * 86_400
 class HoldRecord(msgspec.Struct, frozen=True):
     """The record: JSON."""
 
-    seconds: int = SECONDS
+    seconds: int
 
 
 @dataclass(frozen=True, slots=True)

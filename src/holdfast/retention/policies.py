@@ -41,8 +41,7 @@ class Hold(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     ``snapshot`` and ``checkpoint``: the versions of a snapshot, and of a checkpoint of the stores, that it also needs.
     The reader's clock does not count: the time begins when the leader first sees the hold, and ends when both of the
-    log's times have reached what the leader then notes, ``expires_ms`` and ``expires_lived_ms``. Holds of earlier
-    versions had ``expires_ms`` alone, by the reader's clock.
+    log's times have reached what the leader then notes, ``expires_ms`` and ``expires_lived_ms``.
     """
 
     from_version: int

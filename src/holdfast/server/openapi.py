@@ -17,7 +17,7 @@ from holdfast.wire.log import ErrorResponse
 Json = dict[str, object]
 
 _TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonWrite"})
-_OLDER_NAMES: Final[Mapping[str, str]] = {
+_PUBLISHED_NAMES: Final[Mapping[str, str]] = {
     "BatchReceipt": "PublishAnswer",
     "CommitReceipt": "CommittedAnswer",
     "Entry": "EntryAnswer",
@@ -43,7 +43,7 @@ _ALWAYS_WHOLE: Final = frozenset(
         "VersionAnswer",
     }
 )
-"""Responses that this service sends with every field. The defaults are for clients of an older service."""
+"""Responses that this service sends with every field. The defaults are for programs that construct them."""
 _REF: Final = "#/components/schemas/{name}"
 _STATUS_TEXT: Final[Mapping[int, str]] = {
     400: "The request is wrong as it stands",
@@ -99,7 +99,7 @@ def _schemas(types: Sequence[object]) -> tuple[tuple[Json, ...], dict[str, Json]
     made = msgspec.json.schema_components(types, ref_template=_REF)
     text = re.sub(
         r'"(#/components/schemas/)?([A-Z]\w+)"',
-        lambda found: f'"{found[1] or ""}{_OLDER_NAMES.get(found[2]) or found[2].replace("Response", "Answer")}"',
+        lambda found: f'"{found[1] or ""}{_PUBLISHED_NAMES.get(found[2]) or found[2].replace("Response", "Answer")}"',
         msgspec.json.encode(made).decode(),
     )
     schemas, components = msgspec.json.decode(text, type=tuple[tuple[Json, ...], dict[str, dict[str, Any]]])

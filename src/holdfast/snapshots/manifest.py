@@ -54,7 +54,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     slot: str
     rows: int
     parts: list[Part]
-    jobs: list[Part] = []
+    jobs: list[Part]
     """Parts with the records of jobs: the name of a job is in the column ``key``."""
 
     @property

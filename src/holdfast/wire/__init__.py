@@ -7,5 +7,5 @@ The service decodes requests with the bounds that stand in the types, and refuse
 unknown fields of a response. A response field with a default is one that an older service may not send; the service
 always passes it. Field order is the order on the wire.
 
-``openapi.json`` is generated from these types. It publishes some under older names (see ``server.openapi``).
+``openapi.json`` is generated from these types. It publishes some under names of its own (see ``server.openapi``).
 """

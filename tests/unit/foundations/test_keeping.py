@@ -22,7 +22,7 @@ async def add(store: MemoryStore, version: int, *, damaged: bool = False, log_id
     part, data = encode_part([(b"key", b"value", 1)], part_name("00c0ffee", 0))
     await store.create(part_key(version, part.name), data[:-1] if damaged else data)
     manifest = Manifest(
-        format=FORMAT, log_id=log_id, version=version, last_transaction=1, slot="0" * 20, rows=1, parts=[part]
+        format=FORMAT, log_id=log_id, version=version, last_transaction=1, slot="0" * 20, rows=1, parts=[part], jobs=[]
     )
     await store.create(manifest_key(version), encode_manifest(manifest))
 

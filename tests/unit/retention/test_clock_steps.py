@@ -74,7 +74,7 @@ class Log:
             header = self.service.durable_header()
             manifest = Manifest(
                 format=FORMAT, log_id=header.log_id.hex(), version=header.last_version, last_transaction=0, slot="",
-                rows=0, parts=[],
+                rows=0, parts=[], jobs=[],
             )  # fmt: skip
             self.objects.create(manifest_key(header.last_version), encode_manifest(manifest))
         await self.truncator.look()

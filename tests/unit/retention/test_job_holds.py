@@ -9,7 +9,7 @@ from tests.unit.commit.builders import genesis, record
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.log_clock import Moment
-from holdfast.retention.job_holds import SECONDS, SECONDS_MAX, JobBorder, JobHold, holds_of, longest
+from holdfast.retention.job_holds import SECONDS_MAX, JobBorder, JobHold, holds_of, longest
 
 CLAIM = genesis()
 START = Moment(CLAIM.time_ms, CLAIM.lived_ms, 0, 0, 0, doubted=False)
@@ -60,4 +60,4 @@ def test_a_record_that_cannot_be_read_holds_as_long_as_any_may() -> None:
         b'{"seconds":1,"seconds":2}',
     )
     found = holds_of((b"hold/%d" % number, content, 7) for number, content in enumerate(contents))
-    assert [hold.seconds for hold in found] == [SECONDS, 60, 0, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX]
+    assert [hold.seconds for hold in found] == [SECONDS_MAX, 60, 0, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX, SECONDS_MAX]

@@ -214,6 +214,7 @@ MANIFEST = Manifest(
     slot="0" * 20,
     rows=2,
     parts=[encode_part(ROWS, "part-00000000-00000.parquet")[0]],
+    jobs=[],
 )
 
 

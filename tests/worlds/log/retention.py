@@ -68,7 +68,14 @@ class Operator:
             # The parts do not matter here: a snapshot of no keys has none.
             version = head.last_version
             manifest = Manifest(
-                format=FORMAT, log_id=head.log_id.hex(), version=version, last_transaction=0, slot="", rows=0, parts=[]
+                format=FORMAT,
+                log_id=head.log_id.hex(),
+                version=version,
+                last_transaction=0,
+                slot="",
+                rows=0,
+                parts=[],
+                jobs=[],
             )
             world.store.others[manifest_key(version)] = encode_manifest(manifest)
             world.seen["snapshot_made"] += 1

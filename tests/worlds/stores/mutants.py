@@ -124,6 +124,7 @@ LIMITED: Final = {
 
 _oldest = Consumption._oldest
 _state = Consumption.state
+_keyed_state = KeyedMessages.state
 _restore = Consumption.restore
 _add = RedeliveryQueue.add
 _give_back = Consumption._give_back
@@ -467,7 +468,7 @@ def cursor_time_from_blocks(durable: Consumption) -> int | None:
 @SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", KeyedMessages, focus=KEYED, first_seed=11)
 def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
     """A restart finds the time of the oldest key in what is kept by then."""
-    return KeyedState(self.messages, self.bytes, self.oldest)
+    return msgspec.structs.replace(_keyed_state(self), oldest_ms=0)
 
 
 @SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL, first_seed=6)

@@ -1,7 +1,7 @@
 """Which log the stores and the view next to a log belong to, and what an earlier log left there.
 
 The stores' directory has a file ``log.json``: ``{"format": 1, "log_id": "32 hexadecimal digits"}``. It is replaced
-atomically. Stores without the file are older than it: they belong to the log that opens them first.
+atomically. Stores without the file belong to the log that opens them first.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.errors import Closed, Code, CorruptData
 from holdfast.sealed import decode_sealed, encode_sealed
-from holdfast.values import LogId, Slot, Version, is_log_id, parse_slot, slot_text
+from holdfast.values import LogId, Slot, Version, is_log_id, parse_slot
 
 T = TypeVar("T")
 ROLE_KEY: Final = "meta/role"
@@ -37,7 +37,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     role: Literal["mirror", "restoring"]
     source_log_id: str
     truncated_through: int
-    first_slot: str = slot_text(2**64 - 1)
+    first_slot: str
     cut_version: int | None = None
     log_id: str | None = None
 

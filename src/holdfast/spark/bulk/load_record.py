@@ -10,6 +10,8 @@ Any other bytes raise CorruptData.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.spark.sink.record import decode
@@ -25,7 +27,7 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: int
     leaderships: tuple[tuple[int, int], ...] = msgspec.field(name="reigns")
     cuts: tuple[int, ...] = ()
-    format: int = 1
+    format: Literal[1] = 1
 
     def encode(self) -> bytes:
         """The bytes of the record."""

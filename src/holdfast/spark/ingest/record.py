@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -46,7 +46,7 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: int
     outcomes: tuple[RequestOutcome, ...] = msgspec.field(name="told")
     digest: str | None = None
-    format: int = 1
+    format: Literal[1] = 1
     before: int = 0
     publisher: int = 0
     published: int = 0

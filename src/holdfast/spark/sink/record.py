@@ -66,7 +66,7 @@ class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     run: str
-    log_id: str | None = None
+    log_id: str | None
     partitions: tuple[Publisher, ...] = ()
 
     def of(self, partition: int) -> Publisher:

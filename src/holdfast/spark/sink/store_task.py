@@ -207,7 +207,7 @@ def _chunks(messages: Iterable[Message]) -> Iterator[_Chunk]:
 def publisher_id(options: WriteOptions, publishing: Publishing, publisher: Publisher, partition: int) -> str:
     """The id under which the rows of a partition are published.
 
-    >>> publisher_id(WriteOptions("http://h", "copy@orders"), Publishing("9f" * 8), Publisher(), 3)
+    >>> publisher_id(WriteOptions("http://h", "copy@orders"), Publishing("9f" * 8, None), Publisher(), 3)
     'spark/copy/9f9f9f9f9f9f9f9f/0/3'
     """
     application = options.application.partition("@")[0]

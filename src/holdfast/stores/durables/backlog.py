@@ -321,7 +321,7 @@ STEP_MESSAGES: Final = 262_144
 
 
 class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A residue in a snapshot. Append only."""
+    """A residue in a snapshot."""
 
     since_ms: int
     matcher: bytes
@@ -331,8 +331,8 @@ class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left: int
     """-1 where it was not counted."""
     excluded: list[tuple[int, int]]
-    delayed: list[tuple[int, int]] = []
-    only_delayed: bool = False
+    delayed: list[tuple[int, int]]
+    only_delayed: bool
 
 
 @dataclass(eq=False)

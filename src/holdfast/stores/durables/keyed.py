@@ -25,18 +25,18 @@ STEP_ENTRIES = 1_024  # entries that one step gives back at most
 
 
 class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A residue in a snapshot. Append only."""
+    """A residue in a snapshot."""
 
     durable: str
     namespace: str
     left: int
     since_ms: int
-    is_map: bool = False
-    cause: str = ""
+    is_map: bool
+    cause: str
     """The cause that watchers of the map receive for each key; empty: they receive nothing."""
-    revision: int = 0
+    revision: int
     """The revision of the change that removed the keys; 0: each key is reported with its own revision."""
-    after: str = ""
+    after: str
     """The last key that was given back in order."""
 
 
@@ -94,17 +94,17 @@ CHUNK: Final = 256
 
 
 class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The entries' totals and the cursor in a snapshot. Append only."""
+    """The entries' totals and the cursor in a snapshot."""
 
     messages: int
     bytes: int
     oldest: int
-    oldest_ms: int = 0
-    namespace: str = ""
+    oldest_ms: int
+    namespace: str
     """Where the entries are, where that is not the durable's name."""
-    start: int = 0
+    start: int
     """Messages below were published before the durable was made or purged."""
-    causes: dict[str, int] = {}
+    causes: dict[str, int]
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -201,7 +201,7 @@ class KeyedMessages:
         """Continue without keys under another name; returns the residue, None if it is empty. O(1)."""
         if not self.messages:
             return None
-        of = KeyedResidueState(self._durable, self.namespace, self.messages, now_ms, is_map, cause, revision)
+        of = KeyedResidueState(self._durable, self.namespace, self.messages, now_ms, is_map, cause, revision, "")
         self.messages = self.bytes = 0
         self.oldest = self.start = self._shelf.counts.next_seq
         self.namespace = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last

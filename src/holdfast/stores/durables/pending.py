@@ -31,20 +31,20 @@ Browsed = tuple[list[tuple[int, int]], int | None, int]
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One subscriber in a snapshot, and marks of what it holds; see ``Holder``. Append only."""
+    """One subscriber in a snapshot, and marks of what it holds; see ``Holder``."""
 
     name: str
     polls: bool
     started: list[tuple[int, int]] | None
     carried: list[tuple[int, int]]
-    since_ms: int = 0
-    unsent: list[tuple[int, int]] = []
-    again: list[tuple[int, int]] = []
-    session: str = ""
+    since_ms: int
+    unsent: list[tuple[int, int]]
+    again: list[tuple[int, int]]
+    session: str
 
 
 class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A durable in a snapshot. Append only."""
+    """A durable in a snapshot."""
 
     start: int
     cursor: int
@@ -62,16 +62,16 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pending_bytes: int
     tally: list[int]
     causes: dict[str, int]
-    keys: list[tuple[int, str]] = []
-    cursor_ms: int = 0
-    floor_ms: int = 0
-    marks: list[Marks] = []
-    replayed: list[tuple[int, int]] = []
-    discards_ms: int = 0
-    rewind_to: int | None = None
-    rewind_ms: int = 0
-    removed: list[tuple[str, list[Entry]]] = []
-    removed_keys: list[tuple[int, str]] = []
+    keys: list[tuple[int, str]]
+    cursor_ms: int
+    floor_ms: int
+    marks: list[Marks]
+    replayed: list[tuple[int, int]]
+    discards_ms: int
+    rewind_to: int | None
+    rewind_ms: int
+    removed: list[tuple[str, list[Entry]]]
+    removed_keys: list[tuple[int, str]]
 
 
 @dataclass(slots=True)

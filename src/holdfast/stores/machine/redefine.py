@@ -220,7 +220,7 @@ def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Re
     if cluster.history and not cluster.history[-1].definitions:
         cluster.history[-1] = replace(cluster.history[-1], definitions=cluster.definition.json())
     _put_in_force(cluster, command, definition, paths, effects)
-    _keep(cluster, Revision(command.revision, command.at_ms, command.author, whole))
+    _keep(cluster, Revision(command.revision, command.at_ms, command.author, whole, None))
     return Done(), True
 
 

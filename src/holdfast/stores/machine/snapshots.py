@@ -1,8 +1,8 @@
 """The bytes of a snapshot: everything that the ports do not keep.
 
-One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
-commands. It is valid if it decodes to ``_State`` with ``format`` 1, its last definition is valid,
- and its stores are those of that definition that are not in memory only.
+One msgpack array; every item below is an array of its own fields in the order of its class. It is valid if it decodes
+to ``_State`` with ``format`` 1, its last definition is valid, and its stores are those of that definition that are not
+in memory only.
 
 | item | holds |
 |---|---|
@@ -45,7 +45,7 @@ class _LastValued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="l
 
 class _Mapped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="map"):
     state: MapState
-    sessions: list[str] = []
+    sessions: list[str]
 
 
 class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -55,7 +55,7 @@ class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a dynamic one; a static one's is in the cluster's."""
     idle_since_ms: int | None
     state: _Consumed | _LastValued | _Mapped
-    id: int = 0
+    id: int
 
 
 class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,8 +69,8 @@ class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
     forgotten: list[str]
     durables: list[_Durable]
     residues: list[ResidueState]
-    keyed_residues: list[KeyedResidueState] = []
-    id: int = 0
+    keyed_residues: list[KeyedResidueState]
+    id: int
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,7 +80,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: list[Revision]
     """The last one is in force."""
     stores: list[_Store]
-    lineage: tuple[str, list[Ancestor]] = ("", [])
+    lineage: tuple[str, list[Ancestor]]
 
 
 _decoder = msgspec.msgpack.Decoder(_State)

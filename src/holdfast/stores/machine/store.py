@@ -563,7 +563,7 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
     author: str
     definitions: bytes
     """The whole as JSON, or empty where it is made of the next one. A snapshot has that of the last one."""
-    undo: list[Part] | None = None
+    undo: list[Part] | None
     """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
 
 

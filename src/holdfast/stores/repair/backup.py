@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,17 +31,16 @@ from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Stor
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.temporary_files import temporary_directory
 
-FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """What is in a copy: the last frame of its index and when that was, and each file's bytes and CRC-32."""
 
-    format: int
     frame: int
     at_ms: int
     files: dict[str, tuple[int, int]]
+    format: Literal[1] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
         except FileNotFoundError:
             if not name.endswith(".idx"):
                 raise  # a missing index of a page is made again, a page is not
-    manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
+    manifest = Manifest(loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     sync_directory(target)
     return manifest
@@ -130,7 +129,7 @@ def check_copy(source: str) -> Manifest:
             hint="this looks like stores, not like a backup: a service can serve it as it is" if stores else "",
         ) from error
     except msgspec.DecodeError as error:
-        raise CorruptData("the manifest of the backup is damaged", path=source) from error
+        raise CorruptData("the manifest of the backup is damaged or of a later version", path=source) from error
     for name, expected in manifest.files.items():
         if name != os.path.basename(name):
             raise CorruptData("a backup has no folders", file=name)

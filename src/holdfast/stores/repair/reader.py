@@ -77,16 +77,16 @@ class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     next_seq: int
-    live: msgspec.Raw = msgspec.Raw()
-    live_bytes: msgspec.Raw = msgspec.Raw()
-    due_blocks: msgspec.Raw = msgspec.Raw()
-    unmatched: msgspec.Raw = msgspec.Raw()
-    publishers: msgspec.Raw = msgspec.Raw()
-    forgotten: msgspec.Raw = msgspec.Raw()
-    durables: msgspec.Raw = msgspec.Raw()
-    residues: msgspec.Raw = msgspec.Raw()
-    keyed_residues: msgspec.Raw = msgspec.Raw()
-    id: int = 0
+    live: msgspec.Raw
+    live_bytes: msgspec.Raw
+    due_blocks: msgspec.Raw
+    unmatched: msgspec.Raw
+    publishers: msgspec.Raw
+    forgotten: msgspec.Raw
+    durables: msgspec.Raw
+    residues: msgspec.Raw
+    keyed_residues: msgspec.Raw
+    id: int
 
 
 class _Beginning(msgspec.Struct, frozen=True, array_like=True):
@@ -97,7 +97,7 @@ class _Beginning(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     history: list[Revision]
     stores: list[_StoreBeginning]
-    lineage: tuple[str, list[Ancestor]] = ("", [])
+    lineage: tuple[str, list[Ancestor]]
 
 
 _beginnings = msgspec.msgpack.Decoder(_Beginning)

@@ -411,7 +411,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     command: Command
     result: Result
-    rules: int = RULES
+    rules: int
 
 
 PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

@@ -103,7 +103,7 @@ class Entry(msgspec.Struct, frozen=True):
     revision: int
     """The sequence number of the message or change that set it."""
     size: int
-    expires_ms: int = 0
+    expires_ms: int
 
 
 class Entries(Protocol):
