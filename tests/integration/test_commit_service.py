@@ -717,21 +717,45 @@ async def test_status_of_a_version_that_was_never_handed_out_is_refused(store: G
 
 
 @law
-async def test_a_broken_law_ends_the_reign_and_leaves_nobody_waiting(store: Gate) -> None:
+async def test_a_step_that_raises_is_reported_to_the_loop_before_anything_else_happens(store: Gate) -> None:
+    """The loop of a service's process ends it there. Nobody who waits was answered by then."""
     service = await lead(store)
     version = await put(service, b"a")
     store.open.clear()
-    before = asyncio.ensure_future(commit(service, Transaction([Write(b"b", b"1")])))
-    await asyncio.sleep(0.01)
-
+    reported: list[BaseException | None] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
+    replied: list[CommitEntry] = []
+    service.submit([CommitEntry(Transaction([Write(b"b", b"1")]), replied.append)])
+    await asyncio.sleep(0)
     impossible: Any = "no operation"
-    during = asyncio.ensure_future(commit(service, Transaction([impossible])))
-    assert (await before).outcome == Unanswered()
-    assert (await during).outcome == Unanswered()
-    assert (await service.ended).kind == "damaged"
+    service.submit([CommitEntry(Transaction([impossible]), replied.append)])
+    with pytest.raises(AssertionError):
+        service._pump()
+    assert [type(error) for error in reported] == [AssertionError]
+    assert not replied and not service.ended.done()
+    asyncio.get_running_loop().set_exception_handler(None)
     store.open.set()
-    assert (await logged_versions(store))[0] == version
     assert await put(await lead(store), b"d") > version
+
+
+@law
+async def test_a_caller_whose_reply_fails_is_reported_like_a_broken_invariant(store: Gate) -> None:
+    service = await lead(store)
+    reported: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def handler(_: object, context: dict[str, Any]) -> None:
+        if not reported.done():
+            reported.set_result(context["exception"])
+
+    asyncio.get_running_loop().set_exception_handler(handler)
+
+    def fails(entry: CommitEntry) -> None:
+        raise RuntimeError("planted")
+
+    service.submit([CommitEntry(Transaction([Write(b"a", b"1")]), fails)])
+    error = await reported
+    assert isinstance(error, AssertionError) and isinstance(error.__cause__, RuntimeError)
+    asyncio.get_running_loop().set_exception_handler(None)
 
 
 @law
@@ -800,32 +824,6 @@ async def test_a_service_that_is_closed_in_the_middle_leaves_nobody_waiting(stor
     assert (await waiting).outcome == Unanswered()
     with pytest.raises(Fenced):
         await noop
-
-
-@law
-async def test_a_broken_law_answers_those_who_came_with_it_too(store: Gate) -> None:
-    service = await lead(store)
-    impossible: Any = "no operation"
-    replied: list[CommitEntry] = []
-    first = CommitEntry(Transaction([Write(b"a", b"1")], read_version=service.local_version() + 1000), replied.append)
-    service.submit([first, CommitEntry(Transaction([impossible]), replied.append)])
-    assert (await service.ended).kind == "damaged"
-    assert [entry.outcome for entry in replied] == [Unanswered(), Unanswered()]
-
-
-@law
-async def test_a_caller_whose_reply_fails_costs_nobody_else_an_answer(store: Gate) -> None:
-    service = await lead(store)
-    replied: list[CommitEntry] = []
-
-    def fails(entry: CommitEntry) -> None:
-        raise RuntimeError("planted")
-
-    txn = Transaction([Write(b"a", b"1")])
-    service.submit([CommitEntry(txn, replied.append), CommitEntry(txn, fails), CommitEntry(txn, replied.append)])
-    assert (await service.ended).kind == "damaged"
-    assert all(isinstance(entry.outcome, Committed) for entry in replied)
-    assert len(replied) == 2
 
 
 @law

@@ -323,7 +323,7 @@ def test_who_was_deposed_while_stepping_down_does_not_say_that_it_stepped_down()
     run(scenario)
 
 
-@pytest.mark.parametrize("kind", ["gave_up", "damaged", "abandoned"])
+@pytest.mark.parametrize("kind", ["gave_up", "abandoned"])
 def test_a_reign_that_ended_in_trouble_while_stepping_down_is_told_as_trouble(kind: str) -> None:
     async def scenario() -> None:
         async with serving() as here:

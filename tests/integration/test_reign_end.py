@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.commit.format.transaction import Transaction, Unanswered, Write
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.errors import Code, Fenced, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
 
@@ -84,50 +84,6 @@ async def test_commits_that_wait_for_a_proof_are_counted_until_they_are_answered
     await replied
     assert service.admission() is None
     await service.close()
-
-
-@pytest.mark.parametrize("question", ["status", "version", "noop"])
-def test_who_asks_what_breaks_a_law_hears_that_the_reign_is_over(question: str) -> None:
-    async def scenario() -> None:
-        service = await CommitService.lead(MemoryStore(), ServiceOptions(allow_new=True))
-
-        def broken(*_: object) -> None:
-            raise AssertionError("planted")
-
-        service.pipeline._advance = broken  # type: ignore[method-assign]
-        asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-            "status": lambda: service.status(ID, 0),
-            "version": service.version,
-            "noop": service.noop,
-        }
-        async with asyncio.timeout(30):
-            with pytest.raises(Fenced) as caught:
-                await asked[question]()
-            assert caught.value.code is Code.LEADER_CHANGED
-            assert (await service.ended).kind == "damaged"
-            await service.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_ban_that_breaks_a_law_ends_the_reign_and_its_question() -> None:
-    """The step raised before the question was anywhere but in its event."""
-
-    async def scenario() -> None:
-        service = await CommitService.lead(MemoryStore(), ServiceOptions(allow_new=True))
-
-        def broken(request_id: str) -> None:
-            raise AssertionError(f"planted {request_id}")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(service.pipeline.sequence), "ban", staticmethod(broken))
-            async with asyncio.timeout(30):
-                with pytest.raises(Fenced):
-                    await service.status(ID, 0)
-        assert (await service.ended).kind == "damaged"
-        await service.close()
-
-    asyncio.run(scenario())
 
 
 class Shut(Unlisted):

@@ -98,6 +98,19 @@ def test_every_mutant_of_the_log_is_caught(name: str, record_property: RecordPro
 
 
 @pytest.mark.timeout(3_600)
+def test_a_leader_whose_assertion_fails_gives_no_wrong_answer_and_leaves_nobody_waiting(
+    prove: bool, record_property: RecordProperty
+) -> None:
+    first = int.from_bytes(os.urandom(5), "little")
+    summary = run_seeds("broken-law", range(4))
+    fresh = run_seeds("broken-law", range(first, first + (2_000 if prove else 2)), jobs=2 if prove else 1)
+    record_property("seeds", summary.worlds + fresh.worlds)
+    assert not summary.failures, summary.failed()
+    assert summary.missing() == []
+    assert not fresh.failures, fresh.failed()
+
+
+@pytest.mark.timeout(3_600)
 def test_retention_removes_nothing_that_is_needed(prove: bool, record_property: RecordProperty) -> None:
     first = int.from_bytes(os.urandom(5), "little")
     summary = run_seeds("retention", range(3))

@@ -2,7 +2,8 @@
 
 Each step of the pipeline takes everything that arrived since the last one, so load decides the batches, not a timer
 (``docs/decisions/0004-commit-path.md``). When the store stalls, ``admission`` refuses commits; metrics and streams
-continue. When the leadership ends, every waiting commit gets ``Unanswered`` and ``ended`` is set.
+continue. When the leadership ends, every waiting commit gets ``Unanswered`` and ``ended`` is set. A step that raises is
+reported to the loop, which ends the process (``docs/decisions/0121-a-broken-invariant-ends-the-process.md``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final, Protocol
 import structlog
 from msgspec import Struct
 
+from holdfast.broken_invariant import report_broken
 from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
@@ -109,7 +111,7 @@ class StoresOfLog(Stores, Protocol):
 
 
 class ServiceEnd(Struct, frozen=True):
-    """Why a leadership ended: ``resigned``, ``deposed``, ``gave_up``, ``damaged`` or ``abandoned``."""
+    """Why a leadership ended: ``resigned``, ``deposed``, ``gave_up`` or ``abandoned``."""
 
     kind: str
     detail: str
@@ -527,23 +529,12 @@ class CommitService:
 
     def _take(self, event: events.Event) -> None:
         try:
-            effects = self.pipeline.step(event)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the leadership is over
-            self._break_off(error, event)
-            return
-        broken: Exception | None = None
-        for effect in effects:
-            try:
+            for effect in self.pipeline.step(event):
                 self._carry_out(effect)
-            except Exception as error:  # noqa: BLE001 - as above
-                broken = error
-        if broken is not None:
-            self._break_off(broken, None)
-
-    def _break_off(self, error: Exception, event: events.Event | None) -> None:
-        log.error("invariant_violated", event_kind=type(event).__name__, exc_info=error)
-        for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
-            self._carry_out(effect)
+        except Exception as error:
+            # Whatever it is, the stages are in a state that no rule covers. What they hold is answered by nobody.
+            report_broken(self._loop, error)
+            raise
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
@@ -586,7 +577,6 @@ class CommitService:
     def _answer(self, entries: list[CommitEntry]) -> None:
         self._queued -= len(entries)
         self.metrics.note_answers(entries, self._clock().boot_ms)
-        broken: Exception | None = None
         ahead: list[CommitEntry] = []
         for entry in entries:
             if entry.recorded is not None and type(entry.outcome) is Unanswered:
@@ -596,15 +586,9 @@ class CommitService:
                 self._owed[entry] = None
                 ahead.append(entry)
                 continue
-            try:
-                entry.reply(entry)
-            except Exception as error:  # noqa: BLE001 - raised again below
-                # One failing caller must not cost other callers their replies.
-                broken = error
+            entry.reply(entry)
         if ahead:
             self._spawn(self._answer_future_versions(ahead))
-        if broken is not None:
-            raise broken
 
     async def _answer_future_versions(self, entries: list[CommitEntry]) -> None:
         """A version never assigned here may be a later leader's: only a proof makes it the client's error."""
@@ -653,7 +637,12 @@ class CommitService:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and isinstance(error := task.exception(), AssertionError):
+            report_broken(self._loop, error)
 
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer

@@ -31,6 +31,7 @@ import structlog
 import uvloop
 
 from holdfast import __version__
+from holdfast.broken_invariant import report_broken
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
 from holdfast.commit.leadership.addresses import without_scheme
@@ -63,6 +64,7 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.process_end import end_on_broken_invariants
 from holdfast.server.reloading import (
     Reloading,
     peer_tls_of,
@@ -161,11 +163,13 @@ class _Process:
         configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
         console: Sequence[str] | None = None,
     ) -> None:
-        """``read_only``: never claim. ``exits``: whether a stop that takes too long ends this very process."""
+        """``read_only``: never claim. ``exits``: this very process ends after an assertion failed, or a stop that takes
+        too long."""
         self._settings = settings
         self._configuration = configuration
         self._console_options = console
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
+        self._exits = exits
         self._init = init
         self._force_new = force_new
         self._take_over = take_over
@@ -204,6 +208,8 @@ class _Process:
         """From listening to the exit code."""
         settings = self._settings
         loop = asyncio.get_running_loop()
+        if self._exits:
+            end_on_broken_invariants(loop)
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -345,11 +351,13 @@ class _Process:
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
                 if not self._stands_by():
-                    # A leadership that ended as damaged broke its own invariant; its log is intact.
-                    return {"resigned": 0, "deposed": 4, "damaged": BUG}.get(end.kind, 6)
+                    return {"resigned": 0, "deposed": 4}.get(end.kind, 6)
                 pause = AFTER_STEPPING_DOWN_SECONDS if self._gateway.stands_by_next else AFTER_LEADERSHIP_SECONDS
                 if await self._stopped_within(random.uniform(*pause)):
                     return 0
+        except AssertionError as error:
+            report_broken(asyncio.get_running_loop(), error)
+            raise
         finally:
             if self._local_copy is not None:
                 await self._local_copy.close()

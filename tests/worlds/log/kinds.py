@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tests.worlds.harness import Kind
+from tests.worlds.log.broken_law import EVENTS as BROKEN_LAW_EVENTS
+from tests.worlds.log.broken_law import run_broken_law
 from tests.worlds.log.clock_mutants import COPY_MUTANTS as CLOCK_COPY_MUTANTS
 from tests.worlds.log.clock_mutants import MUTANTS as CLOCK_MUTANTS
 from tests.worlds.log.clocks import run_clock_copies, run_clocks
@@ -61,4 +63,5 @@ KINDS: Final = {
     "clock-copies": Kind(run_clock_copies, "events", (*CLOCK_EVENTS, *COPY_EVENTS), 100, CLOCK_COPY_MUTANTS),
     "clock-times": Kind(run_times, "questions", ("answered", "refused", "restored"), 20, TIMES_MUTANTS),
     "etiquette": Kind(run_etiquette, "events", tuple(scene.__name__ for scene in SCENES), 20, MUTANTS),
+    "broken-law": Kind(run_broken_law, "events", BROKEN_LAW_EVENTS, 3, MUTANTS),
 }

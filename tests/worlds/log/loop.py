@@ -42,6 +42,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers_at_once = 0
         self._timer_ms = 0.0
         self.dead = False
+        self._has_exited = False
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         asyncio_events._set_running_loop(self)
         try:
             action(*arguments)
-            while self._ready:
+            while self._ready and not self._has_exited:
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
@@ -76,6 +77,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         """The process crashes: nothing that it waits for comes, and none of its code takes effect any more."""
         self.dead = True
+        self._has_exited = False
         self._ready.clear()
 
         def cancel_all() -> None:
@@ -84,6 +86,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 task.cancel()
 
         self._drain(cancel_all)
+
+    def exit(self) -> None:
+        """The process ends in the middle of a callback: nothing of this turn comes after it. ``kill`` follows."""
+        self.dead = self._has_exited = True
 
     def _timer_due(self, handle: asyncio.TimerHandle, delay_ms: float) -> None:
         if self.dead:

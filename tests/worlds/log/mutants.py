@@ -18,6 +18,7 @@ from zlib import crc32
 import msgspec
 from tests.one_line_mutants import mutated
 from tests.worlds.harness import Mutants
+from tests.worlds.log.broken_law import run_broken_law
 from tests.worlds.log.etiquette import run_etiquette
 from tests.worlds.log.world import run_world
 
@@ -574,3 +575,13 @@ MUTANTS.add(
     (chain, "_check_claim", any_claim),
     first_seed=7,
 )
+
+
+@MUTANTS.breaks("a broken invariant ends the process", "_take", CommitService, play=run_broken_law)
+def goes_on_after_a_broken_invariant(self: CommitService, event: events.Event) -> None:
+    """The step is left out, and the process goes on."""
+    try:
+        for effect in self.pipeline.step(event):
+            self._carry_out(effect)
+    except AssertionError:
+        pass

@@ -127,7 +127,7 @@ def request_bytes(txn: Transaction) -> int:
     return items * ITEM_BYTES + values + parts + repeated_bytes(txn)
 
 
-EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
+EndKind = Literal["resigned", "deposed", "gave_up", "abandoned"]
 
 
 # -- events -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
    order. If the answer was lost, the event says ``Unknown``.
 3. Step a Tick no later than ``next_deadline_ms``. A Tick that is a second late means that the process was paused.
 4. After Ended, carry out nothing more for this leadership.
+5. After a step that raised, take no further step: what the stages hold is answered by nobody.
 """
 
 from __future__ import annotations
@@ -117,8 +118,6 @@ class Pipeline:
         """When the oldest unanswered ownership check was sent; None: there is none."""
         self.proof_trouble = ""
         """Why the last ownership check proved nothing; empty after one that passed."""
-        self._unsent: list[Effect] = []
-        self._in_hand: Ordered[CommitEntry | Records | Batch] = ()
         self._timer = timer
         self.seconds = {"sequence": 0.0, "resolve": 0.0, "persist": 0.0, "release": 0.0}
         """The time that each stage has computed."""
@@ -154,8 +153,6 @@ class Pipeline:
         if self.ended is not None:
             return self._refuse_after_the_end(event)
         effects: list[Effect] = []
-        self._unsent = effects
-        self._in_hand = ()
         now = event.now
         match event:
             case events.Arrived(entries=entries):
@@ -202,8 +199,6 @@ class Pipeline:
                 assert_never(event)
         if self.ended is None:
             self._advance(now, effects)
-        self._unsent = []
-        self._in_hand = ()
         return effects
 
     # -- the four stages in order -------------------------------------------------------------------------------------
@@ -226,7 +221,6 @@ class Pipeline:
     def _decide(self, now: Instant, effects: list[Effect]) -> None:
         if not self._undecided:
             return
-        self._in_hand = [item for item in self._undecided if isinstance(item, CommitEntry | Records)]
         began = self._timer()
         # The stores are asked in the order of the versions, and do nothing between an order and its decision.
         work_max = UNBOUNDED if self._parts_undecided else self._resolve_work_max
@@ -257,7 +251,6 @@ class Pipeline:
     def _take_waiting(self) -> list[CommitEntry | Records]:
         room = self.sequence.room(self.release.durable_version)
         taken = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
-        self._in_hand = taken
         self._records_waiting = max(0, self._records_waiting - len(taken))
         return taken
 
@@ -292,7 +285,7 @@ class Pipeline:
 
     def _advance(self, now: Instant, effects: list[Effect]) -> None:
         """After every event: release durable batches, send due batches, check ownership when needed."""
-        self._in_hand = durable = self.persist.take_durable()
+        durable = self.persist.take_durable()
         if durable:
             self._release(self.release.offer(durable, now.boot_ms), effects)
         # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
@@ -338,7 +331,6 @@ class Pipeline:
     def _release(self, batches: list[Batch], effects: list[Effect]) -> None:
         if not batches:
             return
-        self._in_hand = batches
         last = batches[-1].header
         self.released_header = last
         self.release.durable_version = last.last_version
@@ -517,64 +509,6 @@ class Pipeline:
         if answers:
             effects.append(events.Answer(answers))
         effects.append(self.ended)
-
-    def break_off(self, detail: str, event: Event | None) -> list[Effect]:
-        """End the leadership because an invariant is violated.
-
-        ``event`` is the one whose step raised, None when an effect did. Everything that waits is unknown then, and so
-        is what the failed step had taken from a stage and what its lost effects would have answered: no caller is left
-        waiting.
-        """
-        effects: list[Effect] = []
-        if self.ended is None:
-            self._end("damaged", detail, effects)
-        assert self.ended is not None, "the leadership is over"
-        answered = {id(entry) for effect in effects if isinstance(effect, events.Answer) for entry in effect.entries}
-        lost, tickets = self._lost_with(event)
-        answers, positions = self.release.abandon(lost)
-        # An entry and those who followed it were lost together, but each has one answer.
-        rest = [*{id(entry): entry for entry in answers if id(entry) not in answered}.values()]
-        tickets += [position.ticket for position in positions]
-        if rest:
-            effects.insert(0, events.Answer(rest))
-        if tickets:
-            effects.append(events.Ended(self.ended.kind, self.ended.detail, tickets))
-        return effects
-
-    def _lost_with(self, event: Event | None) -> tuple[list[CommitEntry | Position], list[object]]:
-        """Entries and tickets of the step that raised; some may be among those of the end as well."""
-        lost: list[CommitEntry | Position] = []
-        tickets: list[object] = []
-        for held in self._in_hand:
-            lost += held.entries if isinstance(held, Batch) else [held]
-        for effect in self._unsent:
-            match effect:
-                case events.Answer(entries=entries) | events.LookUp(entries=entries):
-                    lost += entries
-                case events.VersionIs(tickets=asked) | events.Reached(tickets=asked) | events.Ended(tickets=asked):
-                    tickets += asked
-                case events.Recorded(records=recorded):
-                    tickets += [each for each in recorded if isinstance(each, Records)]
-                case events.StatusReady(question=question):
-                    tickets.append(question)
-                case _:
-                    pass
-        match event:
-            case events.Arrived(entries=entries):
-                lost += entries
-            case events.RecordsReady(records=records):
-                tickets.append(records)
-            case (
-                events.VersionAsked(ticket=ticket)
-                | events.NoopAsked(ticket=ticket)
-                | events.TruncationDue(ticket=ticket)
-            ):
-                tickets.append(ticket)
-            case events.StatusAsked(question=question):
-                tickets.append(question)
-            case _:
-                pass
-        return lost, tickets
 
     def _refuse_after_the_end(self, event: Event) -> list[Effect]:
         assert self.ended is not None, "the leadership is over"

@@ -20,6 +20,7 @@ LINE_BYTES_MAX: Final = 1 << 20
 STOP_SECONDS: Final = 10.0
 KILLED_SECONDS: Final = 5.0
 NICE_MAX: Final = 19
+_running: Final[dict[Popen[bytes], None]] = {}
 
 
 class BackgroundProcess:
@@ -95,6 +96,7 @@ def _spawn(command: Sequence[str], *, nice: int, has_input: bool, has_errors: bo
         bufsize=0,
         start_new_session=has_input,  # a signal of the terminal does not reach one that ends with its input
     )
+    _running[process] = None
     with contextlib.suppress(OSError):  # it has ended, or this priority is not allowed: it is only less polite
         lower = os.getpriority(os.PRIO_PROCESS, 0) + nice
         os.setpriority(os.PRIO_PROCESS, process.pid, min(NICE_MAX, lower))
@@ -102,13 +104,21 @@ def _spawn(command: Sequence[str], *, nice: int, has_input: bool, has_errors: bo
 
 
 def _reap(process: Popen[bytes]) -> int | None:
-    try:
-        return process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(KILLED_SECONDS)
+    for seconds in (STOP_SECONDS, KILLED_SECONDS):
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        else:
+            _running.pop(process, None)
+            return code
     return None
+
+
+def kill_all() -> None:
+    """Kill every process that runs. For the end of this process."""
+    for process in tuple(_running):
+        process.kill()
 
 
 def _end(starting: asyncio.Future[Popen[bytes]]) -> None:

@@ -20,6 +20,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from holdfast.broken_invariant import report_broken
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
@@ -533,6 +534,8 @@ class Endpoint:
         except ClientDisconnect:
             status = STATUS_CUT_SHORT
         except Exception as error:  # noqa: BLE001  # the last resort: a bug must not take other requests with it
+            if isinstance(error, AssertionError):
+                report_broken(asyncio.get_running_loop(), error)
             _log.exception("request failed", route=route.name, method=route.method)
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from holdfast.broken_invariant import report_broken
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -275,7 +276,9 @@ class StoreHost:
             opened.deliveries.changed(effect.store, effect.map, effect.changes)
 
     def fail(self, error: BaseException) -> None:
-        """The stores can go on no more: the process is to end."""
+        """The stores can go on no more: the process is to end, at once where it is a bug."""
+        if not isinstance(error, HoldfastError | OSError | sqlite3.OperationalError):
+            report_broken(self.gateway.loop, error)
         named = error if isinstance(error, HoldfastError) else _unnamed(error)
         _log.error("stores_failed", error=named.statement(), code=str(named.code), hint=named.hint or None)
         if not self.failed.done():
