@@ -45,7 +45,7 @@ EVENTS = {
     "following": "a read-only service follows the log",
     "following_waits": "the store did not answer a standby or reader; retried",
     "hold_stays_until_it_expires": "the hold of a reader that loaded a snapshot could not be removed",
-    "invariant_violated": "a bug: the leadership ends, nothing acknowledged is lost; please report it",
+    "invariant_violated": "a bug: the process ends with exit code 70, nothing acknowledged is lost; please report it",
     "leading": "this process leads the log",
     "lineage_waits": "the ancestors of a forked log could not be read yet",
     "log_damaged": "the log breaks a rule at the named place",

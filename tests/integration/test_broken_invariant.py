@@ -112,7 +112,7 @@ def test_a_failed_assertion_ends_the_service_and_its_children_and_the_log_stays_
             time.sleep(0.01)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     again, address = _start(log, "none")
     try:
         with Client(f"http://{address}") as client:
@@ -120,6 +120,7 @@ def test_a_failed_assertion_ends_the_service_and_its_children_and_the_log_stays_
     finally:
         again.terminate()
         assert again.wait(30) == 0
+        again.communicate()
 
 
 def test_a_failed_assertion_of_a_request_ends_the_service(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_failed_assertion_of_a_request_ends_the_service(tmp_path: Path) -> Non
         assert process.wait(30) == 70
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_each_running_child_can_be_ended_at_once() -> None:

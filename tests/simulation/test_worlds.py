@@ -102,7 +102,7 @@ def test_a_leader_whose_assertion_fails_gives_no_wrong_answer_and_leaves_nobody_
     prove: bool, record_property: RecordProperty
 ) -> None:
     first = int.from_bytes(os.urandom(5), "little")
-    summary = run_seeds("broken-law", range(4))
+    summary = run_seeds("broken-law", range(6))
     fresh = run_seeds("broken-law", range(first, first + (2_000 if prove else 2)), jobs=2 if prove else 1)
     record_property("seeds", summary.worlds + fresh.worlds)
     assert not summary.failures, summary.failed()

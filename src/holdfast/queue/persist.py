@@ -224,7 +224,7 @@ class PersistRun:
         """Store an item if that waits for nothing; else do nothing and return False."""
         seq = self.queue.append_at_once(payload)
         if seq is not None:
-            self.flow.stored(seq, len(payload))
+            self._stored(seq, payload)
         return seq is not None
 
     def append(self, payload: bytes) -> None:
@@ -235,7 +235,13 @@ class PersistRun:
         else:  # ``Queue.append`` would encode it again
             at_once = queue.append_at_once(payload) if self._syncs_nothing else None
             seq = at_once or queue.append_encoded((payload,))[0]
-        self.flow.stored(seq, len(payload))
+        self._stored(seq, payload)
+
+    def _stored(self, seq: int, payload: bytes) -> None:
+        try:
+            self.flow.stored(seq, len(payload))
+        except AssertionError as error:
+            self.queue.soundness.break_off(error)
 
     def measure(self) -> None:
         """Count the bytes of some items of earlier runs."""

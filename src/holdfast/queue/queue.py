@@ -6,12 +6,12 @@ import logging
 import os
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import update_wrapper
 from itertools import chain
 from weakref import WeakValueDictionary
 
-from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.evidence import FileEvidence, is_new
 from holdfast.queue.files.disk_errors import opening, refusals
 from holdfast.queue.files.local import LocalFiles, lock_taken_at
@@ -51,6 +51,7 @@ from holdfast.queue.options import (
     whole_number,
 )
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
+from holdfast.soundness import Soundness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ PAGE_BYTES_MIN = 4096
 MESSAGE_BYTES_MAX = 1 << 30
 LIFETIME_LOOK_S = 10.0
 CLOSED_UNDER = "the queue was closed under a reader"
+HOW_TO_VERIFY = "Nothing more was written; `holdfast queue verify` reads the files"
 
 
 class Queue(WithBlock):
@@ -94,6 +96,7 @@ class Queue(WithBlock):
 
     _is_of_work_queue = False
     _first_page_bytes = FIRST_PAGE_BYTES
+    _shared_soundness: Soundness | None = None
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Queue(WithBlock):
         self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else path
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
+        self.soundness = self._shared_soundness or Soundness("queue", HOW_TO_VERIFY)
         self._damage = damage
         self._headers: dict[int, PageHeader] = {}
         self._anchors: Anchors = {}
@@ -141,13 +145,12 @@ class Queue(WithBlock):
         self._serializer: Serializer | None = None
         self._message: type[Message] = Message
         self._append: Callable[[bytes], int] = _refuse_reader
-        self._closed = False
+        self._closed, self._closes_dropped = False, files is None
         self._closer: dict[str, tuple[int, int, object]] = {}  # the closing process and thread
         self._ended = threading.Event()
         self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
-        self._closes_dropped = files is None
         # One mapping, which the first dependent makes: ``setdefault`` is one step, also among threads.
         self._dependents: dict[str, MutableMapping[int, Consumer | WorkQueue]] = {}
         self._keep: Callable[[], object] = _nothing
@@ -156,7 +159,7 @@ class Queue(WithBlock):
             directory = self._directory.number
             self._pages = PageDirectory(self._port, directory, self._names, restored_header)
             self._evidence = FileEvidence(self._pages, self._headers)
-            self._resources = _Resources(self._pages, self._directory)
+            self._resources = _Resources(self._pages, self._directory, self.soundness)
             try:
                 if read_only:
                     self._open_for_reading(path, serializer)
@@ -223,6 +226,7 @@ class Queue(WithBlock):
             sync_holds=lambda failed: _sync_holds(pages, failed, every=not keeps_all),
             sync_failed=writer.durability.fail,
         )
+        self.soundness.tell(space.break_off)
         writer.before_roll, writer.on_full = space.before_roll, space.trim
         if self._with_background:
             # Consumers in other processes wake no helper thread of this one.
@@ -268,6 +272,7 @@ class Queue(WithBlock):
                 clock=self._clock,
                 entropy=self._entropy,
                 first_page_bytes=self._first_page_bytes,
+                soundness=self.soundness,
             )
         except BaseException:
             position_file.close()
@@ -386,6 +391,7 @@ class Queue(WithBlock):
         queue meanwhile, the block raises ``Closed``: the directory's number may be reused, so its result does not
         count.
         """
+        self.soundness.require()
         if self._closed:
             raise Closed("the queue is closed")
         try:
@@ -406,6 +412,7 @@ class Queue(WithBlock):
         """A position in the log at a starting point. ``read_messages()`` and ``read_blocks()`` return what is there
         now, or None; they never wait. Errors of the file system are ``OSError``.
         """
+        self.soundness.require()
         if self._closed:
             raise Closed("the queue is closed")
         if since is not None and seq is not None:
@@ -578,6 +585,7 @@ class Queue(WithBlock):
         """
         from holdfast.queue.consumers.consumer import Consumer
 
+        self.soundness.require()
         if self._closed:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
@@ -610,6 +618,7 @@ class Queue(WithBlock):
         """
         from holdfast.queue.work.work_queue import WorkQueue
 
+        self.soundness.require()
         if self._closed:
             raise Closed("the queue is closed")
         with opening(self._path):
@@ -675,6 +684,7 @@ class Queue(WithBlock):
             clock=clock if clock is not None else self._clock,
             entropy=self._entropy,
             background=self._with_background,
+            soundness=self.soundness,
         )
 
     @property
@@ -700,7 +710,8 @@ class Queue(WithBlock):
         first, except in a callback for damage.
 
         *Raises*: ``Closed`` when something could not be made durable; ``Unavailable`` when only the record of the clean
-        end could not be written. The files are always released.
+        end could not be written; ``InternalError`` after a broken invariant, and nothing is written. The files are
+        always released.
         """
         if self._ended.is_set():
             return
@@ -728,6 +739,7 @@ class Queue(WithBlock):
             finally:
                 self._ended.set()
                 self._dependents_closed = []
+        self.soundness.require()
 
     def _release(self) -> None:
         self._closed = True
@@ -781,9 +793,10 @@ class _Directory:
 class _Resources:
     """The files and threads of an open queue, and how to close them without the queue."""
 
-    __slots__ = ("background", "directory", "lock_file", "pages", "space", "writer")
+    __slots__ = ("background", "directory", "lock_file", "pages", "soundness", "space", "writer")
 
-    def __init__(self, pages: PageDirectory, directory: _Directory) -> None:
+    def __init__(self, pages: PageDirectory, directory: _Directory, soundness: Soundness) -> None:
+        self.soundness = soundness
         self.pages = pages
         self.directory = directory
         self.lock_file = -1
@@ -811,6 +824,9 @@ class _Resources:
     def work(self) -> None:
         try:
             self.run_background_work()
+        except AssertionError as error:
+            with suppress(InternalError):  # the next call of the program raises it
+                self.soundness.break_off(error)
         except (HoldfastError, OSError):
             # The appending thread gets the error: a failed sync poisons the writer, and the append that needs a page
             # tries again.
@@ -920,8 +936,10 @@ class _QueueOfWork(Queue):
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
         background: bool,
+        soundness: Soundness,
     ) -> None:
         self._shared = directory
+        self._shared_soundness = soundness
         super().__init__(
             path,
             page_size=page_size,

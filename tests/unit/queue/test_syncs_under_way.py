@@ -20,6 +20,7 @@ from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.meta import DurablePosition, write_position_value
 from holdfast.queue.log.durability import Durability, SyncTarget
+from holdfast.soundness import Soundness
 
 PAGE_BYTES = 4096
 
@@ -75,7 +76,12 @@ class Lone:
         self.told_all = threading.Event()
         self.told_all.set()
         self.durability = Durability(
-            self.disk, 1, lambda _: SyncTarget([], 7, 2, None), lambda _: self.told.append("reached"), self._failed
+            self.disk,
+            1,
+            lambda _: SyncTarget([], 7, 2, None),
+            lambda _: self.told.append("reached"),
+            self._failed,
+            Soundness("queue", ""),
         )
 
     def _failed(self) -> None:

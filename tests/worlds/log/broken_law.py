@@ -42,7 +42,8 @@ class _Breaking(Node):
             return
         # As ``os._exit``: nothing more of this process runs, and what it has in memory is gone.
         self._loop.exit()
-        self.up = False
+        self.count_persist()
+        self.up, self.service = False, None
         self.world.agenda.after(0.0, None, self._restart, self.incarnation)
 
     def _restart(self, incarnation: int) -> None:
@@ -63,13 +64,16 @@ class _Breaking(Node):
                 world.promises.break_("nothing happens after a broken invariant", type(event).__name__)
             self.steps_left -= 1
             fails = self.steps_left == 0 and not world.network.healed
-            if fails and world.apart.random() < 0.3:
+            if fails and world.apart.random() < 0.1:
                 world.seen["broken_before_a_step"] += 1
                 self._fail()
             effects = step(event)
-            if fails:
+            answers = any(isinstance(effect, events.Answer) for effect in effects)
+            if fails and not answers and world.apart.random() < 0.9:
+                self.steps_left = 1  # the next one may have answers
+            elif fails:
                 world.seen["broken_after_a_step"] += 1
-                world.seen["broken_with_answers"] += any(isinstance(effect, events.Answer) for effect in effects)
+                world.seen["broken_with_answers"] += answers
                 self._fail()
             return effects
 
@@ -86,7 +90,7 @@ class _World(World):
     def __init__(self, seed: int, *, check_every: int) -> None:
         self.apart = Random(seed)
         super().__init__(seed, check_every=check_every)
-        self.agenda.after(300.0, None, self._plant)
+        self.agenda.after(100.0, None, self._plant)
 
     def _plant(self) -> None:
         for node in self.nodes:
@@ -94,7 +98,7 @@ class _World(World):
             if node.leading and node.steps_left <= 0:
                 node.steps_left = self.apart.randrange(1, 40)
         if not self.network.healed:
-            self.agenda.after(self.apart.choice((50.0, 400.0, 2_000.0)), None, self._plant)
+            self.agenda.after(self.apart.choice((20.0, 100.0, 1_000.0)), None, self._plant)
 
 
 def run_broken_law(seed: int, *, check_every: int = 1) -> WorldReport:

@@ -39,7 +39,7 @@ from operator import itemgetter
 from reprlib import repr as shortened
 from time import monotonic
 
-from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.queue.consumers.cursor_file import (
     ConsumerFiles,
     CursorFile,
@@ -305,7 +305,7 @@ class Consumer(WithBlock):
         """Whether ``commit`` is durable by default."""
         self._parts: Iterator[tuple[int, list[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
-        self._closed: Closed | None = None  # why nothing is accepted any more
+        self._closed: HoldfastError | None = None  # why nothing is accepted any more
         self._look_at_ranges = GAPS_WARNED
         self._released = False
         # Lock order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's file, the
@@ -339,6 +339,7 @@ class Consumer(WithBlock):
             held.release()
             raise
         poison_in_children(self)
+        queue.soundness.tell(self._break_off)
         self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
@@ -476,6 +477,8 @@ class Consumer(WithBlock):
                     self._take_back(owner, messages, taken_seq, moves, was)
                     raise
                 given = True
+        except AssertionError as error:
+            self._queue.soundness.break_off(error)
         except BaseException:
             if given:
                 with self._lock:
@@ -672,30 +675,33 @@ class Consumer(WithBlock):
             if message is not None and self._sole is owner:
                 seq = asked_seq
             self._sync_log(seq)
-        with self._file_lock:
-            self._raise_if_closed()
-            seq = self._last_of(owner) if message is None else asked_seq
-            if seq > self._chunk.taken_seq:
-                raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
-            if self._sole is not owner and (message is not None or self._outs is not None):
+        try:
+            with self._file_lock:
+                self._raise_if_closed()
+                seq = self._last_of(owner) if message is None else asked_seq
+                if seq > self._chunk.taken_seq:
+                    raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
+                if self._sole is not owner and (message is not None or self._outs is not None):
+                    if seq > self.committed_seq:
+                        seq = self._finish(owner, seq, several)
+                    else:  # a durable commit may have left behind what others have finished
+                        seq = 0 if self._outs is None else self._outs.committed_seq
+                    if durable and seq > taken_seq:
+                        # Others have finished messages that came later; at the level "always" these are durable.
+                        seq = max(taken_seq, min(seq, self._queue.durable_seq if self._queue.writable else 0))
                 if seq > self.committed_seq:
-                    seq = self._finish(owner, seq, several)
-                else:  # a durable commit may have left behind what others have finished
-                    seq = 0 if self._outs is None else self._outs.committed_seq
-                if durable and seq > taken_seq:
-                    # Others have finished messages that came later; at the level "always" these are durable.
-                    seq = max(taken_seq, min(seq, self._queue.durable_seq if self._queue.writable else 0))
-            if seq > self.committed_seq:
-                starts = self._page_starts
-                if len(starts) > 1 and seq >= starts[1]:
-                    self._pages_passed(seq)
-                try:
-                    self._cursor.write(encode_cursor(seq, of_work_queue=False, holds=self._hold))
-                except OSError as error:
-                    raise Refusal(error) from error
-                self.committed_seq = seq
-            if durable:
-                self._sync(self._cursor.sync)
+                    starts = self._page_starts
+                    if len(starts) > 1 and seq >= starts[1]:
+                        self._pages_passed(seq)
+                    try:
+                        self._cursor.write(encode_cursor(seq, of_work_queue=False, holds=self._hold))
+                    except OSError as error:
+                        raise Refusal(error) from error
+                    self.committed_seq = seq
+                if durable:
+                    self._sync(self._cursor.sync)
+        except AssertionError as error:
+            self._queue.soundness.break_off(error)
         outs = self._outs
         if outs is not None and outs.ranges >= self._look_at_ranges:
             self._warn_about_gaps(outs)
@@ -839,7 +845,7 @@ class Consumer(WithBlock):
             if self._released:
                 return
             self._released = True
-            self._closed = Closed("the consumer is closed", name=self.name)
+            self._closed = self._queue.soundness.broken or Closed("the consumer is closed", name=self.name)
             self._keep()
             self._resources.release_name()
         self._queue.forget(self)
@@ -847,6 +853,13 @@ class Consumer(WithBlock):
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
+            waiter.wake()
+
+    def _break_off(self, reason: InternalError) -> None:
+        """Refuse everything from now on, also what a loop has in memory: an invariant is broken. Touches no file."""
+        self._closed = reason
+        self._chunk = Chunk((), self._chunk.taken_seq, self._chunk.taken_seq)
+        for waiter in tuple(self._waiters):
             waiter.wake()
 
     def poison_after_fork(self) -> None:

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 from holdfast.boot import UNKNOWN_BOOT
-from holdfast.errors import Closed, Code
+from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.format.frame import SEQ_MASK
 from holdfast.queue.format.meta import DurablePosition, write_position_value
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.log.opening import LogEnd
+    from holdfast.soundness import Soundness
 
 
 class SyncTarget:
@@ -48,7 +49,8 @@ class Durability:
     """
 
     __slots__ = (
-        "_condition", "_ended", "_failed", "_followed", "_lock", "_port", "_reached", "_syncing", "_take", "_failing",
+        "_condition", "_ended", "_failed", "_followed", "_lock", "_port", "_reached", "_soundness", "_syncing", "_take",
+        "_failing",
         "failure", "next_seq", "syncs",
     )  # fmt: skip
 
@@ -59,8 +61,10 @@ class Durability:
         take: Callable[[bool], SyncTarget],
         reached: Callable[[SyncTarget], None],
         failed: Callable[[], None],
+        soundness: Soundness,
     ) -> None:
         self._port = port
+        self._soundness = soundness
         self._take = take
         self._reached = reached
         self._failed = failed
@@ -70,7 +74,7 @@ class Durability:
         self._failing = threading.Lock()
         self._syncing = False
         self._followed = False  # a thread has waited for the sync that is under way
-        self._ended: Closed | None = None
+        self._ended: HoldfastError | None = None
         self.failure: OSError | None = None
         self.next_seq = next_seq
         self.syncs = 0
@@ -91,7 +95,7 @@ class Durability:
             self._failed()
         self.raise_if_failed()
 
-    def end(self, reason: Closed) -> None:
+    def end(self, reason: HoldfastError) -> None:
         """Refuse further syncs. Call before the files are closed, so that no thread syncs a reused file number."""
         with self._lock:
             self._ended = reason
@@ -131,6 +135,8 @@ class Durability:
                     return
                 leads = self._syncing = True  # together: an interrupt leaves no sync without a leader
             self._sync(sealed_only=next_seq is None)
+        except AssertionError as error:
+            self._soundness.break_off(error)
         finally:
             if leads:
                 with self._lock:

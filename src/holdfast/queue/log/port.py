@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
     from holdfast.queue.log.space import Space
     from holdfast.queue.serializers import Serializer
+    from holdfast.soundness import Soundness
 
 
 class QueuePort(Protocol):
@@ -25,6 +26,8 @@ class QueuePort(Protocol):
 
     @property
     def pages(self) -> PageDirectory: ...
+    @property
+    def soundness(self) -> Soundness: ...
     @property
     def serializer(self) -> Serializer | None: ...
     @property

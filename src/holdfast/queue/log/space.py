@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
+from holdfast.errors import Backpressure, Closed, Code, InternalError, InvalidRequest
 from holdfast.queue.files.pages import DurableRename, PageDirectory, cached_header
 from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.restoration import end_before
@@ -115,8 +115,8 @@ class Space:
     """
 
     __slots__ = (
-        "_clock", "_closed", "_current", "_freed", "_first_held", "_first_unconsumed", "_full", "_headers",
-        "_lifetime_ns", "_lock", "_max_bytes", "_make_durable", "_note_removal", "_pages", "_safe_below",
+        "__weakref__", "_clock", "_closed", "_current", "_freed", "_first_held", "_first_unconsumed", "_full",
+        "_headers", "_lifetime_ns", "_lock", "_max_bytes", "_make_durable", "_note_removal", "_pages", "_safe_below",
         "_sync_failed", "_sync_holds", "_waits", "on_consumed",
     )  # fmt: skip
 
@@ -286,6 +286,10 @@ class Space:
         """In a forked child: make new locks, because the parent's threads may have held them."""
         self._lock, self._waits = threading.RLock(), threading.Lock()
         self._freed = threading.Condition(self._waits)
+
+    def break_off(self, _reason: InternalError) -> None:
+        """An invariant is broken."""
+        self.close()
 
     def close(self) -> None:
         """End every wait for space."""

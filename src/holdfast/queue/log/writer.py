@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from holdfast.crc32 import Octets
-from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.queue.files.disk_errors import FULL, refusal
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
@@ -40,6 +40,7 @@ from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.tail import Appending, LogTail, OpenPage
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
 from holdfast.queue.options import SyncLevel, clock_ns
+from holdfast.soundness import Soundness
 
 FIRST_PAGE_BYTES = 1 << 20
 """The first page of a queue. Each later page is twice as large, up to ``page_size``."""
@@ -145,7 +146,7 @@ class Writer(Appending):
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_supply",
+        "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_soundness", "_supply",
         "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
         "on_full", "on_work", "progress", "skipped",
     )  # fmt: skip
@@ -164,14 +165,17 @@ class Writer(Appending):
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
         first_page_bytes: int,
+        soundness: Soundness,
     ) -> None:
         self._pages = pages
         port = self._port = pages.port
+        self._soundness = soundness
+        soundness.tell(self.break_off)
         self._clock = clock
         self._sync = sync
         self._compression = compression
         self._turn = threading.Lock()
-        self._closed: Closed | None = None
+        self._closed: HoldfastError | None = None
         self._listeners: list[Callable[[], None]] = []
         self._supply = PageSupply(
             pages,
@@ -207,7 +211,9 @@ class Writer(Appending):
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
         progress = self.progress = SyncProgress(port, tail, end, position_file, self._sync_names)
-        self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
+        self.durability = Durability(
+            port, progress.durable.next_seq, progress.take, progress.reached, progress.poison, soundness
+        )
         try:
             self._begin(end)
         except BaseException:
@@ -272,7 +278,10 @@ class Writer(Appending):
                 self._write_bodies(bodies)
             except OSError as error:
                 raise refusal(error, tail.next_seq - first) from error
+            except AssertionError as error:
+                self._soundness.break_off(error)
             except HoldfastError as error:
+                self._soundness.require()  # it waited for space, and another call found the invariant broken
                 if tail.next_seq > first and error.code is not Code.SYNC_FAILED:
                     error.fields = {**error.fields, "appended": tail.next_seq - first}
                 raise
@@ -542,6 +551,8 @@ class Writer(Appending):
     def close(self) -> None:
         """Make everything durable, record a clean end, close the files. Closing twice is harmless."""
         with self._turn:
+            if self._soundness.broken is not None:
+                self._close_files()
             if self._closed is not None:
                 return
             try:
@@ -564,10 +575,16 @@ class Writer(Appending):
         self._supply.renew_lock()
         self.abandon(reason)
 
-    def abandon(self, reason: Closed) -> None:
+    def abandon(self, reason: HoldfastError) -> None:
         """Refuse everything from now on. Touches no file."""
         self._closed = reason
         self._tail.close_fast_path()
+
+    def break_off(self, reason: InternalError) -> None:
+        """Refuse everything from now on: an invariant is broken. Touches no file."""
+        with self._tail.lock:
+            self.abandon(reason)
+        self.durability.end(reason)
 
     def _close_files(self) -> None:
         with self._tail.lock:

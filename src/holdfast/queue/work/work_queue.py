@@ -34,7 +34,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain, islice
 from operator import itemgetter
 
-from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, Fenced, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name
 from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
@@ -238,7 +238,8 @@ class WorkQueue(WithBlock):
         check_damage_policy(damage)
         self._lock = threading.Lock()
         self._synced = queue.syncs_always
-        self._closed: Closed | None = None
+        self._closed: HoldfastError | None = None
+        self._released = False
         self._waiters: list[Waiter] = []
         self._by_seq = False
         self._source = WorkSource(queue, damage)
@@ -252,6 +253,7 @@ class WorkQueue(WithBlock):
             raise
         self._resources.cursor, self._resources.log = self._cursor, self._log
         poison_in_children(self)
+        queue.soundness.tell(self._break_off)
         self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
 
     def _open(self, since: datetime | str | None) -> None:
@@ -367,7 +369,10 @@ class WorkQueue(WithBlock):
         log.record(encode_one(TAKE, ends_ns, seq))
         # Forget the message only after the command is written.
         self._source.taken(message)
-        job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
+        try:
+            job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
+        except AssertionError as error:
+            self._queue.soundness.break_off(error)
         log.in_step = False
         if log.left < 0:
             log.keep_short(machine)
@@ -425,7 +430,10 @@ class WorkQueue(WithBlock):
             if self._closed is not None or self._log.in_step or not self._machine.is_leased(seq, job.deliveries):
                 self._owned((job,))
             self._log.record(encode_one(DONE, 0, seq))
-            self._machine.finish(seq)
+            try:
+                self._machine.finish(seq)
+            except AssertionError as error:
+                self._queue.soundness.break_off(error)
             self._log.in_step = False
             written, waiters = self._log.written, self._finished(1)
         if self._synced:
@@ -537,7 +545,10 @@ class WorkQueue(WithBlock):
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
         self._log.record(encode_command(kind, time_ns, *numbers))
-        self._machine.apply(kind, time_ns, numbers)
+        try:
+            self._machine.apply(kind, time_ns, numbers)
+        except AssertionError as error:
+            self._queue.soundness.break_off(error)
         self._log.in_step = False
         if self._log.left < 0:
             self._log.keep_short(self._machine)
@@ -624,8 +635,12 @@ class WorkQueue(WithBlock):
         failed; ``Unavailable`` as ``Queue.close``; the files are always released.
         """
         with self._lock:
-            if self._closed is not None:
+            if self._released:
                 return
+            self._released = True
+            if self._queue.soundness.broken is not None:
+                self._release()
+                self._queue.soundness.require()
             self._closed = Closed("the work queue is closed", name=self.name)
             waiters = list(self._waiters)
             try:
@@ -642,10 +657,17 @@ class WorkQueue(WithBlock):
         self._resources.release()
         self._queue.forget(self)
 
+    def _break_off(self, reason: InternalError) -> None:
+        """Refuse everything from now on: an invariant is broken. Touches no file."""
+        self._closed = reason
+        for waiter in tuple(self._waiters):
+            waiter.wake()
+
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         self._lock = threading.Lock()
-        if self._closed is None:
+        if not self._released:
+            self._released = True
             self._keep()
             self._pages.port.close(self._resources.lock_file)
             self._closed = forked("use its parent's work queue")

@@ -277,7 +277,8 @@ class StoreHost:
 
     def fail(self, error: BaseException) -> None:
         """The stores can go on no more: the process is to end, at once where it is a bug."""
-        if not isinstance(error, HoldfastError | OSError | sqlite3.OperationalError):
+        is_known = isinstance(error, HoldfastError | OSError | sqlite3.OperationalError)
+        if not is_known or isinstance(error, InternalError):
             report_broken(self.gateway.loop, error)
         named = error if isinstance(error, HoldfastError) else _unnamed(error)
         _log.error("stores_failed", error=named.statement(), code=str(named.code), hint=named.hint or None)
