@@ -17,8 +17,8 @@ from msgpack import Unpacker
 from tests.integration.http_harness import request, run, serving, write
 from tests.integration.stores_harness import stores_serving
 
-from holdfast.server.commit import commit_stream
-from holdfast.server.commit.commit_stream import JsonLines, MsgpackItems
+from holdfast.server.commit import item_readers
+from holdfast.server.commit.item_readers import JsonLines, MsgpackItems
 from holdfast.server.http.auth import Role
 from holdfast.server.http.http_server import HttpServer
 from holdfast.stores.definitions.cluster import DYNAMIC_DURABLES
@@ -164,7 +164,7 @@ class CountingUnpacker:
 
 def test_an_item_in_many_pieces_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     CountingUnpacker.fed.clear()
-    monkeypatch.setattr(commit_stream.msgpack, "Unpacker", CountingUnpacker)
+    monkeypatch.setattr(item_readers.msgpack, "Unpacker", CountingUnpacker)
     items = [
         msgpack.packb({"operations": [{"type": "write", "key": bytes([number]), "value": b"v" * 5_000}]})
         for number in range(8)

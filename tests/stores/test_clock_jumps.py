@@ -38,7 +38,7 @@ DEFINITION = {
     "stores": {
         "o": {
             "durables": {
-                "w": {"type": "shared", "ack_wait": "200ms"},
+                "w": {"type": "shared", "ack_wait": "200ms", "subscriber_timeout": "10ms"},
                 "m": {"type": "map"},
                 "t": {"type": "shared", "message_ttl": "1h"},
             }
@@ -176,6 +176,7 @@ def test_a_start_on_the_same_boot_has_the_exact_time(
         if stopped_ms < 200:
             await assert_kept(again)
         else:
+            machine.passed_ms += 10  # the time that its subscriber has to return
             again._expire()
             assert held(again) == 0
         await again.close()
@@ -213,8 +214,10 @@ def test_an_operator_may_take_the_time_of_the_machine(tmp_path: Path) -> None:
         service = await Machine().first(tmp_path)
         await hold(service)
         await service.close()
-        again = await Machine("second", START_MS + 5 * DAY_MS).open(tmp_path, follows_wall=True)
+        machine = Machine("second", START_MS + 5 * DAY_MS)
+        again = await machine.open(tmp_path, follows_wall=True)
         assert again.now_ms() == START_MS + 5 * DAY_MS
+        machine.passed_ms += 10  # the time that its subscriber has to return
         again._expire()
         assert held(again) == 0
         assert again.state.stores["o"].counts.live == 1, "of the durable without a TTL"

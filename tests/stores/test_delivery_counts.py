@@ -46,6 +46,36 @@ def test_five_restarts_of_the_service_count_nothing() -> None:
     assert pending(machine) == 100
 
 
+def test_nothing_lapses_after_a_restart_before_its_subscriber_had_the_time_to_return() -> None:
+    machine = filled(3, ack_wait="10s", buffer_wait="2s", subscriber_timeout="5s", key_ordered=True)
+    machine.publish(Message(key="k"), Message(key="k"))
+    machine.attach("a", "worker")
+    machine.deliver("a", "worker")
+    machine.later(1_900)  # the worker is handed them now: the service that hears it is killed
+    machine.restart()
+    machine.do(commands.Restarted(machine.now_ms))
+    machine.later(4_999)
+    machine.attach("a", "other")
+    assert machine.deliver("a", "other") == []
+    machine.later(1)
+    assert [seq for seq, _ in machine.deliver("a", "other")][:3] == [1, 2, 3]
+
+
+def test_what_was_never_sent_and_comes_back_for_the_order_is_delivered_as_new() -> None:
+    machine = Machine(a={**WORK, "key_ordered": True, "ack_wait": "10s"})
+    machine.publish(Message(key="k"), Message(key="k"))
+    machine.attach("a", "worker")
+    machine.deliver("a", "worker")
+    started(machine, "worker", 1)
+    machine.do(commands.Acknowledge(machine.now_ms, "s", "a", "worker", extend=[(2, 2)], unsent=[(2, 2)]))
+    machine.later(5_000)
+    machine.do(commands.Acknowledge(machine.now_ms, "s", "a", "worker", extend=[(2, 2)]))
+    machine.later(5_000)
+    machine.detach("a", "worker")
+    machine.attach("a", "other")
+    assert machine.deliver("a", "other") == [(1, 2), (2, 1)]
+
+
 def test_five_crashes_on_the_first_message_park_that_one_and_no_other() -> None:
     machine = filled()
     for _ in range(5):

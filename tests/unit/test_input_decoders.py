@@ -81,7 +81,7 @@ NOT_INPUT: Final = {
     "console/application.py": "the address of a page after a login; forms are checked",
     "objects/endpoint.py": "the URL that was opened, which was checked then",
     "console/units.py": "bytes that are shown and not taken",
-    "server/commit/commit_stream.py": "only where an item ends",
+    "server/commit/item_readers.py": "only where an item ends",
     "server/http/requests.py": "its own proof",
     "server/openapi.py": "its own schema",
     "server/stores/commit_parts.py": "parts of a request that was decoded as a whole",

@@ -248,9 +248,17 @@ class ConsumedModel:
         self.subscribers.remove(subscriber)
         self.reporting.discard(subscriber)
 
-    def came_back(self, seqs: Collection[int], lost: Sequence[str], now_ms: int) -> None:
-        """Follow the part of an ``Expire`` that was carried out before a crash: ``seqs`` are not held any more, and
-        ``lost`` have lost the durable."""
+    def _end_removed(self, items: Iterable[Item]) -> None:
+        """Nobody needs to know any more that these were removed."""
+        for item in items:
+            item.lapses_ms = 0
+            if self.definition.key_ordered:
+                item.worked_by = ""
+
+    def came_back(self, seqs: Collection[int], lost: Sequence[str], forgotten: Collection[int], now_ms: int) -> None:
+        """Follow the part of an ``Expire`` that was carried out before a crash: ``seqs`` are not held any more,
+        ``lost`` have lost the durable, and ``forgotten`` were removed before and are not known any more."""
+        self._end_removed([item for seq, item in self.gone.items() if seq in forgotten])
         for name in lost:
             for item in self.held(name) if name not in self.reporting else ():
                 item.carried = item.carried or item.lapses_ms > now_ms
@@ -260,11 +268,17 @@ class ConsumedModel:
         for name in lost:
             self.detach(name, now_ms)
 
-    def restarted(self) -> None:
+    def restarted(self, now_ms: int) -> None:
         """Follow a start of the service."""
         self.reporting.clear()
+        earliest_ms = now_ms + self.definition.subscriber_timeout_ms
         for item in self.items.values():
             item.started, item.carried = False, item.place == "held"
+            if item.place == "held":
+                item.lapses_ms = max(item.lapses_ms, earliest_ms)
+        for removed in self.gone.values():
+            if removed.worked_by and removed.lapses_ms:
+                removed.lapses_ms = max(removed.lapses_ms, earliest_ms)
 
     # ---- delivery ---------------------------------------------------------------------------------------------------
 
@@ -428,9 +442,7 @@ class ConsumedModel:
         """Follow every deadline up to now."""
         counting = {name: self._counting(name) for name in self.subscribers}
         behind = {item.seq for name in self.subscribers for item in self._behind(name, now_ms)}
-        for item in self.gone.values():
-            if self.definition.key_ordered and item.lapses_ms <= now_ms:
-                item.worked_by = ""
+        self._end_removed([item for item in self.gone.values() if item.lapses_ms <= now_ms])
         for item in list(self.items.values()):
             if item.place == "held" and item.lapses_ms <= now_ms:
                 self._come_back(item, now_ms, counts=item.seq in counting[item.holder])

@@ -334,6 +334,13 @@ def discarded_comes_back(self: Backlog, first: int, last: int) -> None:
     del self, first, last
 
 
+@MUTANTS.breaks("nothing early, nothing late", "postpone", Leases, focus=FORGETFUL)
+def restart_postpones_nothing(self: Leases, holder: Holder, until_ms: int) -> bool:
+    """What an application was handed lapses by the time that it had in the client's buffer."""
+    del self, holder, until_ms
+    return False
+
+
 @MUTANTS.breaks("nothing early, nothing late", "next_ms", Leases, focus=CALM)
 def never_woken(self: object) -> int | None:
     """The service is not woken when a held message lapses."""
@@ -474,7 +481,7 @@ def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
 @SMALL_BLOCK_MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL, first_seed=6)
 def snapshot_without_cursor_ms(self: Consumption) -> ConsumptionState:
     """A restart finds the time of the cursor in what is kept by then."""
-    return msgspec.structs.replace(_state(self), cursor_ms=None, floor_ms=None)
+    return msgspec.structs.replace(_state(self), cursor_ms=0, floor_ms=0)
 
 
 @SMALL_BLOCK_MUTANTS.breaks("delivery counts are exact", "rewind", expiry, focus=CALM, first_seed=15)

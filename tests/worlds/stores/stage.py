@@ -23,7 +23,7 @@ from tests.worlds.stores.consumed_model import ConsumedModel
 from tests.worlds.stores.machine import Image, Machine
 from tests.worlds.stores.promises import promise
 from tests.worlds.stores.shape import MEMORY, Shape, draw_shape, with_memory_store
-from tests.worlds.stores.store_model import ClusterModel
+from tests.worlds.stores.store_model import CameBack, ClusterModel
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.definitions.cluster import definition_of
@@ -75,7 +75,7 @@ class Stage(SeededWorld):
         """By the length of the log the latest time at which no deadline was left there. A delivery drops what it
         finds expired, and no record has it: a model that is made again must learn when everything expired was gone."""
 
-        self._back: dict[int, dict[tuple[str, str], tuple[set[int], list[str]]]] = {}
+        self._back: dict[int, dict[tuple[str, str], CameBack]] = {}
         """By the length of the log after a ``Restarted`` what an ``Expire`` before it had taken back: a crash came
         between two parts of an expiry, and no record says how far the first one went."""
 
@@ -132,16 +132,18 @@ class Stage(SeededWorld):
         image = self.image if self.apart.random() < 0.7 else None
         self.follower = Machine(list(self.machine.log), image)
 
-    def _came_back(self) -> dict[tuple[str, str], tuple[set[int], list[str]]]:
+    def _came_back(self) -> dict[tuple[str, str], CameBack]:
         """What the machine took back before a crash and the model still has as held, by store and durable; and the
-        subscribers that have lost the durable."""
-        back: dict[tuple[str, str], tuple[set[int], list[str]]] = {}
+        subscribers that have lost the durable, and what was removed and is not known any more."""
+        back: dict[tuple[str, str], CameBack] = {}
         for store, name, durable in self.model.consumed():
             real = self.machine.state.stores[store].durables.get(name)
             if isinstance(real, Consumption):
                 held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
                 lost = [subscriber for subscriber in durable.subscribers if subscriber not in real.leases.of]
-                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}, lost
+                known = [(first, last) for entries in real.removed.of.values() for first, last, *_ in entries]
+                gone = [seq for seq in durable.gone if not any(first <= seq <= last for first, last in known)]
+                back[store, name] = {seq for seq in held if real.leases.holder_of(seq) is None}, lost, gone
         return back
 
     def _counts_what_is_left(self) -> bool:

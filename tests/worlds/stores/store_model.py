@@ -64,6 +64,8 @@ class PublisherModel:
 
 
 Effects = Sequence[Effect] | None
+CameBack = tuple[Collection[int], Sequence[str], Collection[int]]
+"""Of one durable, see ``ConsumedModel.came_back``."""
 """The effects of a command; None where it is only followed."""
 
 
@@ -229,7 +231,7 @@ class ClusterModel:
             case commands.Restarted():
                 _done(command, answer)
                 for _, _, durable in self.consumed():
-                    durable.restarted()
+                    durable.restarted(command.at_ms)
             case commands.MapChange():
                 self._map_change(command, answer, effects)
             case commands.MapLock() | commands.MapUnlock():
@@ -290,11 +292,11 @@ class ClusterModel:
             if isinstance(durable, MapModel)
         ]
 
-    def came_back(self, back: Mapping[tuple[str, str], tuple[Collection[int], Sequence[str]]]) -> None:
+    def came_back(self, back: Mapping[tuple[str, str], CameBack]) -> None:
         """Follow what an ``Expire`` took back before a crash stopped the ones after it, by store and durable."""
         for store, name, durable in self.consumed():
-            seqs, lost = back.get((store, name), ((), ()))
-            durable.came_back(seqs, lost, self._stopped_ms)
+            seqs, lost, forgotten = back.get((store, name), ((), (), ()))
+            durable.came_back(seqs, lost, forgotten, self._stopped_ms)
             if lost:
                 self.stores[store].idle_since_ms[name] = self._stopped_ms
         self._begin_to_tell()

@@ -498,6 +498,19 @@ class Consumption(PendingMessages):
         """The messages that wait for their dead letter, to be reported again; none without a dead-letter store."""
         return [self._dying_effect(seq) for seq in self.dying if self.definition.dead_letter_store]
 
+    def restarted(self, now_ms: int) -> bool:
+        """The service has started: leases are from before. Returns whether anything changed.
+
+        What an application was handed shortly before is not known, so nothing lapses before its subscriber had the time
+        to come back and say it.
+        """
+        until_ms = now_ms + self.definition.subscriber_timeout_ms
+        changed = self.removed.postpone(until_ms)
+        for holder in self.leases.of.values():
+            changed |= holder.restarted()
+            changed |= self.leases.postpone(holder, until_ms)
+        return changed
+
     def buried(self, seq: int) -> None:
         """The dead letter of a dying message is stored."""
         dying = self.take_dying(seq)
@@ -565,7 +578,7 @@ class Consumption(PendingMessages):
             holder = self.leases.of[name]
             taken = [run for first, last in behind.get(name, ()) for run in self.leases.take(holder, first, last)]
             for run in taken:
-                self._come_back(run, _NONE, _NONE, now_ms, effects)
+                self._come_back(run, _NONE, fresh.get(name, _NONE), now_ms, effects)
             self.withdraw(name, taken, "order")
         return list(late)
 

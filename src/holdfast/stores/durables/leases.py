@@ -207,6 +207,13 @@ class Leases:
         holder.started, holder.carried, holder.unsent, holder.again = marks
         return renewed
 
+    def postpone(self, holder: Holder, until_ms: int) -> bool:
+        """Let nothing of a subscriber lapse before then. Returns whether anything would have."""
+        early = [run for run in holder.runs if 0 < run[3] < until_ms]
+        for first, last, *_ in early:
+            self.renew(holder, first, last, until_ms)
+        return bool(early)
+
     def next_ms(self) -> int | None:
         """When the next held message lapses, or None."""
         deadlines = self._deadlines

@@ -73,6 +73,16 @@ class Removed:
             self._keep(name, [entry for entry in entries if not 0 < entry[2] <= now_ms])
         return ended
 
+    def postpone(self, until_ms: int) -> bool:
+        """No deadline comes before then. Returns whether one would have."""
+        early = any(0 < entry[2] < until_ms for entries in self.of.values() for entry in entries)
+        for name, entries in self.of.items() if early else ():
+            self.of[name] = [
+                (first, last, max(deadline_ms, until_ms) if deadline_ms else 0, cause)
+                for first, last, deadline_ms, cause in entries
+            ]
+        return early
+
     def next_ms(self) -> int | None:
         """The first deadline, or None."""
         return min((entry[2] for entries in self.of.values() for entry in entries if entry[2]), default=None)

@@ -237,12 +237,13 @@ class State(Cluster):
         return result, True
 
     def _restarted(self, command: commands.Restarted, effects: list[Effect]) -> _Outcome:
-        del command, effects
+        del effects
         changed = False
         for store in self.stores.values():
-            for durable in store.durables.values():
-                for holder in durable.leases.of.values() if isinstance(durable, Consumption) else ():
-                    changed |= holder.restarted()
+            for name, durable in store.durables.items():
+                if isinstance(durable, Consumption) and durable.restarted(command.at_ms):
+                    changed = True
+                    self.arm(store, name)
         return Done(), changed
 
     def _inherit(self, command: commands.Inherit, effects: list[Effect]) -> _Outcome:

@@ -703,9 +703,9 @@ class Cluster:
         ]
 
     def is_held(self) -> bool:
-        """Whether any subscriber holds a message. Cost: O(durables)."""
+        """Whether any subscriber holds a message, or may work on one that was removed. Cost: O(durables)."""
         return any(
-            isinstance(durable, Consumption) and durable.leases.held
+            isinstance(durable, Consumption) and (durable.leases.held or durable.removed.of)
             for store in self.stores.values()
             for durable in store.durables.values()
         )

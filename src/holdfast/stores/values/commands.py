@@ -173,7 +173,8 @@ class Drop(_OfDurable, frozen=True):
 
 
 class Restarted(_Command, frozen=True):
-    """The service has started: leases are from before, and no delivery counts for the restart."""
+    """The service has started: leases are from before, no delivery counts for the restart, and nothing lapses before
+    its subscriber could return."""
 
 
 class Redeliver(_OfDurable, frozen=True):
