@@ -23,9 +23,11 @@ PLANTED = """
 import sys
 from holdfast.cli.main import main
 from holdfast.commit.stages import events, pipeline
+from holdfast.retention import truncator
 from holdfast.server.http import routes
 
 step, answer = pipeline.Pipeline.step, routes.Endpoint._answer
+run = truncator.Truncator.run
 
 def planted_step(self, event):
     effects = step(self, event)
@@ -37,6 +39,11 @@ async def planted_answer(self, call):
     assert sys.argv[2] != "handler" or not self._route.name.endswith("/configuration"), "planted in a handler"
     return await answer(self, call)
 
+async def planted_task(self):
+    assert sys.argv[2] != "task", "planted in a task"
+    await run(self)
+
+truncator.Truncator.run = planted_task
 pipeline.Pipeline.step, routes.Endpoint._answer = planted_step, planted_answer
 sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0", *sys.argv[3:]]))
 """
@@ -132,6 +139,19 @@ def test_a_failed_assertion_of_a_request_ends_the_service(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_failed_assertion_of_a_background_task_ends_the_service(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PLANTED, (tmp_path / "log").as_uri(), "task"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "src"},
+    )  # fmt: skip
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 70 and "planted in a task" in errors
 
 
 def test_each_running_child_can_be_ended_at_once() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from holdfast.broken_invariant import report_broken
 from holdfast.commit.clock_watch import ClockWatch
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.commit.leadership.takeover import now
@@ -224,6 +225,8 @@ def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[st
 
 def _tell_ended(event: str, work: asyncio.Task[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
+        if isinstance(error, AssertionError):
+            report_broken(work.get_loop(), error)
         log.error(event, exc_info=error)
 
 
