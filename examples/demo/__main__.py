@@ -386,7 +386,7 @@ def _scale() -> Scale:
         description="A year of flights through the whole product, with a crash in the middle. "
         "Every flag is also HOLDFAST_DEMO_NAME in the environment.",
     )
-    parser.add_argument("--flights", type=int, default=int(of("FLIGHTS", "0")), help="the first so many; 0 is all")
+    parser.add_argument("--flights", type=int, default=int(of("FLIGHTS", "0")), help="how many of the first; 0 is all")
     parser.add_argument("--days-on-sale", type=int, default=int(of("DAYS_ON_SALE", "2")))
     parser.add_argument("--seconds", type=float, default=float(of("SECONDS", "40")), help="how long the clients run")
     parser.add_argument("--processes", type=int, default=int(of("PROCESSES", "2")), help="of clients")

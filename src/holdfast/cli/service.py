@@ -205,7 +205,7 @@ class Service:
                     f"nothing listens at {endpoint}: {refused}",
                     hint="start a service with `holdfast serve`, or name its address with --url (HOLDFAST_URL)",
                 )
-            notice.waits(refused)
+            notice.waits(refused, self.seconds(REFUSED_SECONDS))
             time.sleep(min(LOOK_EVERY_SECONDS, left))
 
 
@@ -232,7 +232,7 @@ class WaitNotice:
         self, place: str, seconds_max: float, *, as_json: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place = place
-        self._seconds_max = seconds_max
+        self._seconds = self._seconds_max = seconds_max
         self._as_json = as_json
         self._clock = clock
         self._since: float | None = None
@@ -240,9 +240,10 @@ class WaitNotice:
         self._reported = False
         self._reason = "no answer yet"
 
-    def waits(self, reason: str) -> None:
-        """The next try comes after a pause."""
+    def waits(self, reason: str, seconds_max: float | None = None) -> None:
+        """The next try comes after a pause. ``seconds_max``: of this wait, where it is another one."""
         now = self._clock()
+        self._seconds = self._seconds_max if seconds_max is None else seconds_max
         if self._since is not None and now - self._last > NEW_SPELL_SECONDS:
             self.got_through()
         if self._since is None:
@@ -262,8 +263,8 @@ class WaitNotice:
         if self._reported:
             return
         self._reported = True
-        facts = {"for": self._place, "reason": self._reason, "seconds_max": self._seconds_max}
-        text = f"holdfast: waiting for {self._place} ({self._reason}), for at most {self._seconds_max:g} s"
+        facts = {"for": self._place, "reason": self._reason, "seconds_max": self._seconds}
+        text = f"holdfast: waiting for {self._place} ({self._reason}), for at most {self._seconds:g} s"
         sys.stderr.write((json.dumps({"waiting": facts}) if self._as_json else text) + "\n")
         sys.stderr.flush()
 

@@ -308,7 +308,8 @@ class PolicyState(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.keep_from_version is not None:
             return f"versions from {self.keep_from_version}"
         if self.max_age_seconds is not None:
-            return f"the last {self.max_age_seconds:g} s"
+            days = self.max_age_seconds / 86_400
+            return f"the last {days:g} days" if days >= 2 else f"the last {self.max_age_seconds:g} s"
         return "everything" if self.max_bytes is None else f"the last {self.max_bytes} bytes"
 
 

@@ -124,6 +124,11 @@ def test_a_spell_of_waiting_is_told_once_after_a_second(capsys: pytest.CaptureFi
     notice.waits("not_leader")
     assert capsys.readouterr().err == "holdfast: waiting for http://here (not_leader), for at most 60 s\n"
     notice.got_through()
+    notice.waits("connection refused", 5)
+    now += 1
+    notice.waits("connection refused", 5)
+    assert capsys.readouterr().err == "holdfast: waiting for http://here (connection refused), for at most 5 s\n"
+    notice.got_through()
     notice.waits("overloaded")
     assert capsys.readouterr().err == ""
     now += 2 * TELL_AFTER_SECONDS

@@ -163,7 +163,7 @@ def view_routes(gateway: Gateway, embedded: EmbeddedView) -> tuple[Route, ...]:
                 Parameter(
                     "limit", "query",
                     {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
-                    "At most so many keys",
+                    "How many keys at most",
                 ),
                 _AT, _CONSISTENCY,
             ),
