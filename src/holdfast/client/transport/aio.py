@@ -488,13 +488,14 @@ class Pool:
                 await self._slots.acquire()
         except TimeoutError:
             return Failed(now_ms(), False, BUSY, asked=False)
-        connection: Connection | None = None
+        leased = False
         try:
             connection = self._take(endpoint) or await self.connect(endpoint, deadline)
+            leased = True
         except (OSError, UnicodeError, BadResponse) as error:
             return Failed(now_ms(), False, reason_of(error), problem=problem_with(endpoint, error))
         finally:
-            if connection is None:
+            if not leased:
                 self._slots.release()
         return connection
 
