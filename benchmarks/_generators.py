@@ -269,6 +269,13 @@ _COMMITTED = {"ndjson": b'"committed"', "msgpack": b"\xa9committed"}
 """What a committed result holds, and no other."""
 
 
+def _left_after(data: bytes) -> int:
+    """How much of a response is to come after its first bytes, below 0 where it comes in chunks."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+    return int(length) - len(body) if length else -1
+
+
 RESULT_BYTES_MAX = 256
 
 
@@ -282,14 +289,18 @@ def _exchange(connection: socket.socket, request: bytes, form: str) -> tuple[int
     else:
         connection.sendall(request)
     # The mark of a committed result may be cut by a read: the tail of one read is looked at with the next.
-    found, tail = 0, b""
+    found, tail, left = 0, b"", None
     while True:
         data = connection.recv(1 << 20)
         if not data:
             raise RuntimeError("the service closed a stream of commits")
         found += (tail[-(len(mark) - 1) :] + data).count(mark)
         tail = (tail + data)[-RESULT_BYTES_MAX:]
-        if tail.endswith(b"0\r\n\r\n"):
+        if left is None:
+            left = _left_after(data)
+        elif left >= 0:
+            left -= len(data)
+        if left == 0 or (left < 0 and tail.endswith(b"0\r\n\r\n")):
             break
     if long:
         sending.join()
