@@ -411,7 +411,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
             answer=wire.EntriesResponse, codes=(Code.TYPE_MISMATCH,),
             parameters=(
                 parameter("after", "string", "Above this key"),
-                parameter("max", "integer", "How many at most", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
+                parameter("max", "integer", "At most as many", minimum=1, maximum=ENTRIES_MAX, default=ENTRIES_DEFAULT),
             ),
         ),
         store_route(
