@@ -66,7 +66,7 @@ BETWEEN_CALLS: Final = 0.15
 RecordProperty = Callable[[str, object], None]
 
 
-class Broken(AssertionError):
+class Broken(Exception):  # no AssertionError: that of a file call would be the queue's own
     """A law does not hold."""
 
 

@@ -17,7 +17,7 @@ from tests.worlds.queue.persisting import run_persist
 from tests.worlds.queue.shape import LIFETIME_NS
 from tests.worlds.queue.world import run_world
 
-from holdfast.errors import AlreadyOpen, CorruptData
+from holdfast.errors import AlreadyOpen, CorruptData, InternalError
 from holdfast.queue import Trimmed, every, evidence, queue
 from holdfast.queue.consumers import cursor_file
 from holdfast.queue.consumers.consumer import Consumer
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTANTS", "UNPROVED"]
 
-MUTANTS: Final = Mutants(run_world, seeds_max=200, noticed=(AssertionError, CorruptData, Trimmed))
+MUTANTS: Final = Mutants(run_world, seeds_max=200, noticed=(AssertionError, CorruptData, InternalError, Trimmed))
 
 UNPROVED: Final = {
     "slots written in place": "a mark is a hint: without one a start reads more and finds the same (I5)",
