@@ -56,11 +56,12 @@ KINDS = {
     "framework_get": request("GET", "/readyz"),
     "framework_error": request("GET", f"/v1/status/{'a' * 20}?min_version=999999999999"),
     "stream_half_sent": half("/v1/commits"),
+    "stream_whole": request("POST", "/v1/commits", write() + b"\n"),
     "stream_malformed_item": half("/v1/commits") + b"\n" + b"x" * SENT_BYTES,
     "stream_open": request("POST", "/v1/commits", None, Content_Length="200000") + write() + b"\n",
     "subscription": request("GET", "/v1/subscribe?after=0"),
 }
-USUAL = {"fast_half_sent", "fast_committed", "framework_half_sent", "stream_half_sent", "subscription"}
+USUAL = {"fast_half_sent", "fast_committed", "framework_half_sent", "stream_half_sent", "stream_whole", "subscription"}
 
 
 def live() -> Counter[str]:

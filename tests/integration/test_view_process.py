@@ -281,7 +281,7 @@ def test_while_a_deposed_leader_sleeps_on_the_file_the_new_one_keeps_another(tmp
         with serving(tmp_path, "--take-over") as server, connected(server) as client:
             list(client.commits_many([mixed(number) for number in range(100, 200)]))
             assert_shows_the_log(client)
-            assert "view_in_temporary_directory" in server.tail()
+            until(lambda: "view_in_temporary_directory" in server.tail())
 
 
 @pytest.mark.matrix

@@ -244,7 +244,7 @@ class _CommitStream:
         writer, self._writer = self._writer, None  # its task refers to this stream too
         if writer is not None:
             writer.cancel()
-        self._items.clear()
+        self._items.end()
         if self._is_counted:
             self._gateway.buffers.discard(self._client, self)
 

@@ -126,7 +126,12 @@ class StreamItems:
         self._index = index
         return b"".join(parts)
 
-    def clear(self) -> None:
-        """Drop the results that are still due, each of which refers to this."""
+    def end(self) -> None:
+        """Drop the results that are still due, each of which refers to this, and who was to be woken."""
         self.due.clear()
         self._last = None
+        self._wake = _nobody
+
+
+def _nobody() -> None:
+    """Who is woken after the end."""

@@ -87,3 +87,5 @@ class _Answer:
         is_last = not items.due
         if results or is_last:
             self._response.respond_part(results, media_type_of(items.wire_format), is_last=is_last)
+        if is_last:
+            items.end()
