@@ -28,6 +28,14 @@ def open_umask() -> object:
     os.umask(before)
 
 
+def stat_of(path: Path) -> os.stat_result | None:
+    """None where the running service has removed it since it was listed."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
 def modes(directory: Path) -> dict[str, int]:
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.rglob("*") if path.is_file()}
 
@@ -78,7 +86,7 @@ def test_no_file_of_a_service_with_everything_on_is_for_others(tmp_path: Path) -
         # Reads come from memory: the process of the view may start later.
         while not any("view" in str(path) for path in data.rglob("*.sqlite-wal")):
             time.sleep(0.02)
-        found = {path.relative_to(data): path.stat() for path in (data, *data.rglob("*"))}
+        found = {path.relative_to(data): one for path in (data, *data.rglob("*")) if (one := stat_of(path)) is not None}
     finally:
         service.kill()
     names = {str(path) for path in found}

@@ -145,7 +145,8 @@ def test_a_refusal_before_acceptance_repeats_the_very_same_attempt(connect, refu
 def test_a_refusal_is_waited_out_as_long_as_it_asks(connect):
     clock_before = time.monotonic()
     with ScriptedServer(coded(503, "overloaded", retry_after_ms=120), committed(12)) as server:
-        connect(server.url).call("commit", WRITE, read_version=3)
+        patient = dataclasses.replace(QUICK, request_timeout_ms=60_000, give_up_after_ms=60_000)
+        connect(server.url, options=patient).call("commit", WRITE, read_version=3)
     assert time.monotonic() - clock_before >= 0.12
 
 
