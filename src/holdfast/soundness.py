@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Soundness:
-    """Of one object in one process: a queue with its consumers and work queues, or a client. Thread-safe."""
+    """Of one queue in one process, with its consumers and work queues. Thread-safe."""
 
-    __slots__ = ("_hint", "_noun", "_told", "broken")
+    __slots__ = ("_hint", "_listeners", "_noun", "broken")
 
     def __init__(self, noun: str, hint: str) -> None:
         self._noun = noun
         self._hint = hint
         self.broken: InternalError | None = None
-        self._told: dict[WeakMethod[Callable[[InternalError], None]], None] = {}
+        self._listeners: dict[WeakMethod[Callable[[InternalError], None]], None] = {}
 
     def tell(self, method: Callable[[InternalError], None]) -> None:
         """Call a method with the error once an invariant is broken, while its object lives. It touches no file."""
-        told = self._told
-        told[WeakMethod(method, lambda dead: told.pop(dead, None))] = None
+        listeners = self._listeners
+        listeners[WeakMethod(method, lambda dead: listeners.pop(dead, None))] = None
 
     def break_off(self, error: AssertionError) -> NoReturn:
         """An invariant is broken. Raises: ``InternalError``, always."""
@@ -40,7 +40,7 @@ class Soundness:
                 hint=f"this is a bug: report it. {self._hint}",
                 cause=str(error) or type(error).__name__,
             )
-            for reference in list(self._told):
+            for reference in list(self._listeners):
                 if (method := reference()) is not None:
                     method(self.broken)
         raise self.broken.with_traceback(None) from error
