@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,7 @@ SPARK_FLAGS = ("--timeout=420",)
 WITHOUT_PLUGIN = ("-p", "no:schemathesis")
 """It imports for half a second what one test file needs, which imports it by itself."""
 SLOWEST = 25
+LAST_LINES = 60
 
 
 def groups_of(lanes: list[str]) -> dict[str, list[str]]:
@@ -77,13 +79,20 @@ def start(group: str, paths: list[str], flags: list[str], durations: Path) -> su
 
 
 def show(group: str, process: subprocess.Popen[str], width: int, failures: list[str]) -> None:
-    """Print the group's lines until it ends, and keep those that name a failure."""
+    """Print the group's lines until it ends, and keep those that name a failure.
+
+    A group that ended before its summary (a test exceeded its time, or the interpreter died) leaves its last lines.
+    """
     assert process.stdout is not None, "it was opened as a pipe"
+    named: list[str] = []
+    last: deque[str] = deque(maxlen=LAST_LINES)
     for line in process.stdout:
         if line.startswith(("FAILED ", "ERROR ")):
-            failures.append(line)
-        sys.stdout.write(f"{group:{width}} {line}")
+            named.append(line)
+        last.append(f"{group:{width}} {line}")
+        sys.stdout.write(last[-1])
         sys.stdout.flush()
+    failures += named if named or process.wait() == 0 else last
 
 
 def show_slowest(durations: Path) -> None:

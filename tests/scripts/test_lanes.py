@@ -74,3 +74,19 @@ def test_no_lane_is_missing_and_only_make_test_selects() -> None:
             and " -k " not in recipe(target)
             and "-m " not in recipe(target).replace("-m pytest", "")
         )
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("print('FAILED tests/a.py::test_b'); print('1 failed'); raise SystemExit(1)", ["FAILED tests/a.py::test_b\n"]),
+        ("print('+++ Timeout +++', flush=True); import os; os._exit(1)", ["spark +++ Timeout +++\n"]),
+        ("print('1 passed')", []),
+    ],
+    ids=["failed", "died", "passed"],
+)
+def test_what_a_group_failed_of_is_kept_for_the_end(script: str, shown: list[str]) -> None:
+    failures: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        run_tests.show("spark", process, 5, failures)
+    assert failures == shown
