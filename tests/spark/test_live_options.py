@@ -11,8 +11,10 @@ from tests.spark.service_process import ServiceProcess
 from holdfast import Queue, StoreClient, Write
 from holdfast.cli.main import main
 from holdfast.client import Client
+from holdfast.client.protocol.effects import Request
 from holdfast.client.stores import define_spark_stores
-from holdfast.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.spark.ingest import live_requests
 from holdfast.spark.ingest.commit_stream import message_source, store_of
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.message_requests import request_in
@@ -98,12 +100,33 @@ def test_a_token_without_a_right_is_refused_before_spark_starts_and_names_servic
         live.prepare((tmp_path / "log").as_uri())
         for token in ("fedcba9876543210", "a-token-that-nobody-knows"):
             monkeypatch.setenv("HOLDFAST_TOKEN", token)
-            with pytest.raises(PermissionDenied, match="lacks the right to") as refused:
+            with pytest.raises(PermissionDenied) as refused:
                 live.prepare((tmp_path / "log").as_uri())
+            words = {
+                "subscribe": "the token of this job lacks the right to subscribe in a store",
+                "publish": "the token of this job lacks the right to publish in a store",
+            }
+            assert refused.value.message == words[lacks] or token != "fedcba9876543210"
             assert refused.value.fields["service"] == service.url
             assert refused.value.fields["store"] == ("requests" if source == "store" else "verdicts")
-            if token == "fedcba9876543210":
-                assert lacks in refused.value.message
+
+
+@pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.STORE_REPLACED])
+def test_a_store_that_is_missing_and_may_not_be_made_is_named(monkeypatch: pytest.MonkeyPatch, code: Code) -> None:
+    class Service(ExitStack):
+        """Where nothing exists."""
+
+        session = None
+
+        def run(self, _: object) -> None:
+            raise NotFound("there is no such store", code=code)
+
+    monkeypatch.setattr(live_requests, "Client", lambda *_, **__: Service())
+    with pytest.raises(PermissionDenied) as refused:
+        live_requests._require_right("http://a", "orders", "browse", Request("GET", "/v1/stores/orders"))
+    words = "a store, or its durable, does not exist, and the token of this job may not make it"
+    assert (refused.value.message, refused.value.code) == (words, code)
+    assert refused.value.fields == {"service": "http://a", "store": "orders"}
 
 
 def test_services_of_requests_and_verdicts_may_be_away_for_the_same_time() -> None:

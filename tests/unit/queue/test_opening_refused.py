@@ -53,6 +53,9 @@ def test_whatever_fails_while_a_queue_is_opened_is_an_error_of_holdfast(
         Queue(tmp_path / "q", files=Failing(operation, number))
     assert refused.value.code == code
     assert isinstance(refused.value.__cause__, OSError)
+    if kind is PermissionDenied:
+        assert refused.value.message == "nothing may be written here"
+        assert refused.value.fields == {"path": str(tmp_path / "q"), "cause": os.strerror(number)}
     Queue(tmp_path / "q").close()  # and nothing is held
 
 
@@ -69,6 +72,21 @@ def test_whatever_fails_while_a_consumer_is_opened_is_an_error_of_holdfast(
         assert refused.value.code == Code.DISK_FULL
         delattr(files, operation)
         getattr(queue, call)("one").close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("call", ["consumer", "work_queue"])
+def test_a_consumer_whose_name_cannot_be_locked_is_refused_with_its_name(
+    tmp_path: Path, number: int, call: str
+) -> None:
+    files = Failing("", number)
+    with Queue(tmp_path / "q", files=files, background=False) as queue:
+        files.lock = files.fail
+        with pytest.raises(PermissionDenied) as refused:
+            getattr(queue, call)("one")
+        assert refused.value.message == "a cursor cannot be kept here"
+        assert refused.value.fields == {"name": "one", "cause": os.strerror(number)}
+        assert isinstance(refused.value.__cause__, OSError)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 221, "\ud800"])

@@ -210,8 +210,10 @@ def test_a_reader_cannot_write_and_a_closed_queue_is_closed(tmp_path: Path) -> N
     queue.close()
     with pytest.raises(Closed):
         queue.append(b"y")
-    with Queue(tmp_path / "q", read_only=True) as reader, pytest.raises(PermissionDenied):
-        reader.append(b"y")
+    with Queue(tmp_path / "q", read_only=True) as reader:
+        with pytest.raises(PermissionDenied) as refused:
+            reader.append(b"y")
+        assert refused.value.message == "the queue is open for reading only"
 
 
 def test_a_damaged_index_never_hides_a_message(tmp_path: Path) -> None:

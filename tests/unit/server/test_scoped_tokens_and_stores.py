@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from types import ModuleType
 
 import pytest
@@ -36,6 +36,17 @@ class EveryRight:
         return self, b""
 
 
+@contextlib.contextmanager
+def refusals(text: str) -> Generator[None]:
+    """A block that may be refused with these words."""
+    caught: PermissionDenied | None = None
+    try:
+        yield
+    except PermissionDenied as error:
+        caught = error
+    assert caught is None or caught.message == text
+
+
 def reached(code: ModuleType, authorization: bytes) -> list[object]:
     """What of the stores this caller reaches, by a change stream and by a commit."""
 
@@ -45,11 +56,11 @@ def reached(code: ModuleType, authorization: bytes) -> list[object]:
         front: Gateway = code.Gateway(limits=GatewayLimits(), authenticator=Authenticator(tokens))
         stores = EveryRight()
         front.parts = front.published = stores  # type: ignore[assignment]
-        with contextlib.suppress(PermissionDenied):
+        with refusals("a token with key prefixes may not name stores"):
             front.shown_stores(authorization, ["orders"])
         entry = CommitEntry(Transaction([]), lambda _: None)
         refused = front.read_parts(entry, authorization, None)  # type: ignore[arg-type]
-        assert refused is None or isinstance(refused, PermissionDenied)
+        assert refused is None or refused.message == "a token with key prefixes may not name stores in a commit"
         return stores.asked
 
     return asyncio.run(ask())
