@@ -22,6 +22,7 @@ from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, HeldRight, Role
 from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, PREFIX_BYTES_MAX, KeyScope, tag_of, tagged_prefix
+from holdfast.server.http.rights_table import ACKNOWLEDGE, JOBS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, User, token_hash
 from holdfast.stores.definitions.permissions import Role as StoreRole
@@ -149,6 +150,23 @@ def test_a_held_right_of_a_token_without_an_end_and_without_a_basis_is_looked_up
     assert len(lookups) == 1
 
 
+def test_a_right_that_begins_to_be_held_after_tokens_were_replaced_is_looked_up(tokens: Authenticator) -> None:
+    tokens.replace(TOKENS)
+    right = HeldRight(tokens, READER, lambda: tokens.problem_with(READER, Role.ADMIN))
+    assert refusal_of(right.problem()) == denied("this token lacks the `admin` role")
+
+
+def test_a_part_of_a_request_needs_a_role_or_a_right() -> None:
+    need = need_of("POST", "/v1/commit")
+    assert need.role_of(JOBS) is Role.JOB and need.right_of(ACKNOWLEDGE) is Right.SUBSCRIBE
+    with pytest.raises(AssertionError, match=r"^this part needs a right"):
+        need.right_of(JOBS)
+    with pytest.raises(AssertionError, match=r"^this part needs a role"):
+        need.role_of(ACKNOWLEDGE)
+    with pytest.raises(AssertionError, match=r"^a route has a row in the table of rights: GET /v1/nothing"):
+        need_of("GET", "/v1/nothing")
+
+
 # ---- keys of a token -------------------------------------------------------------------------------------------------
 
 NAME = "a-request-id-of-enough-characters"
@@ -209,7 +227,9 @@ def test_a_writer_s_tag_is_of_its_first_prefix() -> None:
     assert EVERYTHING.id_tag is None and NOTHING.id_tag is None and KeyScope((b"a", b"")).id_tag is None
 
 
-@pytest.mark.parametrize("prefix", [b"", b"a", b"ab", b"abc", b"abcd", b"\xff\xfe\xfb", b"x" * PREFIX_BYTES_MAX])
+@pytest.mark.parametrize(
+    "prefix", [b"", b"a", b"ab", b"abc", b"abcd", b"seven/7", b"\0\0\x17", b"\xff\xfe\xfb", b"x" * PREFIX_BYTES_MAX]
+)
 def test_a_tag_is_read_back(prefix: bytes) -> None:
     assert tagged_prefix(tag_of(prefix) + "rest:of it") == prefix
 
@@ -362,6 +382,13 @@ def test_without_permissions_the_roles_of_tokens_count(tokens: Authenticator, ri
     problem = access.problem_with(READER, Right(right), "orders")
     assert refusal_of(problem) == (None if lacks is None else denied(f"this token lacks the `{lacks}` role"))
     assert access.problem_with(READER, Right.BROWSE, "_statistics") is None
+
+
+def test_a_right_on_a_store_ends_with_the_token(tokens: Authenticator, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = StoreAccess(tokens, lambda: OPEN).held(WRITER, Right.PUBLISH, "orders")
+    assert held.problem() is None
+    monkeypatch.setattr(auth.time, "time", lambda: 100.0)
+    assert refusal_of(held.problem()) == EXPIRED
 
 
 def test_with_permissions_a_user_or_an_administrator_of_the_service_is_needed() -> None:

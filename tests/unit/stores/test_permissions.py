@@ -9,7 +9,15 @@ from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.routes.table import store_routes
 from holdfast.stores.definitions.cluster import definition_of
-from holdfast.stores.definitions.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, token_hash
+from holdfast.stores.definitions.permissions import (
+    CLUSTER,
+    OPEN,
+    RIGHTS,
+    Permissions,
+    Right,
+    permissions_document,
+    token_hash,
+)
 from holdfast.stores.values import commands
 
 ROLES = {
@@ -147,6 +155,24 @@ def test_every_command_of_a_client_needs_a_right_on_every_route() -> None:
     changing = {path for path in routes if not path.startswith("GET ")}
     assert changing <= {path for _, paths in ROUTES_OF.values() for path in paths} | WITHOUT_A_COMMAND
     assert all(routes[path] == {Right.ADMINISTER} for path in WITHOUT_A_COMMAND)
+
+
+def test_permissions_are_shown_as_they_are_read_and_without_a_token() -> None:
+    document = permissions_document(permissions())
+    assert document == {
+        "enabled": True,
+        "users": {
+            "ann": {"token_sha256": token_hash("ann-has-this-token"), "roles": ["trader", "viewer"]},
+            "bob": {"token_sha256": token_hash("bob-has-this-token"), "roles": ["trader"]},
+            "root": {"token_sha256": token_hash("root-has-this-token"), "roles": ["admin"]},
+        },
+        "roles": {
+            "trader": {"stores": {"orders": ["publish", "subscribe"], "quotes-*": ["subscribe"]}, "cluster": []},
+            "viewer": {"stores": {"*": ["browse"]}, "cluster": ["browse"]},
+            "admin": {"stores": {}, "cluster": ["administer"]},
+        },
+    }
+    assert definition_of({"permissions": document}).permissions == permissions()
 
 
 def test_every_right_says_what_it_allows() -> None:
