@@ -24,7 +24,7 @@ from tests.worlds.log.world import run_world
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import encode_body, encode_object
-from holdfast.commit.format.transaction import Committed, Rejected, Transaction
+from holdfast.commit.format.transaction import Committed, Rejected
 from holdfast.commit.leadership import claims, evidence, signs, takeover, takeover_machine
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
@@ -315,31 +315,30 @@ def ban_not_applied(self: sequence.Sequence, request_id: str) -> None:
 def duplicate_answered_early(
     self: sequence.Sequence,
     entry: CommitEntry,
-    txn: Transaction,
-    request_id: str,
+    known: attempts.Known | attempts.Ban | None,
+    read_version: int,
     floor: int,
     look_up: list[CommitEntry],
 ) -> bool:
     """A duplicate is answered committed while its original is in flight."""
-    known = self.attempts.find(request_id)
-    if isinstance(known, attempts.Known) and known.fingerprint == attempts.fingerprint(txn, b""):
+    if isinstance(known, attempts.Known) and known.fingerprint == attempts.fingerprint(entry.txn, b""):
         entry.outcome = Committed(known.version)
         return True
-    return _admit(self, entry, txn, request_id, floor, look_up)
+    return _admit(self, entry, known, read_version, floor, look_up)
 
 
 @MUTANTS.breaks("an attempt below the window is looked up", "_admit_attempt", sequence.Sequence, first_seed=14)
 def old_attempt_denied_unread(
     self: sequence.Sequence,
     entry: CommitEntry,
-    txn: Transaction,
-    request_id: str,
+    known: attempts.Known | attempts.Ban | None,
+    read_version: int,
     floor: int,
     look_up: list[CommitEntry],
 ) -> bool:
     """An attempt below the window is denied without a look at the log."""
     found: list[CommitEntry] = []
-    goes_on = _admit(self, entry, txn, request_id, floor, found)
+    goes_on = _admit(self, entry, known, read_version, floor, found)
     if found:
         entry.outcome = Rejected("too_old")
         return True
@@ -348,11 +347,11 @@ def old_attempt_denied_unread(
 
 @MUTANTS.breaks("a ban outlives a later attempt that is rejected", "_remember", sequence.Sequence, first_seed=151)
 def ban_lost_with_a_later_attempt(
-    self: sequence.Sequence, entry: CommitEntry, txn: Transaction, request_id: str
+    self: sequence.Sequence, entry: CommitEntry, request_id: str, known: attempts.Known | attempts.Ban | None
 ) -> None:
     """A later attempt under a banned id takes the ban's place."""
-    known = attempts.Known(entry.version, attempts.fingerprint(txn, b""), entry)
-    self.attempts.put(request_id, known)
+    del known
+    self.attempts.put(request_id, attempts.Known(entry.version, attempts.fingerprint(entry.txn, b""), entry))
 
 
 @MUTANTS.breaks("what is accepted joins the window at once", "record", RecentWrites)

@@ -305,6 +305,14 @@ class LoggedTransaction(Struct, frozen=True, gc=False):
     """Of the parts as they were sent; empty where there were none."""
     jobs: tuple[JobChange, ...] = ()
 
+    @property
+    def the_write(self) -> Write | None:
+        """Its operation, where that is one write and there is nothing else."""
+        operations = self.operations
+        if len(operations) != 1 or self.preconditions or self.jobs or self.record is not None:
+            return None
+        return operations[0] if type(operations[0]) is Write else None
+
 
 class LoggedEntry(Struct, frozen=True, gc=False):
     """What the stores did by themselves at one version: their records, each with its store. Treat as immutable."""
@@ -689,6 +697,16 @@ def _columns_of(logged: Iterable[Logged]) -> _Columns:
         [], [], [], bytearray(), [], [], [], []
     )
     for txn in logged:
+        if type(txn) is LoggedTransaction and (write := txn.the_write) is not None:  # as most are
+            version.append(txn.version)
+            request_id.append(None if txn.request_id is None else txn.request_id.encode())
+            read_version.append(txn.read_version)
+            kind.append(_WRITE)
+            key.append(write.key)
+            end.append(None)
+            value.append(write.value)
+            at.append(None)
+            continue
         rows_before = len(key)
         if isinstance(txn, LoggedEntry):
             for store, record in txn.records:
@@ -783,7 +801,7 @@ def repeated_bytes(txn: Transaction) -> int:
     if txn.request_id is None:
         return 0
     rows = len(txn.operations) + len(txn.preconditions) + len(txn.jobs) + txn.has_store_parts
-    return len(txn.request_id.encode()) * rows
+    return (len(txn.request_id) if txn.request_id.isascii() else len(txn.request_id.encode())) * rows
 
 
 def _metadata(rows: int, buffers: _Buffers) -> bytes:

@@ -6,10 +6,10 @@ did not commit at a version above the floor. Attempts with a read version below 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.commit.format.batch import LoggedTransaction
@@ -45,8 +45,7 @@ def judge_from_log(entry: CommitEntry, logged: LoggedTransaction | None, *, trun
     return Unanswered() if truncated else Rejected("too_old")
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct, eq=False):
     """An attempt that is in flight (``entry`` is set) or committed at ``version``.
 
     ``results`` are those of its parts. ``banned_through`` becomes a ban if the attempt in flight is rejected after all;
@@ -60,8 +59,7 @@ class Known:
     results: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ban:
+class Ban(Struct, frozen=True):
     """Every attempt with a read version at or below ``version`` is refused."""
 
     version: int
@@ -87,13 +85,20 @@ class Attempts:
 
     def put(self, request_id: str, known: Known | Ban) -> None:
         """Remember ``known``, whose version or ban must not be older than anything put before."""
-        if len(self._generations[0]) >= self._per_generation:
-            self._generations.insert(0, {})
-            self._ends.insert(0, 0)
-        self._generations[0][request_id] = known
+        newest, ends = self._generations[0], self._ends
+        if len(newest) >= self._per_generation:
+            newest = {}
+            self._generations.insert(0, newest)
+            ends.insert(0, 0)
+        newest[request_id] = known
+        end = known.version
         # A ban speaks of attempts with its own version as read version, which are looked up only below the floor.
-        end = known.version + 1 if isinstance(known, Ban) else max(known.version, known.banned_through + 1)
-        self._ends[0] = max(self._ends[0], end)
+        if isinstance(known, Ban):
+            end += 1
+        elif known.banned_through >= end:
+            end = known.banned_through + 1
+        if end > ends[0]:
+            ends[0] = end
 
     def drop(self, request_id: str) -> None:
         """Forget the newest entry for an id. A rejected attempt is judged again, with the same verdict."""

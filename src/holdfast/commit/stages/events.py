@@ -24,7 +24,7 @@ ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
 
 
-class CommitEntry:
+class CommitEntry(Struct, eq=False):
     """One commit request on its way.
 
     ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
@@ -37,35 +37,21 @@ class CommitEntry:
     is durable, else with the error.
     """
 
-    __slots__ = (
-        "accepted", "arrived_ms", "durable_version", "followers", "outcome", "parts", "parts_digest", "record",
-        "recorded", "reply", "results", "size", "ticket", "txn", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        txn: Transaction,
-        reply: Callable[[CommitEntry], None],
-        ticket: object = None,
-        size: int = 0,
-        parts: object = None,
-        parts_digest: bytes = b"",
-    ) -> None:
-        self.txn = txn
-        self.reply = reply
-        self.ticket = ticket
-        self.size = size + repeated_bytes(txn) if size and txn.request_id is not None else size
-        self.arrived_ms = 0.0
-        self.version = 0
-        self.accepted = False
-        self.outcome: Outcome | HoldfastError | None = None
-        self.durable_version = 0
-        self.followers: list[CommitEntry] | None = None
-        self.parts = parts
-        self.parts_digest = parts_digest
-        self.record: bytes | None = None
-        self.results: bytes | None = None
-        self.recorded: Callable[[HoldfastError | None], None] | None = None
+    txn: Transaction
+    reply: Callable[[CommitEntry], None]
+    ticket: object = None
+    size: int = 0
+    parts: object = None
+    parts_digest: bytes = b""
+    arrived_ms: float = 0.0
+    version: int = 0
+    accepted: bool = False
+    outcome: Outcome | HoldfastError | None = None
+    durable_version: int = 0
+    followers: list[CommitEntry] | None = None
+    record: bytes | None = None
+    results: bytes | None = None
+    recorded: Callable[[HoldfastError | None], None] | None = None
 
 
 class Position:

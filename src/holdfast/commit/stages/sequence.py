@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction
+from holdfast.commit.format.transaction import Committed, Rejected, Reused
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
 from holdfast.commit.stages.events import CommitEntry, Records
 from holdfast.errors import Code, InvalidRequest
@@ -45,6 +45,7 @@ class Sequence:
         """
         onward: list[Item] = []
         look_up: list[CommitEntry] = []
+        attempts = self.attempts
         for entry in entries:
             if isinstance(entry, Records):
                 self.assigned += 1
@@ -52,11 +53,16 @@ class Sequence:
                 onward.append(entry)
                 continue
             txn = entry.txn
-            read_version = txn.read_version
+            read_version, request_id = txn.read_version, txn.request_id
+            known: Known | Ban | None = None
             if read_version is not None and read_version > self.assigned:
                 entry.outcome = self._future(read_version)
-            elif txn.request_id is not None and not self._admit_attempt(entry, txn, txn.request_id, floor, look_up):
-                continue
+            elif request_id is not None:
+                assert read_version is not None, "a request id comes with a read version"
+                known = attempts.find(request_id)
+                is_new = known is None and read_version >= floor
+                if not is_new and not self._admit_attempt(entry, known, read_version, floor, look_up):
+                    continue
             if entry.outcome is None:
                 for precondition in txn.preconditions:
                     if precondition.version is not None and precondition.version > self.assigned:
@@ -65,15 +71,15 @@ class Sequence:
                 else:
                     self.assigned += 1
                     entry.version = self.assigned
-                    if txn.request_id is not None:
-                        self._remember(entry, txn, txn.request_id)
+                    if request_id is not None:
+                        self._remember(entry, request_id, known)
             onward.append(entry)
         return onward, look_up
 
-    def _remember(self, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
-        known = self.attempts.find(request_id)
-        banned_through = known.version if isinstance(known, Ban) else 0
-        self.attempts.put(request_id, Known(entry.version, fingerprint(txn, entry.parts_digest), entry, banned_through))
+    def _remember(self, entry: CommitEntry, request_id: str, known: Known | Ban | None) -> None:
+        banned_through = known.version if type(known) is Ban else 0
+        digest = fingerprint(entry.txn, entry.parts_digest)
+        self.attempts.put(request_id, Known(entry.version, digest, entry, banned_through))
 
     def _future(self, version: int) -> InvalidRequest:
         return InvalidRequest(
@@ -81,14 +87,11 @@ class Sequence:
         )
 
     def _admit_attempt(
-        self, entry: CommitEntry, txn: Transaction, request_id: str, floor: int, look_up: list[CommitEntry]
+        self, entry: CommitEntry, known: Known | Ban | None, read_version: int, floor: int, look_up: list[CommitEntry]
     ) -> bool:
         """False when the entry stops here: it follows an original or has to be looked up in the log."""
-        known = self.attempts.find(request_id)
-        read_version = txn.read_version
-        assert read_version is not None, "a request id comes with a read version"
         if isinstance(known, Known):
-            if known.fingerprint != fingerprint(txn, entry.parts_digest):
+            if known.fingerprint != fingerprint(entry.txn, entry.parts_digest):
                 entry.outcome = Reused()
             elif known.entry is None:
                 entry.outcome = Committed(known.version, known.results)

@@ -11,6 +11,7 @@ import structlog
 from msgspec import field
 from msgspec.structs import replace
 
+from holdfast.commit.format.batch import repeated_bytes
 from holdfast.commit.format.json_request import JsonTransaction, decode_json
 from holdfast.commit.format.request_rules import problem_with_request_id
 from holdfast.commit.format.transaction import Committed
@@ -119,7 +120,7 @@ class CommitRequest(_LogRequest):
                     scope = gateway.authenticator.scope_of(fields.authorization)
                     problem = None if scope is EVERYTHING else scope.problem_with(txn)
                 if problem is None:
-                    entry = CommitEntry(txn, self._reply, response, len(body))
+                    entry = CommitEntry(txn, self._reply, response, len(body) + repeated_bytes(txn))
                     if txn.has_parts:
                         problem = gateway.read_parts(entry, fields.authorization, "json")
                     if problem is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from holdfast.commit.format.batch import repeated_bytes
 from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import HoldfastError
@@ -40,7 +41,7 @@ class StreamItems:
         accepted: list[CommitEntry] = []
         accepted_bytes = due_bytes = 0
         for txn in txns:
-            entry = CommitEntry(txn, complete, None, weight)
+            entry = CommitEntry(txn, complete, None, weight + repeated_bytes(txn))
             problem = problem_with(
                 txn,
                 leader_id=leader_id,
