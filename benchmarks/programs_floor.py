@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class BareService(asyncio.Protocol):
 
 async def serve(folder: str, port: int) -> None:
     store = DirectoryStore.open(Path(folder), create_missing=True)
-    numbers = count(10**19, -1)
+    numbers = counting(10**19, -1)
     server = await asyncio.get_running_loop().create_server(lambda: BareService(store, numbers), "127.0.0.1", port)
     print("ready", flush=True)
     await server.serve_forever()
@@ -216,7 +216,7 @@ async def burst_of_tasks(commit: Commit, tasks: int, seconds: float) -> float:
     return rate
 
 
-def burst_of_threads(commit: Callable[[bytes, bytes], None], threads: int, seconds: float) -> float:
+def burst_of_threads(commit: Callable[[bytes, bytes], object], threads: int, seconds: float) -> float:
     """Commits a second. Each thread makes as many as the others: those of a bare request wait for each other."""
     rounds, rate = 50, 0.0
     for _ in range(2):  # the first one warms up, and tells how many commits the second one makes
@@ -257,7 +257,7 @@ def threads_of(system: str, port: int, threads: int, seconds: float) -> float:
     import holdfast as package
 
     with package.Client(f"http://127.0.0.1:{port}") as client:
-        return burst_of_threads(lambda key, value: client.commit([Write(key, value)]) and None, threads, seconds)
+        return burst_of_threads(lambda key, value: client.commit([Write(key, value)]), threads, seconds)
 
 
 def one_program(system: str, port: int, way: str, count: int, seconds: float) -> float:
