@@ -100,7 +100,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, chain, pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 from msgspec import UNSET, Struct, UnsetType
@@ -304,14 +304,6 @@ class LoggedTransaction(Struct, frozen=True, gc=False):
     parts_digest: bytes = b""
     """Of the parts as they were sent; empty where there were none."""
     jobs: tuple[JobChange, ...] = ()
-
-    @property
-    def the_write(self) -> Write | None:
-        """Its operation, where that is one write and there is nothing else."""
-        operations = self.operations
-        if len(operations) != 1 or self.preconditions or self.jobs or self.record is not None:
-            return None
-        return operations[0] if type(operations[0]) is Write else None
 
 
 class LoggedEntry(Struct, frozen=True, gc=False):
@@ -679,99 +671,41 @@ class _Buffers:
         self.add(b"".join(whole))
 
 
-class _Columns(NamedTuple):
-    """The columns of the rows, in the order of the schema."""
-
-    version: list[int]
-    request_id: list[bytes | None]
-    read_version: list[int | None]
-    kind: bytearray
-    key: list[bytes]
-    end: list[bytes | None]
-    value: list[bytes | None]
-    at: list[int | None]
+_Row = tuple[int, bytes | None, int | None, int, bytes, bytes | None, bytes | None, int | None]
+"""In the order of the schema: version, request id, read version, kind, key, end, value, version of a precondition."""
 
 
-def _columns_of(logged: Iterable[Logged]) -> _Columns:
-    columns = version, request_id, read_version, kind, key, end, value, at = _Columns(
-        [], [], [], bytearray(), [], [], [], []
-    )
+def _rows_of(logged: Iterable[Logged]) -> list[_Row]:
+    rows: list[_Row] = []
     for txn in logged:
-        if type(txn) is LoggedTransaction and (write := txn.the_write) is not None:  # as most are
-            version.append(txn.version)
-            request_id.append(None if txn.request_id is None else txn.request_id.encode())
-            read_version.append(txn.read_version)
-            kind.append(_WRITE)
-            key.append(write.key)
-            end.append(None)
-            value.append(write.value)
-            at.append(None)
-            continue
-        rows_before = len(key)
+        version = txn.version
         if isinstance(txn, LoggedEntry):
-            for store, record in txn.records:
-                kind.append(_RECORD)
-                key.append(store.encode())
-                value.append(record)
-            rows = len(txn.records)
-            version += [txn.version] * rows
-            request_id += [None] * rows
-            read_version += [None] * rows
-            end += [None] * rows
-            at += [None] * rows
+            rows += [
+                (version, None, None, _RECORD, store.encode(), None, record, None) for store, record in txn.records
+            ]
             continue
+        request_id, read_version = None if txn.request_id is None else txn.request_id.encode(), txn.read_version
+        attempt = version, request_id, read_version
         for read in txn.preconditions:
             if type(read) is PointRead:
-                kind.append(_POINT_READ)
-                key.append(read.key)
-                end.append(None)
+                rows.append((*attempt, _POINT_READ, read.key, None, None, read.version))
             else:
                 assert type(read) is RangeRead, "a precondition is a point read or a range read"
-                kind.append(_RANGE_READ)
-                key.append(read.begin)
-                end.append(read.end)
-            value.append(None)
-            at.append(read.version)
+                rows.append((*attempt, _RANGE_READ, read.begin, read.end, None, read.version))
         for operation in txn.operations:
-            at.append(None)
             if type(operation) is Write:
-                kind.append(_WRITE)
-                key.append(operation.key)
-                end.append(None)
-                value.append(operation.value)
+                rows.append((version, request_id, read_version, _WRITE, operation.key, None, operation.value, None))
             elif type(operation) is Delete:
-                kind.append(_DELETE)
-                key.append(operation.key)
-                end.append(None)
-                value.append(None)
+                rows.append((*attempt, _DELETE, operation.key, None, None, None))
             else:
                 assert type(operation) is RangeDelete, "an operation is a write, a delete or a range delete"
-                kind.append(_RANGE_DELETE)
-                key.append(operation.begin)
-                end.append(operation.end)
-                value.append(None)
+                rows.append((*attempt, _RANGE_DELETE, operation.begin, operation.end, None, None))
         if txn.record is not None:
-            kind.append(_RECORD)
-            key.append(b"")
-            end.append(txn.parts_digest)
-            value.append(txn.record)
-            at.append(0)
-        if txn.jobs:
-            _add_jobs(columns, txn.jobs)
-        rows = len(key) - rows_before
-        version += [txn.version] * rows
-        request_id += [None if txn.request_id is None else txn.request_id.encode()] * rows
-        read_version += [txn.read_version] * rows
-    return columns
-
-
-def _add_jobs(columns: _Columns, jobs: Iterable[JobChange]) -> None:
-    for job in jobs:
-        columns.kind.append(_JOB_READ if job.value is UNSET else _JOB)
-        columns.key.append(job.name.encode())
-        columns.end.append(None)
-        columns.value.append(None if job.value is UNSET else job.value)
-        columns.at.append(job.version)
+            rows.append((*attempt, _RECORD, b"", txn.parts_digest, txn.record, 0))
+        for job in txn.jobs:
+            kind, value = (_JOB_READ, None) if job.value is UNSET else (_JOB, job.value)
+            rows.append((*attempt, kind, job.name.encode(), None, value, job.version))
+    return rows
 
 
 def encode_record_batch(logged: Iterable[Logged]) -> bytes:
@@ -779,21 +713,21 @@ def encode_record_batch(logged: Iterable[Logged]) -> bytes:
 
     Cost: O(rows).
     """
-    columns = _columns_of(logged)
-    rows = len(columns.version)
+    rows = _rows_of(logged)
     if not rows:
         return b""
+    version, request_id, read_version, kind, key, end, value, at = zip(*rows, strict=True)
     buffers = _Buffers()
-    buffers.numbers(columns.version)
-    buffers.optional_texts(columns.request_id)
-    buffers.optional_numbers(columns.read_version)
-    buffers.node(rows, None)
-    buffers.add(bytes(columns.kind))
-    buffers.texts(columns.key)
-    buffers.optional_texts(columns.end)
-    buffers.optional_texts(columns.value, "q")
-    buffers.optional_numbers(columns.at)
-    return b"".join((_metadata(rows, buffers), *buffers.parts))
+    buffers.numbers(version)
+    buffers.optional_texts(request_id)
+    buffers.optional_numbers(read_version)
+    buffers.node(len(rows), None)
+    buffers.add(bytes(kind))
+    buffers.texts(key)
+    buffers.optional_texts(end)
+    buffers.optional_texts(value, "q")
+    buffers.optional_numbers(at)
+    return b"".join((_metadata(len(rows), buffers), *buffers.parts))
 
 
 def repeated_bytes(txn: Transaction) -> int:

@@ -54,14 +54,14 @@ class Sequence:
                 continue
             txn = entry.txn
             read_version, request_id = txn.read_version, txn.request_id
-            known: Known | Ban | None = None
+            earlier: Known | Ban | None = None
             if read_version is not None and read_version > self.assigned:
                 entry.outcome = self._future(read_version)
             elif request_id is not None:
                 assert read_version is not None, "a request id comes with a read version"
-                known = attempts.find(request_id)
-                is_new = known is None and read_version >= floor
-                if not is_new and not self._admit_attempt(entry, known, read_version, floor, look_up):
+                earlier = attempts.find(request_id)
+                is_new = earlier is None and read_version >= floor
+                if not is_new and not self._admit_attempt(entry, earlier, read_version, floor, look_up):
                     continue
             if entry.outcome is None:
                 for precondition in txn.preconditions:
@@ -72,7 +72,7 @@ class Sequence:
                     self.assigned += 1
                     entry.version = self.assigned
                     if request_id is not None:
-                        self._remember(entry, request_id, known)
+                        self._remember(entry, request_id, earlier)
             onward.append(entry)
         return onward, look_up
 
