@@ -173,20 +173,16 @@ class World:
     def _tap(self) -> None:
         """Note what the application takes, in the moment in which it takes it."""
         front, service = self.here.front, self.here.opened.service
-        submit, submit_many, command = front.submit, front.submit_many, service.submit_nowait
+        submit, command = front.submit, service.submit_nowait
         status = front.status
 
         def note(what: object) -> None:
             self.taken.append(Taken(self.now(), f"{what}"))
 
-        def one(entry: Any, size: int) -> None:
-            note((entry.txn.operations, entry.txn.jobs))
-            submit(entry, size)
-
-        def many(entries: Any, size: int) -> None:
+        def submitted(entries: Any, size: int) -> None:
             for entry in entries:
-                note(entry.txn.operations)
-            submit_many(entries, size)
+                note((entry.txn.operations, entry.txn.jobs))
+            submit(entries, size)
 
         def carried_out(given: Any, done: Any) -> None:
             if isinstance(given, commands.Redefine):  # what it removes may be of another caller
@@ -199,7 +195,7 @@ class World:
             note(f"{request_id}")
             return await status(request_id, min_version)
 
-        front.submit, front.submit_many, front.status = one, many, asked  # type: ignore[method-assign]
+        front.submit, front.status = submitted, asked  # type: ignore[method-assign]
         service.submit_nowait = carried_out  # type: ignore[method-assign, assignment]
 
     # Rights

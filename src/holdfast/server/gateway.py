@@ -128,7 +128,6 @@ class Gateway(HttpState):
         self.stands_by_next = False
         """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
         self.in_flight_bytes = 0
-        self._batch: list[CommitEntry] = []
         self._version_waiters: list[VersionWaiter] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -268,43 +267,27 @@ class Gateway(HttpState):
             raise _no_stores()
         return self.published.watch(authorization, stores)
 
-    def submit(self, entry: CommitEntry, size: int) -> None:
-        """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.
+    def submit(self, entries: list[CommitEntry], size: int) -> None:
+        """Hand admitted commits to the service. It takes them at the end of this turn of the loop, with all others.
 
-        ``size`` counts against the bytes in flight until the reply calls ``settled`` with it.
+        ``size`` counts against the bytes in flight until the replies call ``settled`` with it.
         """
-        self.in_flight_commits += 1
-        self.in_flight_bytes += size
-        batch = self._batch
-        if not batch:
-            self.loop.call_soon(self._flush)
-        batch.append(entry)
-
-    def submit_many(self, entries: list[CommitEntry], size: int) -> None:
-        """The same for a block of a stream."""
         self.in_flight_commits += len(entries)
         self.in_flight_bytes += size
-        batch = self._batch
-        if not batch:
-            self.loop.call_soon(self._flush)
-        batch += entries
+        service = self.service
+        if service is not None:
+            service.submit(entries)
+            return
+        # The lead was lost between admission and now.
+        for entry in entries:
+            entry.outcome = Unanswered()
+            entry.reply(entry)
 
     def settled(self, commits: int, size: int) -> None:
         """``commits`` with ``size`` bytes have their outcome."""
         self.in_flight_commits -= commits
         self.in_flight_bytes -= size
         assert self.in_flight_commits >= 0, "a commit is settled once"
-
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        service = self.service
-        if service is not None:
-            service.submit(batch)
-            return
-        # The lead was lost between admission and now, within one turn of the loop.
-        for entry in batch:
-            entry.outcome = Unanswered()
-            entry.reply(entry)
 
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.

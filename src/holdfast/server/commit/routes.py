@@ -124,7 +124,7 @@ class CommitRequest(_LogRequest):
                     if txn.has_parts:
                         problem = gateway.read_parts(entry, fields.authorization, "json")
                     if problem is None:
-                        gateway.submit(entry, entry.size)
+                        gateway.submit([entry], entry.size)
                         return
         response.respond(*error_response(problem, gateway.leader))
 

@@ -65,7 +65,7 @@ class StreamItems:
         self.due_bytes += due_bytes
         gateway.counters.stream_items += len(txns)
         if accepted:
-            gateway.submit_many(accepted, accepted_bytes)
+            gateway.submit(accepted, accepted_bytes)
         if len(accepted) < len(txns):
             self._wake()
 
