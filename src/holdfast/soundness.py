@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Soundness:
-    """Of one queue in one process, with its consumers and work queues. Thread-safe."""
+    """Of one queue in one process, with its consumers and work queues, or of one client. Thread-safe."""
 
     __slots__ = ("_hint", "_listeners", "_noun", "broken")
 

@@ -22,11 +22,16 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.soundness import Soundness
 from holdfast.values import LogPosition
 from holdfast.wire.log import ErrorBody
 
 TAKE_OVER_WAIT_MS_MAX: Final = 400.0
 """The longest wait before the endpoints are asked again, while none of several can be reached or leads."""
+
+
+def _sound() -> Soundness:
+    return Soundness("client", "Make another client; ask for the outcomes of what this one sent.")
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Session:
     newest: LogPosition | None = None
     id_tag: str = ""
     """What the service wants ids to begin with that are drawn here: its version answers and refusals name it."""
+    soundness: Soundness = field(default_factory=_sound, repr=False, compare=False)
+    """Whether the invariants of the client hold."""
 
     @property
     def log_id(self) -> str | None:

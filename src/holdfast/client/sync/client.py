@@ -143,7 +143,8 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
-        carriage = self.pool, self.session.route, self.session.options
+        self.session.soundness.tell(self.pool.break_off)
+        carriage = self.pool, self.session.route, self.session.options, self.session.soundness
         self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
         self._learning = transport.Once()
@@ -443,8 +444,10 @@ class Client:
     ) -> Result:
         """Drive a procedure to its end."""
         reply: Reply | None = None
+        effect: Effect | None = None
         try:
             while True:
+                self.session.soundness.require()
                 try:
                     effect = next(procedure) if reply is None else procedure.send(reply)
                 except StopIteration as stop:
@@ -452,6 +455,10 @@ class Client:
                     self.session.route.succeeded()
                     return result
                 reply = self._carry_out(effect, decide, view)
+        except AssertionError as error:
+            if isinstance(effect, Decide):  # it is the application's
+                raise
+            self.session.soundness.break_off(error)
         except HoldfastError as error:
             self.session.route.explain(error)
             raise
@@ -575,7 +582,9 @@ class Subscription:
             if self._closed.is_set():
                 return False
             self._advancing = True
+        soundness = self._client.session.soundness
         try:
+            soundness.require()
             if self._effect is None:
                 self._effect = next(self._procedure)
             else:
@@ -590,6 +599,9 @@ class Subscription:
             return False
         except transport.Cancelled:  # the stream stays open
             raise
+        except AssertionError as error:
+            self._hang_up()
+            soundness.break_off(error)
         except BaseException as error:
             self._hang_up()
             if isinstance(error, HoldfastError):

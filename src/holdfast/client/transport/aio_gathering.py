@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import cast
 
 from holdfast.client.protocol.effects import Failed, Item, Response, Send
@@ -16,7 +19,8 @@ from holdfast.client.protocol.http1 import ResponseReader, problem_with, reason_
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.aio import Connection, Pool
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed
+from holdfast.errors import Closed, InternalError
+from holdfast.soundness import Soundness
 
 ENDED = "the client ended it"
 
@@ -24,11 +28,14 @@ ENDED = "the client ended it"
 class Gatherer:
     """What the tasks of one client offer, and the requests that carry it."""
 
-    def __init__(self, pool: Pool, route: Route, options: ClientOptions, kind: Kind) -> None:
+    def __init__(self, pool: Pool, route: Route, options: ClientOptions, soundness: Soundness, kind: Kind) -> None:
         self.pool = pool
         self.options = options
         self.machine = Gathering(kind, route, options, has_turns=True)
         self._route = route
+        self._soundness = soundness
+        soundness.tell(self.break_off)
+        self._waiters: set[asyncio.Future[None]] = set()
         self.carrying: set[Carriage] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = math.inf
@@ -37,25 +44,32 @@ class Gatherer:
     async def share(self, item: Item) -> None:
         """Offer an item; returns when it is settled. A cancelled caller leaves its item, and no connection.
 
-        Raises: Closed.
+        Raises: Closed, InternalError.
         """
         if self._closed:
-            error = Closed("this client is closed")
-            self._route.explain(error)
-            raise error
-        effects = self.machine.offered(item, now_ms())
-        if item.settled is None:
-            waiter: asyncio.Future[None] = asyncio.Future()
-            item.waiter = waiter
-            if effects is not NOTHING:
-                self.carry_out(effects)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self.machine.left(item)
-                raise
-        if item.settled is ALONE:
-            await self._send_alone(item)
+            self._soundness.require()
+            closed = Closed("this client is closed")
+            self._route.explain(closed)
+            raise closed
+        try:
+            effects = self.machine.offered(item, now_ms())
+            if item.settled is None:
+                waiter: asyncio.Future[None] = asyncio.Future()
+                item.waiter = waiter
+                self._waiters.add(waiter)
+                try:
+                    if effects is not NOTHING:
+                        self.carry_out(effects)
+                    await waiter
+                except asyncio.CancelledError:
+                    self.machine.left(item)
+                    raise
+                finally:
+                    self._waiters.discard(waiter)
+            if item.settled is ALONE:
+                await self._send_alone(item)
+        except AssertionError as error:
+            self._soundness.break_off(error)
 
     async def _send_alone(self, item: Item) -> None:
         request = self.machine.alone_request(item)
@@ -83,7 +97,27 @@ class Gatherer:
             self._set_timer(due_ms)
 
     def _end_turn(self) -> None:
-        self.carry_out(self.machine.turn_ended(now_ms()))
+        self.guard(lambda: self.carry_out(self.machine.turn_ended(now_ms())))
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Take a step that the loop begins. No caller would see it fail."""
+        try:
+            step()
+        except AssertionError as error:
+            with suppress(InternalError):
+                self._soundness.break_off(error)
+
+    def break_off(self, reason: InternalError) -> None:
+        """Refuse everything, and raise ``reason`` to every caller that waits: an invariant is broken."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_ms = None, -math.inf
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(reason)
+        for carriage in list(self.carrying):
+            carriage.cut_off()
 
     def _set_timer(self, due_ms: float) -> None:
         if self._timer is not None:
@@ -93,7 +127,7 @@ class Gatherer:
 
     def _look(self) -> None:
         self._timer, self._timer_ms = None, math.inf
-        self.carry_out(self.machine.look(now_ms()))
+        self.guard(lambda: self.carry_out(self.machine.look(now_ms())))
 
     def close(self) -> None:
         """Everything that waits ends; nothing is sent any more."""
@@ -141,9 +175,9 @@ class Carriage:
             if isinstance(leased, Failed):
                 gatherer.carrying.discard(self)
                 failed = Failed(now_ms(), False, leased.reason, asked=leased.asked, problem=leased.problem)
-                gatherer.carry_out(gatherer.machine.not_opened(shared, failed))
+                gatherer.guard(lambda: gatherer.carry_out(gatherer.machine.not_opened(shared, failed)))
             else:
-                self._send(leased)
+                gatherer.guard(partial(self._send, leased))
 
     def _send(self, connection: Connection) -> None:
         shared, gatherer = self._shared, self._gatherer
@@ -163,6 +197,9 @@ class Carriage:
 
     def changed(self) -> None:
         """More of the response has arrived, or there will be no more."""
+        self._gatherer.guard(self._take)
+
+    def _take(self) -> None:
         gatherer, connection, reader = self._gatherer, self._connection, self._reader
         if connection is None or reader is None:  # it was left
             return

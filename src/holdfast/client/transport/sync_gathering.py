@@ -21,7 +21,8 @@ from holdfast.client.protocol.http1 import BadResponse, ResponseReader, problem_
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync import Connection, Pool
-from holdfast.errors import Closed
+from holdfast.errors import Closed, InternalError
+from holdfast.soundness import Soundness
 
 TORN = "the thread that carried it was interrupted"
 LINGER_S: Final = 0.001
@@ -65,7 +66,9 @@ def step(
 class Gatherer:
     """What the threads of one client offer, and the requests that carry it."""
 
-    def __init__(self, pool: Pool, route: Route, options: ClientOptions, kind: Kind) -> None:
+    def __init__(self, pool: Pool, route: Route, options: ClientOptions, soundness: Soundness, kind: Kind) -> None:
+        self._soundness = soundness
+        soundness.tell(self.break_off)
         self._pool = pool
         self._route = route
         self._options = options
@@ -89,11 +92,12 @@ class Gatherer:
         """No caller waits for the end of a response: who needs the connection next takes it in."""
 
     def share(self, item: Item) -> None:
-        """Offer an item; returns when it is settled. Raises: Closed."""
+        """Offer an item; returns when it is settled. Raises: Closed, InternalError."""
         if self._closed:
-            error = Closed("this client is closed")
-            self._route.explain(error)
-            raise error
+            self._soundness.require()
+            closed = Closed("this client is closed")
+            self._route.explain(closed)
+            raise closed
         try:
             shared = self._offer(item)
             while item.settled is None:
@@ -107,6 +111,8 @@ class Gatherer:
                     shared = self._next_duty(item)
             if item.settled is ALONE:
                 self._send_alone(item)
+        except AssertionError as error:
+            self._soundness.break_off(error)
         finally:
             if item.is_awaited or self._undriven or item in self._callers:
                 self._leave(item)
@@ -170,6 +176,12 @@ class Gatherer:
             for shared in self._undriven:
                 self._give_up(shared)
             self._undriven.clear()
+
+    def break_off(self, _reason: InternalError) -> None:
+        """Refuse everything, and wake every caller, which raises what is broken."""
+        self._closed = True
+        with self.lock:
+            self.begin_again()
 
     # ---- within a step
 
