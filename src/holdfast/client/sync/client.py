@@ -143,7 +143,6 @@ class Client:
         """The state that the operations of this client share."""
         self.watch = transport.Watch(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
-        self.session.soundness.tell(self.pool.break_off)
         carriage = self.pool, self.session.route, self.session.options, self.session.soundness
         self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))

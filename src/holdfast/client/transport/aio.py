@@ -38,7 +38,7 @@ from holdfast.client.protocol.lookout import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed, InternalError
+from holdfast.errors import Closed
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -630,10 +630,6 @@ class Pool:
             bound.reschedule(asyncio.get_running_loop().time())
         for connection in list(self._everything):
             self.drop(connection)
-
-    def break_off(self, _reason: InternalError) -> None:
-        """Send nothing more: an invariant of the client is broken."""
-        self.close()
 
     async def wait_closed(self) -> None:
         """Wait until every dropped connection has closed its socket, also those that were being made."""

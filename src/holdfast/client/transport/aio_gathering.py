@@ -118,6 +118,7 @@ class Gatherer:
                 waiter.set_exception(reason)
         for carriage in list(self.carrying):
             carriage.cut_off()
+        self.pool.close()
 
     def _set_timer(self, due_ms: float) -> None:
         if self._timer is not None:

@@ -39,7 +39,7 @@ from holdfast.client.protocol.lookout import (
 )
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed, HoldfastError, InternalError
+from holdfast.errors import Closed, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -518,10 +518,6 @@ class Pool:
             self._idle.clear()
         for connection in idle:
             connection.close()
-
-    def break_off(self, _reason: InternalError) -> None:
-        """Send nothing more: an invariant of the client is broken."""
-        self.close()
 
     def wait_closed(self) -> None:
         """Sockets close at once."""

@@ -182,6 +182,7 @@ class Gatherer:
         self._closed = True
         with self.lock:
             self.begin_again()
+        self._pool.close()
 
     # ---- within a step
 
