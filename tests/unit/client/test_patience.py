@@ -10,9 +10,20 @@ import pytest
 from tests.unit.client.conftest import QUICK
 
 from holdfast.client.protocol import log_operations, stream
-from holdfast.client.protocol.effects import Decide, Effect, Failed, Learn, Open, Reply, Response, Send, Wait, Woken
+from holdfast.client.protocol.effects import (
+    Decide,
+    Effect,
+    Failed,
+    Learn,
+    Open,
+    Reply,
+    Request,
+    Response,
+    Send,
+    Wait,
+    Woken,
+)
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
-from holdfast.client.protocol.messages import status_request
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.transaction import ServiceSource, TransactionAttempts
@@ -38,7 +49,7 @@ def following() -> Generator[Effect, Reply, None]:
 
 OPERATIONS: dict[str, Callable[[], Generator[Effect, Reply, Any]]] = {
     "question": lambda: log_operations.version(session(), 0, local=True),
-    "stores": lambda: ask(session(), status_request("r", 0), 0, WITHIN_MS),
+    "stores": lambda: ask(session(), Request("GET", "/v1/status/r?min_version=0"), 0, WITHIN_MS),
     "commit": lambda: log_operations.attempt(session(), TXN, 0),
     "commits": lambda: log_operations.commit_group(session(), [TXN], 0),
     "stream": following,

@@ -70,10 +70,8 @@ class Caller:
         else:
             self._attempts = None
             operations = [Write(b"marker", self._marker), Write(b"x", self._marker)]
-            procedure = log_operations.commit(
-                session, operations, (), read_version=None, request_id=None, leader_id=None, log_id=None,
-                entropy=entropy, now_ms=now_ms,
-            )  # fmt: skip
+            wanted = log_operations.transaction_of(operations)
+            procedure = log_operations.commit(session, wanted, entropy, now_ms)
         if world.strikes("leaves"):
             after_ms = world.random.random() * (world.shape.delay_ms * 4 + world.shape.sync_ms)
             world.agenda.after(after_ms, None, self._leave, self._call, procedure)

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import quote
 
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import (
@@ -27,6 +28,7 @@ from holdfast.client.protocol.effects import (
     Procedure,
     Receive,
     Reply,
+    Request,
     Send,
     Share,
     Wait,
@@ -36,14 +38,7 @@ from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.http1 import token_of
-from holdfast.client.protocol.messages import (
-    Place,
-    plan_retention_request,
-    position_of,
-    remove_retention_request,
-    retention_request,
-    set_retention_request,
-)
+from holdfast.client.protocol.messages import Place, Shape, json_request, position_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.snapshot import SNAPSHOT_ATTEMPTS, SnapshotProgress, load_snapshot
@@ -71,6 +66,7 @@ from holdfast.wire.log import (
     NotCommitted,
     RetentionAnswer,
     RetentionPlan,
+    RetentionPlanRequest,
     RetentionPolicy,
     StatusAnswer,
     VersionAnswer,
@@ -82,6 +78,22 @@ if TYPE_CHECKING:
     from holdfast.view.storage import Filling
 
 Result = TypeVar("Result")
+
+
+class Closing:
+    """Leaving its block closes it."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class AsyncTransaction:
@@ -120,7 +132,7 @@ class AsyncTransaction:
         return await self._client.run(self._builder.reading_range(begin, end, limit, now_ms()))
 
 
-class Client:
+class Client(Closing):
     """An asyncio client of the commit log.
 
     ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
@@ -147,14 +159,6 @@ class Client:
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
         self._learning = transport.Once()
         self._closing = transport.Event()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection.
@@ -194,9 +198,9 @@ class Client:
         LimitExceeded, PermissionDenied.
         Cost: one request; with an unknown outcome, at least one more.
         """
-        parts = log_operations.parts_of(acknowledge, maps, publish, jobs)
         entropy, session, begun = draw_entropy(), self.session, None
-        if read_version is None and request_id is None and leader_id is None and parts is log_operations.NOTHING_ELSE:
+        is_plain = not (acknowledge or maps or publish or jobs)
+        if read_version is None and request_id is None and leader_id is None and is_plain:
             # Most commits need no procedure: their first attempt is all.
             begun = log_operations.first_attempt(session, operations, preconditions, log_id, entropy)
             if begun is not None:
@@ -207,21 +211,20 @@ class Client:
                     session.saw(receipt.version, begun.txn.log_id)
                     session.route.succeeded()
                     return receipt
-        verdict = await self.run(
-            log_operations.commit(
-                session,
-                operations,
-                preconditions,
-                read_version=read_version,
-                request_id=request_id,
-                leader_id=leader_id,
-                log_id=log_id,
-                entropy=entropy,
-                now_ms=now_ms() if begun is None else begun.offered_ms,
-                parts=parts,
-                begun=begun,
-            )
+        txn = log_operations.transaction_of(
+            operations,
+            preconditions,
+            request_id=request_id,
+            leader_id=leader_id,
+            read_version=read_version,
+            log_id=log_id,
+            acknowledge=acknowledge,
+            maps=maps,
+            publish=publish,
+            jobs=jobs,
         )
+        began_ms = now_ms() if begun is None else begun.offered_ms
+        verdict = await self.run(log_operations.commit(session, txn, entropy, began_ms, begun=begun))
         if isinstance(verdict, NotCommitted):
             raise verdict.error()
         return verdict
@@ -267,7 +270,17 @@ class Client:
                 if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
                     raise
 
-        receipt = await self.run(attempts.run(now_ms()), decide, view)
+        async def carry_out(effect: Effect) -> Reply:
+            if isinstance(effect, Decide):
+                await decide()
+                return Woken(now_ms())
+            if isinstance(effect, AwaitVersion):
+                assert view is not None, "only a transaction on a view waits for it"
+                reached = await transport.view_reaches(view, effect.version, effect.timeout_ms / 1000)
+                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
+            return await self._carry_out(effect)
+
+        receipt = await self.run(attempts.run(now_ms()), carry_out)
         if receipt is None:
             return Transacted(values[0], None)
         return Transacted(values[0], receipt.version, receipt.stores)
@@ -278,26 +291,29 @@ class Client:
 
     async def retention(self) -> RetentionAnswer:
         """The retention policies, what each keeps, and how far the log is truncated."""
-        return await self.run(log_operations.retention(self.session, retention_request(), now_ms()))
+        return await self._ask(Request("GET", "/v1/retention"), RetentionAnswer)
 
     async def set_retention(self, name: str, policy: RetentionPolicy) -> RetentionAnswer:
         """Set a retention policy; needs the role ``admin``. It is durable when this returns.
 
         Raises: InvalidRequest; NotFound (``log_truncated``) when the log does not hold what the policy names.
         """
-        return await self.run(log_operations.retention(self.session, set_retention_request(name, policy), now_ms()))
+        return await self._ask(json_request("PUT", f"/v1/retention/{quote(name, safe='')}", policy), RetentionAnswer)
 
     async def remove_retention(self, name: str) -> RetentionAnswer:
         """Remove a retention policy; needs the role ``admin``. Raises: NotFound without such a policy."""
-        return await self.run(log_operations.retention(self.session, remove_retention_request(name), now_ms()))
+        return await self._ask(Request("DELETE", f"/v1/retention/{quote(name, safe='')}"), RetentionAnswer)
 
     async def plan_retention(self, name: str, policy: RetentionPolicy | None) -> RetentionPlan:
         """What ``set_retention``, or without a policy ``remove_retention``, would remove now; it changes nothing.
 
         Needs the role ``admin``. Raises: as they do; Unavailable while a new snapshot is not verified.
         """
-        request = plan_retention_request(name, policy)
-        return await self.run(log_operations.retention_plan(self.session, request, now_ms()))
+        change = RetentionPlanRequest(name, policy)
+        return await self._ask(json_request("POST", "/v1/admin/retention-plan", change), RetentionPlan)
+
+    async def _ask(self, request: Request, shape: type[Shape]) -> Shape:
+        return await self.run(log_operations.ask(self.session, request, shape, now_ms()))
 
     async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
@@ -319,7 +335,8 @@ class Client:
                 session.route.succeeded()
                 return log_operations.found_in(read, key)
         began_ms = now_ms() if begun is None else begun.offered_ms
-        return await self.run(log_operations.get(session, key, own, began_ms, linearizable=linearizable, begun=begun))
+        procedure = log_operations.read_key(session, key, own, began_ms, linearizable=linearizable, begun=begun)
+        return (await self.run(procedure))[0]
 
     async def range(
         self,
@@ -375,40 +392,18 @@ class Client:
         return view.position
 
     async def _fill(self, filling: Filling, progress: SnapshotProgress) -> None:
-        procedure = load_snapshot(self.session, progress, now_ms())
-        stream: transport.Stream | None = None
-        reply: Reply | None = None
+        carrier = _StreamCarrier(self)
+
+        async def carry_out(effect: Effect) -> Reply:
+            if isinstance(effect, DeliverRows):
+                filling.add((row.key, row.value, row.version) for row in effect.rows)
+                return Woken(now_ms())
+            return await carrier.carry_out(effect)
+
         try:
-            while True:
-                try:
-                    effect = next(procedure) if reply is None else procedure.send(reply)
-                except StopIteration:
-                    break
-                if isinstance(effect, DeliverRows):
-                    filling.add((row.key, row.value, row.version) for row in effect.rows)
-                    reply = Woken(now_ms())
-                elif isinstance(effect, Open):
-                    if stream is not None:
-                        stream.close()
-                        stream = None
-                    opened = await self.pool.open(effect)
-                    if isinstance(opened, transport.Stream):
-                        stream = opened
-                        reply = Opened(now_ms(), opened.headers)
-                    else:
-                        reply = opened
-                elif isinstance(effect, Receive):
-                    assert stream is not None, "only an open stream is received from"
-                    reply = await stream.receive(effect.timeout_ms)
-                else:
-                    reply = await self._carry_out(effect, None, None)
-        except HoldfastError as error:
-            self.session.route.explain(error)
-            raise
+            await self.run(load_snapshot(self.session, progress, now_ms()), carry_out)
         finally:
-            procedure.close()
-            if stream is not None:
-                stream.close()
+            carrier.hang_up()
         assert progress.position is not None, "a snapshot that is complete has a position"
         filling.finish(progress.position, progress.last_transaction)
 
@@ -437,14 +432,12 @@ class Client:
         )
 
     async def run(
-        self,
-        procedure: Procedure[Result],
-        decide: Callable[[], Awaitable[None]] | None = None,
-        view: View | None = None,
+        self, procedure: Procedure[Result], carry_out: Callable[[Effect], Awaitable[Reply]] | None = None
     ) -> Result:
-        """Drive a procedure to its end."""
+        """Drive a procedure to its end. ``carry_out``: for effects that need more than the client."""
         reply: Reply | None = None
         effect: Effect | None = None
+        carry_out = carry_out or self._carry_out
         try:
             while True:
                 self.session.soundness.require()
@@ -454,7 +447,7 @@ class Client:
                     result: Result = stop.value
                     self.session.route.succeeded()
                     return result
-                reply = await self._carry_out(effect, decide, view)
+                reply = await carry_out(effect)
         except AssertionError as error:
             if isinstance(effect, Decide):  # it is the application's
                 raise
@@ -465,9 +458,7 @@ class Client:
         finally:
             procedure.close()
 
-    async def _carry_out(
-        self, effect: Effect, decide: Callable[[], Awaitable[None]] | None, view: View | None
-    ) -> Reply:
+    async def _carry_out(self, effect: Effect) -> Reply:
         match effect:
             case Send():
                 return await self.pool.exchange(effect)
@@ -479,16 +470,8 @@ class Client:
                 return await self._learn(effect)
             case Wait():
                 return await self.sleep(effect)
-            case Decide():
-                assert decide is not None, "only a transaction decides"
-                await decide()
-                return Woken(now_ms())
-            case AwaitVersion(version=version, timeout_ms=timeout_ms):
-                assert view is not None, "only a transaction on a view waits for it"
-                reached = await transport.view_reaches(view, version, timeout_ms / 1000)
-                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
-            case Open() | Receive() | Deliver() | DeliverRows():
-                raise AssertionError("streams are driven by Subscription and _fill")
+            case _:
+                raise AssertionError("a request decides nothing and opens no stream")
 
     async def _learn(self, effect: Learn) -> Woken:
         """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
@@ -513,7 +496,42 @@ class Client:
         return Woken(now_ms())
 
 
-class Subscription:
+class _StreamCarrier:
+    """Carries out what the procedures of streams ask for, with one open stream at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.stream: transport.Stream | None = None
+
+    async def carry_out(self, effect: Effect) -> Reply:
+        """The reply to the effect. Raises: Closed."""
+        match effect:
+            case Open():
+                self.hang_up()
+                opened = await self._client.pool.open(effect)
+                if not isinstance(opened, transport.Stream):
+                    return opened
+                self.stream = opened
+                return Opened(now_ms(), opened.headers)
+            case Receive(timeout_ms=timeout_ms):
+                if self.stream is None:  # an interrupt closed it; the procedure opens it again after the last event
+                    return Failed(now_ms(), False, "the stream was interrupted")
+                return await self.stream.receive(timeout_ms)
+            case Wait():
+                return await self._client.sleep(effect)
+            case Deliver():
+                return Woken(now_ms())
+            case _:
+                raise AssertionError("a stream only opens, receives, delivers and waits")
+
+    def hang_up(self) -> None:
+        """Close the stream, if one is open."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+
+class Subscription(Closing):
     """An asynchronous iterator over the change stream that reconnects by itself and proves that it missed nothing.
 
     ``position``: where a later ``subscribe(after=...)`` continues, with its log. ``committed_version``: everything up
@@ -528,20 +546,12 @@ class Subscription:
         self._checkpoints = checkpoints
         self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
-        self._stream: transport.Stream | None = None
+        self._carrier = _StreamCarrier(client)
         self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
         self._lock = transport.Lock()
         self._advancing = False
         self._closed = transport.Event()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def position(self) -> LogPosition:
@@ -590,7 +600,7 @@ class Subscription:
             if self._effect is None:
                 self._effect = next(self._procedure)
             else:
-                reply = await self._carry_out(self._effect)
+                reply = await self._carrier.carry_out(self._effect)
                 if self._closed.is_set():  # its result is of no interest, least of all an error
                     return True
                 self._effect = self._procedure.send(reply)
@@ -602,10 +612,10 @@ class Subscription:
         except transport.Cancelled:  # for example a caller's timeout around the next event: the stream stays open
             raise
         except AssertionError as error:
-            self._hang_up()
+            self._carrier.hang_up()
             soundness.break_off(error)
         except BaseException as error:
-            self._hang_up()
+            self._carrier.hang_up()
             if isinstance(error, HoldfastError):
                 self._client.session.route.explain(error)
             raise
@@ -620,7 +630,7 @@ class Subscription:
         """Close the connection; iterating ends, also in another task."""
         with self._lock:
             self._closed.set()
-            stream = self._stream
+            stream = self._carrier.stream
             if not self._advancing:
                 self._end()
             elif stream is not None:  # the other task closes it
@@ -630,29 +640,4 @@ class Subscription:
     def _end(self) -> None:
         self._procedure.close()
         self._effect = None
-        self._hang_up()
-
-    async def _carry_out(self, effect: Effect) -> Reply:
-        match effect:
-            case Open():
-                self._hang_up()
-                opened = await self._client.pool.open(effect)
-                if not isinstance(opened, transport.Stream):
-                    return opened
-                self._stream = opened
-                return Opened(now_ms())
-            case Receive(timeout_ms=timeout_ms):
-                if self._stream is None:  # an interrupt closed it; the procedure opens it again after the last event
-                    return Failed(now_ms(), False, "the stream was interrupted")
-                return await self._stream.receive(timeout_ms)
-            case Wait():
-                return await self._client.sleep(effect)
-            case Deliver():
-                return Woken(now_ms())
-            case Send() | Share() | Learn() | Decide() | AwaitVersion() | DeliverRows():
-                raise AssertionError("a stream only opens, receives, delivers and waits")
-
-    def _hang_up(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._carrier.hang_up()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import secrets
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
-from holdfast.client.aio.client import Client
+from holdfast.client.aio.client import Client, Closing
 from holdfast.client.aio.publisher import Publisher
 from holdfast.client.aio.subscriber import Subscriber
 from holdfast.client.aio.watch import Watch
-from holdfast.client.protocol.effects import Response
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.http1 import token_of
+from holdfast.client.protocol.messages import decode, query_of, require_progress
 from holdfast.client.protocol.options import (
     FOR_EVER,
     ClientOptions,
@@ -26,12 +26,10 @@ from holdfast.client.protocol.options import (
     busy_wait_ms,
     within_ms,
 )
-from holdfast.client.protocol.stores import administration
-from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, MapOperations, Redelivered
+from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Redelivered, ask, browse_target
 from holdfast.client.protocol.stores.messages import (
-    decode,
     durable_path,
-    query_of,
+    map_path,
     request_of,
     store_path,
     subscribe_target,
@@ -42,14 +40,25 @@ from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchM
 from holdfast.client.transport import aio as transport
 from holdfast.client.transport.aio_stores import SubscriberDriver
 from holdfast.client.transport.clock import now_ms
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import Entry, Lock, Page, Purged
+from holdfast.wire.parts import ChangedResponse
+from holdfast.wire.stores import (
+    REDELIVER_MAX,
+    EntriesResponse,
+    Entry,
+    Lock,
+    LockedResponse,
+    Page,
+    Purged,
+    RedeliveredResponse,
+)
 
 PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
-class StoreClient:
+class StoreClient(Closing):
     """An asyncio client of the message stores.
 
     ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
@@ -69,14 +78,6 @@ class StoreClient:
         # A pool of its own: a service that once served a rare request on a connection stays on its slower path there.
         self._publishing = transport.Pool(self._client.session.options, self._token, tls, self._client.watch)
         self._tls = tls
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection of requests. Publishers and subscribers are closed by themselves, before this."""
@@ -155,8 +156,7 @@ class StoreClient:
             machine = WatchMachine(self._client.session, target, options)
             return Watch(machine, self._subscriber(machine, options))
 
-        operations = MapOperations(self._client.session, store, name, within_ms(retry_duration))
-        return Map(self._client, operations, watch)
+        return Map(self._client, store, name, within_ms(retry_duration), watch)
 
     def _subscriber(self, machine: SubscriberMachine, options: SubscriberOptions) -> Subscriber:
         driver = SubscriberDriver(machine, options, self._token, self._tls, self._client.watch)
@@ -270,7 +270,11 @@ class StoreClient:
 
     async def rewind(self, store: str, durable: str, *, seq: int | None = None, time_ms: int | None = None) -> None:
         """Deliver retained messages again: from a number, from a time (since 1970), or everything kept."""
-        target = administration.rewind_target(seq, time_ms)
+        if seq is not None and time_ms is not None:
+            raise InvalidRequest("rewind goes to a number or to a time, not to both")
+        target: dict[str, object] = {"to": "start"}
+        if seq is not None or time_ms is not None:
+            target = {"seq": seq} if seq is not None else {"time_ms": time_ms}
         await self._ask("POST", f"{durable_path(store, durable)}/rewind", target)
 
     async def explain(self, store: str, seq: int) -> Definition:
@@ -291,8 +295,17 @@ class StoreClient:
         All of them, or only those in the ranges ``messages``, or that ``match``, or the first ``limit``. A letter goes
         only to the durable that it came from. *Cost*: a request for each 10,000 messages.
         """
-        procedure = administration.redeliver(self._client.session, store, durable, messages, match, limit, now_ms())
-        return await self._client.run(procedure)
+        total, left = 0, Counter[str]()
+        after: int | None = 0
+        while after is not None and (limit is None or total < limit):
+            body: dict[str, object] = {"messages": messages, "match": match or {}, "after": after}
+            if limit is not None:
+                body["max"] = min(limit - total, REDELIVER_MAX)
+            response = await self._ask("POST", f"{durable_path(store, durable)}/redeliver", body)
+            page = decode(response, RedeliveredResponse)
+            total, after = total + page.redelivered, page.next_after
+            left.update(page.left)
+        return Redelivered(total, dict(left))
 
     async def _describe(self, path: str) -> Definition:
         return decode(await self._ask("GET", path), Definition)
@@ -313,10 +326,14 @@ class StoreClient:
     async def _ask(
         self, method: str, path: str, parameters: Mapping[str, object] | None = None, *, repeatable: bool = True
     ) -> Response:
-        session = self._client.session
         request = request_of(method, path, None if parameters is None else dict(parameters))
-        within_ms = session.options.give_up_after_ms
-        return await self._client.run(administration.ask(session, request, now_ms(), within_ms, repeatable=repeatable))
+        within_ms = self._client.session.options.give_up_after_ms
+        return await _ask(self._client, request, within_ms, repeatable=repeatable)
+
+
+async def _ask(client: Client, request: Request, within_ms: float, *, repeatable: bool = True) -> Response:
+    """The response to one request. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
+    return await client.run(ask(client.session, request, now_ms(), within_ms, repeatable=repeatable))
 
 
 class Map:
@@ -329,16 +346,30 @@ class Map:
     def __init__(
         self,
         client: Client,
-        operations: MapOperations,
+        store: str,
+        name: str,
+        within_ms: float,
         watch: Callable[[str | None, str, str | None, SubscriberOptions | None], Watch],
     ) -> None:
         self._client = client
-        self._operations = operations
+        self._store = store
+        self._name = name
+        self._path = map_path(store, name)
+        self._within_ms = within_ms
         self._watch = watch
+        self._token = ""
+        """Of the map that was met first."""
 
     async def get(self, key: str) -> Entry | None:
         """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
-        return await self._client.run(self._operations.get(key, now_ms()))
+        try:
+            entry = decode(await self._ask("GET", self._path_of(key)), Entry)
+        except NotFound as error:
+            if error.code is not Code.NO_SUCH_KEY:
+                raise
+            return None
+        self._token = self._token or entry.token
+        return entry
 
     async def set(self, key: str, value: bytes, *, if_revision: int | None = None, fence: int = 0) -> int:
         """Set a key; returns its revision.
@@ -346,13 +377,13 @@ class Map:
         ``if_revision``: only where that is its revision, 0 for a new key. ``fence``: the token of a lock that must be
         held still. Raises: Conflict (``revision_mismatch``, ``not_holder``); OutcomeUnknown for a conditional one.
         """
-        done = await self._client.run(self._operations.change(key, value, if_revision, fence, now_ms()))
-        return done.revision
+        return (await self._change("PUT", key, {"value": value}, if_revision, fence)).revision
 
     async def set_many(self, values: Mapping[str, bytes | None], *, fence: int = 0) -> int:
         """Set keys, and remove those with None: all or nothing. Returns the revision of the last."""
-        done = await self._client.run(self._operations.change_many(values, fence, now_ms()))
-        return done.revision
+        changes = [{"key": key, "value": value, "if_revision": None} for key, value in values.items()]
+        body = {"changes": changes, "fence": fence, "token": self._token if fence else ""}
+        return decode(await self._ask("POST", self._path, body), ChangedResponse).revision
 
     async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
         """Remove a key; whether it was there. Raises: as ``set``.
@@ -360,13 +391,16 @@ class Map:
         A request whose response was lost is sent again and then finds no key: False does not prove that no call removed
         it.
         """
-        done = await self._client.run(self._operations.change(key, None, if_revision, fence, now_ms()))
-        return done.changed > 0
+        return (await self._change("DELETE", key, None, if_revision, fence)).changed > 0
 
     async def items(self, after: str = "") -> AsyncIterator[Entry]:
         """Every key above ``after`` in order. Changes ahead of the iteration are seen."""
         while True:
-            page = await self._client.run(self._operations.entries(after, PAGE_ENTRIES, now_ms()))
+            token = self._token if after else ""
+            query = query_of(after=after or None, max=PAGE_ENTRIES, token=token or None)
+            page = decode(await self._ask("GET", f"{self._path}{query}"), EntriesResponse)
+            require_progress(page, page.entries, more=page.more)
+            self._token = self._token or page.token
             for entry in page.entries:
                 yield entry
             if not page.more:
@@ -378,11 +412,15 @@ class Map:
 
         Raises: Conflict (``lock_held``).
         """
-        return await self._client.run(self._operations.lock(key, owner, ttl_ms, now_ms(), steal=steal))
+        body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
+        lock = decode(await self._ask("POST", f"{self._path}/lock", body), LockedResponse)
+        self._token = self._token or lock.token
+        return Lock(key, owner, lock.fence, lock.until_ms, lock.token)
 
     async def unlock(self, lock: Lock) -> None:
         """Give a lock back. Raises: Conflict (``not_holder``)."""
-        await self._client.run(self._operations.unlock(lock, now_ms()))
+        body = {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "token": lock.token}
+        await self._ask("POST", f"{self._path}/unlock", body)
 
     def watch(
         self,
@@ -397,6 +435,32 @@ class Map:
         ``owner``: the watch's name. Locks that are taken under it end with the watch, or with its lost connection.
         """
         return self._watch(key, prefix, owner, options)
+
+    def _path_of(self, key: str) -> str:
+        return map_path(self._store, self._name, key)
+
+    async def _change(
+        self, method: str, key: str, body: object, if_revision: int | None, fence: int
+    ) -> ChangedResponse:
+        token = self._token if fence or if_revision else ""
+        target = f"{self._path_of(key)}{query_of(fence=fence or None, token=token or None)}"
+        headers: tuple[tuple[str, str], ...] = ()
+        if if_revision is not None:
+            headers = (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)
+        response = await self._ask(method, target, body, headers, repeatable=if_revision is None)
+        return decode(response, ChangedResponse)
+
+    async def _ask(
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        *,
+        repeatable: bool = True,
+    ) -> Response:
+        request = request_of(method, target, body, headers)
+        return await _ask(self._client, request, self._within_ms, repeatable=repeatable)
 
 
 class Browser:
@@ -434,9 +498,7 @@ class Browser:
         while not self._page:
             if self._after is None:
                 raise StopAsyncIteration
-            target = administration.browse_target(
-                self._path, self._after, PAGE_MESSAGES, self._match, self._parked, self._token
-            )
+            target = browse_target(self._path, self._after, PAGE_MESSAGES, self._match, self._parked, self._token)
             page = decode(await self._ask("GET", target), Page)
             self._token = page.token
             self._page, self._after = page.messages[::-1], page.next_after
@@ -453,5 +515,4 @@ class Browser:
         await self._ask("DELETE", f"{self._path}/messages/{message.seq}{query_of(token=self._token or None)}")
 
     async def _ask(self, method: str, target: str) -> Response:
-        procedure = administration.ask(self._client.session, request_of(method, target), now_ms(), self._within_ms)
-        return await self._client.run(procedure)
+        return await _ask(self._client, request_of(method, target), self._within_ms)

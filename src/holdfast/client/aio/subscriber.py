@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
+from holdfast.client.aio.client import Closing
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import (
@@ -27,7 +27,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 Item = TypeVar("Item")
 
 
-class Subscriber:
+class Subscriber(Closing):
     """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
 
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
@@ -66,11 +66,6 @@ class Subscriber:
             await self.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     # receiving
 

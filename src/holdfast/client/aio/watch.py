@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
+from holdfast.client.aio.client import Closing
 from holdfast.client.aio.subscriber import Subscriber
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import WatchMachine
@@ -14,7 +14,7 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.wire.stores import KeyChange
 
 
-class Watch:
+class Watch(Closing):
     """The changes of one map, as they happen. Made by ``Map.watch``.
 
     First the content of the map (``cause`` ``present``), then each change; after a lost connection the differences. The
@@ -29,11 +29,6 @@ class Watch:
     async def __aenter__(self) -> Self:
         await self._subscriber.__aenter__()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __aiter__(self) -> AsyncIterator[KeyChange]:
         return self

@@ -25,9 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast.client.protocol.effects import (
     Failed,
@@ -47,26 +49,23 @@ from holdfast.client.protocol.gathered_reads import item_of as read_item
 from holdfast.client.protocol.gathering import ITEM_BYTES_MAX
 from holdfast.client.protocol.messages import (
     COMMIT_HEADERS,
+    COMMITS_HEADERS,
     COORDINATION_CODES,
     REFUSED_BEFORE_ACCEPTANCE,
     Place,
-    commits_request,
-    decode_body,
+    Shape,
+    base64url,
+    decode,
     decode_commit,
     decode_items,
-    job_request,
-    jobs_request,
+    json_request,
     key_request,
     leaves_open,
-    range_request,
-    read_request,
+    query_of,
     require_progress,
     service_error,
     status_of_item,
-    status_request,
-    version_request,
 )
-from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
 from holdfast.commit.format.transaction import (
     JobChange,
@@ -98,9 +97,8 @@ from holdfast.wire.log import (
     NotCommitted,
     ReadAnswer,
     ReadKey,
+    ReadRequest,
     ReadResult,
-    RetentionAnswer,
-    RetentionPlan,
     StatusAnswer,
     ValueResponse,
     VersionAnswer,
@@ -108,39 +106,30 @@ from holdfast.wire.log import (
 from holdfast.wire.parts import StoresReceipt
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
-
-class Parts(NamedTuple):
-    """What a commit has for the message stores, encoded, and which records of jobs it changes."""
-
-    acknowledge: Part = UNSET
-    maps: Part = UNSET
-    publish: Part = UNSET
-    jobs: tuple[JobChange, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.jobs) or self.for_stores
-
-    @property
-    def for_stores(self) -> bool:
-        """Whether the stores take part."""
-        return not (self.acknowledge is self.maps is self.publish is UNSET)
+_JSON: Final = msgspec.json.Encoder()
 
 
-NOTHING_ELSE: Final = Parts()
-
-
-def parts_of(
-    acknowledge: Sequence[AcknowledgePart],
-    maps: Sequence[MapPart],
-    publish: Sequence[PublishPart],
+def transaction_of(
+    operations: Sequence[Operation],
+    preconditions: Sequence[Precondition] = (),
+    *,
+    request_id: str | None = None,
+    leader_id: str | None = None,
+    read_version: int | None = None,
+    log_id: str | None = None,
+    acknowledge: Sequence[AcknowledgePart] = (),
+    maps: Sequence[MapPart] = (),
+    publish: Sequence[PublishPart] = (),
     jobs: Sequence[JobChange] = (),
-) -> Parts:
-    """The parts of a commit, those for the stores encoded."""
-    if not (acknowledge or maps or publish or jobs):
-        return NOTHING_ELSE
-    encode = msgspec.json.Encoder().encode
-    encoded = [msgspec.Raw(encode(part)) if part else UNSET for part in (acknowledge, maps, publish)]
-    return Parts(encoded[0], encoded[1], encoded[2], tuple(jobs))
+) -> Transaction:
+    """A commit request; its parts for the message stores are encoded here."""
+    named = request_id, leader_id, read_version, log_id
+    parts = _encoded(acknowledge), _encoded(maps), _encoded(publish)
+    return Transaction(list(operations), list(preconditions), *named, *parts, tuple(jobs))
+
+
+def _encoded(part: Sequence[object]) -> Part:
+    return msgspec.Raw(_JSON.encode(part)) if part else UNSET
 
 
 COMMIT_ATTEMPTS_MAX = 8
@@ -152,6 +141,11 @@ REPEATABLE_CODES = (
     | {Code.STORE_UNAVAILABLE, Code.VIEW_BEHIND, Code.LAGGING, Code.CLOSED, Code.OUTCOME_UNKNOWN, Code.INTERNAL}
 )
 """Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
+
+
+def ask(session: Session, request: Request, shape: type[Shape], now_ms: float) -> Procedure[Shape]:
+    """The response to a request that may be repeated. Raises: as ``version``; what the service refuses with."""
+    return decode((yield from _request(session, request, now_ms)), shape)
 
 
 def _request(session: Session, request: Request, now_ms: float) -> Procedure[Response]:
@@ -177,23 +171,35 @@ def _request_within(
 
 def _until_again(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
     """Wait until a harmless request is sent again. Raises: what the reply means, where another try changes nothing."""
+    if isinstance(reply, Failed):
+        return (yield from wait_again(budget, asked, reply, *no_response(session, budget, asked, reply)))
+    error = service_error(reply)
+    again = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
+    return (yield from wait_again(budget, asked, reply, session.refused(error, reply.status), again))
+
+
+def no_response(session: Session, budget: RetryBudget, asked: Endpoint, reply: Failed) -> tuple[HoldfastError, bool]:
+    """The error for a request without a response, and whether another try may help. Raises: as ``budget.missed``."""
+    budget.missed(asked, reply)
+    if not reply.too_large:
+        return budget.unreachable("the service cannot be reached", asked, reply), True
+    return LimitExceeded(
+        "the response is larger than this client takes",
+        hint="ask for less, or raise response_bytes_max",
+        response_bytes_max=session.options.response_bytes_max,
+    ), False
+
+
+def wait_again(
+    budget: RetryBudget, asked: Endpoint, reply: Response | Failed, error: HoldfastError, again: bool
+) -> Procedure[float]:
+    """Wait before the next try. Raises: ``error`` without ``again``, or where no time is left for another try."""
     budget.now_ms = reply.now_ms
-    failure: HoldfastError
-    if isinstance(reply, Response):
-        error = service_error(reply)
-        repeat = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
-        failure = session.refused(error, reply.status)
-    else:
-        budget.missed(asked, reply)
-        repeat = not reply.too_large
-        failure = budget.unreachable("the service cannot be reached", asked, reply)
-        if reply.too_large:
-            failure = response_too_large(session.options)
-    if not repeat or budget.exhausted(reply.now_ms):
-        raise failure
-    now_ms = yield from pause(budget, asked, reply)
+    if not again or budget.exhausted(reply.now_ms):
+        raise error
+    now_ms = yield from pause(budget, asked, reply, error)
     if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
-        raise failure
+        raise error
     return now_ms
 
 
@@ -243,6 +249,7 @@ def _submit(session: Session, request: Request, now_ms: float, item: Item | None
     accepted within ``give_up_after_ms``.
     """
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
+    refusal: HoldfastError | None = None
     while True:
         asked, reply = yield from _send(session, request, item)
         if isinstance(reply, CommitReceipt | NotCommitted):
@@ -261,23 +268,16 @@ def _submit(session: Session, request: Request, now_ms: float, item: Item | None
             error = service_error(reply)
             if leaves_open(error, reply.status):
                 return asked, reply, error
-            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
-                raise session.refused(error, reply.status)
-        yield from pause(budget, asked, reply)
-
-
-def response_too_large(options: ClientOptions) -> LimitExceeded:
-    """The error for a response above the client's own bound."""
-    return LimitExceeded(
-        "the response is larger than this client takes",
-        hint="ask for less, or raise response_bytes_max",
-        response_bytes_max=options.response_bytes_max,
-    )
+            refusal = session.refused(error, reply.status)
+            if refusal.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
+                raise refusal
+        yield from pause(budget, asked, reply, refusal)
 
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
-    reply = decode_body((yield from _request(session, version_request(local=local), now_ms)), VersionAnswer)
+    request = Request("GET", f"/v1/version{query_of(consistency='local' if local else None)}")
+    reply = yield from ask(session, request, VersionAnswer, now_ms)
     session.saw(reply.version, reply.log_id)
     session.id_tag = reply.id_tag or ""
     return reply
@@ -291,33 +291,6 @@ def newest_position(session: Session, now_ms: float) -> Procedure[LogPosition]:
     while (newest := session.newest) is None:
         yield Learn(now_ms)
     return newest
-
-
-def retention(session: Session, request: Request, now_ms: float) -> Procedure[RetentionAnswer]:
-    """The retention policies after ``request``, which may be repeated. Raises: as ``version``, InvalidRequest."""
-    return decode_body((yield from _request(session, request, now_ms)), RetentionAnswer)
-
-
-def retention_plan(session: Session, request: Request, now_ms: float) -> Procedure[RetentionPlan]:
-    """What a change of the policies would remove. Raises: as ``retention``, NotFound."""
-    return decode_body((yield from _request(session, request, now_ms)), RetentionPlan)
-
-
-def get(
-    session: Session,
-    key: bytes,
-    at: Place | None,
-    now_ms: float,
-    *,
-    linearizable: bool = False,
-    begun: Item | None = None,
-) -> Procedure[Found | None]:
-    """The value of a key, never older than ``at`` and ``session.newest``. ``begun``: the first read, with its answer.
-
-    Raises: as ``version``, InvalidRequest.
-    """
-    found, _ = yield from read_key(session, key, at, now_ms, linearizable=linearizable, begun=begun)
-    return found
 
 
 def first_read(session: Session, key: bytes, own: LogPosition | None, *, linearizable: bool) -> Item | None:
@@ -339,7 +312,8 @@ def read_key(
     linearizable: bool = False,
     begun: Item | None = None,
 ) -> Procedure[tuple[Found | None, int]]:
-    """The same, and the version at which this is so; 0 where the service does not name it."""
+    """The value of a key, never older than ``at`` and ``session.newest``, and the version at which this is so; 0 where
+    the service does not name it. ``begun``: the first read, with its answer. Raises: as ``version``, InvalidRequest."""
     make = partial(key_request, key, linearizable=linearizable)
     own = None if at is None else session.resolve_position(at)
     item = begun if begun is not None else first_read(session, key, own, linearizable=linearizable)
@@ -351,7 +325,7 @@ def read_key(
         if isinstance(read, KeyRead):
             found, version = found_in(read, key), read.at
         else:
-            answer = decode_body(read, ValueResponse)
+            answer = decode(read, ValueResponse)
             found, version = Found(answer.key, answer.value, answer.version), answer.at or answer.version
     version = version if isinstance(version, int) else 0
     saw_in(session, at, version)
@@ -409,16 +383,20 @@ def read_keys(
     session: Session, keys: Sequence[bytes], at: Place | None, now_ms: float, *, linearizable: bool = False
 ) -> Procedure[KeysRead]:
     """The first of ``keys``, all at one version, which is not older than ``at`` and ``session.newest``: as many as fit
-    in a request and its response, one at least. Raises: as ``get``."""
-    asked = list(_first_keys(keys))
-    make = partial(read_request, [ReadKey(key) for key in asked], linearizable=linearizable)
+    in a request and its response, one at least. Raises: as ``read_key``."""
+    items = [ReadKey(key) for key in _first_keys(keys)]
+
+    def make(at: LogPosition | None) -> Request:
+        body = ReadRequest(items, None if at is None else str(at), "linearizable" if linearizable else "local")
+        return json_request("POST", "/v1/read", body)
+
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     while True:
-        answer = decode_body((yield from _read(session, make, at, budget.now_ms)), ReadAnswer)
+        answer = decode((yield from _read(session, make, at, budget.now_ms)), ReadAnswer)
         problem = next((item.error for item in answer.items if item.error is not None), None)
         if problem is None:
             saw_in(session, at, answer.version)
-            require_progress(answer, answer.items, more=bool(asked))
+            require_progress(answer, answer.items, more=bool(items))
             return KeysRead(answer.version, [_stored(item) for item in answer.items])
         failure = session.refused(problem, 200)
         if failure.code not in REPEATABLE_CODES or budget.exhausted(budget.now_ms):
@@ -471,17 +449,26 @@ def read_range(
     *,
     linearizable: bool = False,
 ) -> Procedure[FoundRange]:
-    """Keys of ``[begin, end)``, not older than ``at`` and ``session.newest``. Raises: as ``get``."""
-    make = partial(range_request, begin, end, limit, linearizable=linearizable)
-    found = decode_body((yield from _read(session, make, at, now_ms)), FoundRange)
+    """Keys of ``[begin, end)``, not older than ``at`` and ``session.newest``. Raises: as ``read_key``."""
+    bounds = {"begin": base64url(begin), "end": None if end is None else base64url(end)}
+    consistency = "linearizable" if linearizable else None
+
+    def make(at: LogPosition | None) -> Request:
+        return Request("GET", f"/v1/range{query_of(**bounds, limit=limit, at=at, consistency=consistency)}")
+
+    found = decode((yield from _read(session, make, at, now_ms)), FoundRange)
     saw_in(session, at, found.version)
     return require_progress(found, found.items, more=found.more)
 
 
 def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
     """The record of a job in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
+
+    def make(at: LogPosition | None) -> Request:
+        return Request("GET", f"/v1/jobs/{quote(name, safe='')}{query_of(at=at)}")
+
     try:
-        return decode_body((yield from _read(session, partial(job_request, name), at, now_ms)), JobRecord)
+        return decode((yield from _read(session, make, at, now_ms)), JobRecord)
     except NotFound:
         return None
 
@@ -490,10 +477,12 @@ def jobs(
     session: Session, prefix: str, after: str | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[JobRecords]:
     """Records of jobs by name in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    found = decode_body(
-        (yield from _read(session, partial(jobs_request, prefix, after, limit), at, now_ms)), JobRecords
-    )
-    return require_progress(found, found.items, more=found.more)
+
+    def make(at: LogPosition | None) -> Request:
+        return Request("GET", f"/v1/jobs{query_of(prefix=prefix, limit=limit, after=after, at=at)}")
+
+    page = decode((yield from _read(session, make, at, now_ms)), JobRecords)
+    return require_progress(page, page.items, more=page.more)
 
 
 def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
@@ -507,7 +496,7 @@ def ask_status(session: Session, request_id: str, min_version: Place, now_ms: fl
 def _ask_status(
     session: Session, request_id: str, min_version: LogPosition, budget: RetryBudget
 ) -> Procedure[StatusAnswer]:
-    request = status_request(request_id, min_version)
+    request = Request("GET", f"/v1/status/{quote(request_id, safe='')}?min_version={min_version}")
     try:
         response = yield from _request_within(session, request, budget, in_turn=True)
     except HoldfastError as error:
@@ -515,7 +504,7 @@ def _ask_status(
             raise
         hint = OTHER_TOKEN_HINT if isinstance(error, PermissionDenied) else ASK_HINT
         raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN, hint) from error
-    reply = decode_body(response, StatusAnswer)
+    reply = decode(response, StatusAnswer)
     if reply.status == "committed":
         if reply.version is None:
             raise CorruptData("a committed status names no version", request_id=request_id)
@@ -567,20 +556,19 @@ def first_attempt(
 
     None where it travels alone, or a position must be learned before. Raises: InvalidRequest.
     """
-    check_transaction(operations, preconditions, None)
     newest = session.newest
     if newest is None or not session.options.gather:
         return None
-    item = item_of(
-        Transaction(
-            list(operations),
-            list(preconditions),
-            session.draw_id(entropy, 0),
-            None,
-            newest.version,
-            log_id or newest.log_id,
-        )
+    txn = Transaction(
+        list(operations),
+        list(preconditions),
+        session.draw_id(entropy, 0),
+        None,
+        newest.version,
+        log_id or newest.log_id,
     )
+    check_transaction(txn, None)
+    item = item_of(txn)
     return item if len(item.data) <= ITEM_BYTES_MAX else None
 
 
@@ -614,18 +602,7 @@ def attempt(
 
 
 def commit(
-    session: Session,
-    operations: Sequence[Operation],
-    preconditions: Sequence[Precondition],
-    *,
-    read_version: int | None,
-    request_id: str | None,
-    leader_id: str | None,
-    log_id: str | None,
-    entropy: str,
-    now_ms: float,
-    parts: Parts = NOTHING_ELSE,
-    begun: Item | None = None,
+    session: Session, wanted: Transaction, entropy: str, now_ms: float, *, begun: Item | None = None
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """A commit until its outcome is final. ``begun``: its first attempt, if that has its answer.
 
@@ -633,70 +610,59 @@ def commit(
     one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
     too old from the start) is repeated; one with the caller's id is not. The default log is that of ``newest``.
     """
-    check_transaction(operations, preconditions, read_version, parts)
-    chosen = read_version is None
-    may_share = chosen and request_id is None and leader_id is None and not parts.for_stores
+    check_transaction(wanted, wanted.read_version)
+    chosen, draws_id = wanted.read_version is None, wanted.request_id is None
+    may_share = chosen and draws_id and wanted.leader_id is None and not wanted.has_store_parts
     number = 0
     while True:
         if begun is not None:
             assert begun.txn is not None, "it is a commit"
             txn = begun.txn
         else:
-            if chosen:
-                newest = yield from newest_position(session, now_ms)
-                read_version, of_log = newest.version, log_id or newest.log_id
+            if wanted.read_version is None:
+                position = yield from newest_position(session, now_ms)
             else:
-                of_log = log_id or session.log_id
-            txn = Transaction(
-                operations=list(operations),
-                preconditions=list(preconditions),
-                request_id=request_id if request_id is not None else session.draw_id(entropy, number),
-                leader_id=leader_id,
-                read_version=read_version,
-                log_id=of_log,
-                jobs=parts.jobs,
-                acknowledge=parts.acknowledge,
-                maps=parts.maps,
-                publish=parts.publish,
+                position = LogPosition(wanted.read_version, session.log_id)
+            txn = replace(
+                wanted,
+                request_id=session.draw_id(entropy, number) if draws_id else wanted.request_id,
+                read_version=position.version,
+                log_id=wanted.log_id or position.log_id,
             )
         made, begun = begun, None
         try:
             verdict = yield from attempt(session, txn, now_ms, may_share=may_share, begun=made)
         except InvalidRequest as error:
-            if error.code is Code.ID_NEEDS_TAG and request_id is None and number < COMMIT_ATTEMPTS_MAX:
+            if error.code is Code.ID_NEEDS_TAG and draws_id and number < COMMIT_ATTEMPTS_MAX:
                 number += 1  # it was not accepted, and the next id begins with the tag that the refusal named
                 continue
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.ROLLED_BACK)
             # After a fork the answer to an older version names one of the new log, and is taken for the old one's.
             tries_max = COMMIT_ATTEMPTS_MAX if error.code is Code.ROLLED_BACK else 1
-            if not of_another_log or not chosen or number >= tries_max or log_id is not None or preconditions:
+            is_bound = wanted.log_id is not None or wanted.preconditions
+            if not of_another_log or not chosen or number >= tries_max or is_bound:
                 raise
             session.newest = None  # another log is at this address now, and nothing was read from the one before
             number += 1
             continue
         if isinstance(verdict, CommitReceipt):
             return verdict
-        closed_by_us = verdict.reason == "banned" and request_id is None
+        closed_by_us = verdict.reason == "banned" and draws_id
         # Also repeatedly: after a change of leader every earlier version is too old, and the response has a newer one.
-        stale_choice = verdict.reason == "too_old" and chosen and request_id is None
+        stale_choice = verdict.reason == "too_old" and chosen and draws_id
         number += 1
         if not (closed_by_us or stale_choice) or number >= COMMIT_ATTEMPTS_MAX:
             return verdict
 
 
-def check_transaction(
-    operations: Sequence[Operation],
-    preconditions: Sequence[Precondition],
-    read_version: int | None,
-    parts: Parts = NOTHING_ELSE,
-) -> None:
-    """Refuse here what the service would refuse. Raises: InvalidRequest."""
-    if not operations and not parts:
+def check_transaction(txn: Transaction, read_version: int | None) -> None:
+    """Refuse here what the service would refuse; ``read_version`` is the caller's. Raises: InvalidRequest."""
+    if not txn.operations and not txn.has_parts:
         raise InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
-    for operation in operations:
+    for operation in txn.operations:
         if isinstance(operation, RangeDelete) and operation.end is not None and operation.begin >= operation.end:
             raise InvalidRequest("a range needs begin < end", code=Code.BAD_RANGE)
-    if preconditions and read_version is None and any(item.version is None for item in preconditions):
+    if txn.preconditions and read_version is None and any(item.version is None for item in txn.preconditions):
         raise InvalidRequest(
             "a precondition needs its own version or a read version",
             code=Code.READ_VERSION_REQUIRED,
@@ -714,7 +680,8 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     committed, or closed as ``NotCommitted("banned")`` and safe to submit again. ``resolve_within_ms`` bounds the asking
     about all of them; an item that it does not reach is ``OutcomeUnknown``.
     """
-    _, reply, _ = yield from _submit(session, commits_request(txns), now_ms)
+    request = Request("POST", "/v1/commits", _JSON.encode_lines(txns), COMMITS_HEADERS, accepted_in_parts=True)
+    _, reply, _ = yield from _submit(session, request, now_ms)
     assert isinstance(reply, Response | Failed), "this request is not shared"
     if isinstance(reply, Failed):
         lines = decode_items(reply.partial)
@@ -764,29 +731,22 @@ class Grouping:
 
     def add(self, txn: Transaction) -> list[Transaction]:
         """Add one; returns the group that it completes, or an empty list. Raises: InvalidRequest."""
-        parts = Parts(*txn.parts, txn.jobs) if txn.has_parts else NOTHING_ELSE
-        check_transaction(txn.operations, txn.preconditions, txn.read_version, parts)
+        check_transaction(txn, txn.read_version)
         newest = self._session.newest  # long streams outlive the conflict window of their start
         if newest is not None and newest.log_id == self._log_id:
             self._read_version = max(newest.version, self._read_version)
         self._group.append(
-            Transaction(
-                operations=txn.operations,
-                preconditions=txn.preconditions,
+            replace(
+                txn,
                 request_id=(
                     txn.request_id if txn.request_id is not None else self._session.draw_id(self._entropy, self._number)
                 ),
-                leader_id=txn.leader_id,
                 read_version=txn.read_version if txn.read_version is not None else self._read_version,
                 log_id=txn.log_id if txn.log_id is not None else self._log_id,
-                acknowledge=parts.acknowledge,
-                maps=parts.maps,
-                publish=parts.publish,
-                jobs=parts.jobs,
             )
         )
         self._number += 1
-        self._size += _size_of(txn) + sum(len(part) for part in parts[:3] if not isinstance(part, UnsetType))
+        self._size += _size_of(txn)
         full = (
             len(self._group) >= self._options.commits_per_request_max or self._size >= self._options.commits_bytes_max
         )
@@ -799,7 +759,7 @@ class Grouping:
 
 
 def _size_of(txn: Transaction) -> int:
-    total = 64
+    total = 64 + sum(len(part) for part in txn.parts if part is not UNSET)
     for operation in txn.operations:
         total += 64
         if isinstance(operation, RangeDelete):

@@ -9,37 +9,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
 from holdfast import errors
 from holdfast.client.protocol.effects import Request, Response
-from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.values import LogPosition, parse_position
-from holdfast.wire.formats import NDJSON, UNDECODABLE
-from holdfast.wire.log import (
-    CommitReceipt,
-    ErrorBody,
-    ErrorResponse,
-    FoundRange,
-    ItemError,
-    JobRecord,
-    JobRecords,
-    NotCommitted,
-    ReadAnswer,
-    ReadKey,
-    ReadRange,
-    ReadRequest,
-    RetentionAnswer,
-    RetentionPlan,
-    RetentionPlanRequest,
-    RetentionPolicy,
-    StatusAnswer,
-    ValueResponse,
-    VersionAnswer,
-)
+from holdfast.wire.formats import MSGPACK, NDJSON, UNDECODABLE
+from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
 
 Place = int | str | LogPosition
 """A version as a caller names it: a number, ``VERSION@LOGID``, or a ``LogPosition``."""
@@ -61,18 +40,7 @@ _ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
 _JSON: Final = msgspec.json.Encoder()
 
-Shape = TypeVar(
-    "Shape",
-    StatusAnswer,
-    VersionAnswer,
-    ValueResponse,
-    FoundRange,
-    ReadAnswer,
-    JobRecord,
-    JobRecords,
-    RetentionAnswer,
-    RetentionPlan,
-)
+Shape = TypeVar("Shape")
 
 
 def base64url(data: bytes) -> str:
@@ -80,9 +48,19 @@ def base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
 
 
-def commits_request(txns: list[Transaction]) -> Request:
-    """``POST /v1/commits`` as newline-delimited JSON, one result line per item."""
-    return Request("POST", "/v1/commits", _JSON.encode_lines(txns), COMMITS_HEADERS, accepted_in_parts=True)
+def query_of(**values: str | int | bool | LogPosition | None) -> str:
+    """A query string with its question mark, without the values that are None.
+
+    >>> query_of(after=7, match=None), query_of(match=None)
+    ('?after=7', '')
+    """
+    texts = {name: str(value) for name, value in values.items() if value is not None}
+    return f"?{urlencode(texts)}" if texts else ""
+
+
+def json_request(method: str, target: str, body: object) -> Request:
+    """A request with a body in JSON."""
+    return Request(method, target, _JSON.encode(body), COMMIT_HEADERS)
 
 
 def position_of(named: Place) -> LogPosition:
@@ -99,41 +77,6 @@ def position_of(named: Place) -> LogPosition:
     return position
 
 
-def status_request(request_id: str, min_version: LogPosition) -> Request:
-    """``GET /v1/status/{request_id}``."""
-    return Request("GET", f"/v1/status/{quote(request_id, safe='')}?min_version={min_version}")
-
-
-def version_request(*, local: bool) -> Request:
-    """``GET /v1/version``."""
-    return Request("GET", "/v1/version?consistency=local" if local else "/v1/version")
-
-
-def retention_request() -> Request:
-    """``GET /v1/retention``."""
-    return Request("GET", "/v1/retention")
-
-
-def set_retention_request(name: str, policy: RetentionPolicy) -> Request:
-    """``PUT /v1/retention/{name}``."""
-    return Request("PUT", _policy_path(name), _JSON.encode(policy), (("content-type", JSON_TYPE),))
-
-
-def remove_retention_request(name: str) -> Request:
-    """``DELETE /v1/retention/{name}``."""
-    return Request("DELETE", _policy_path(name))
-
-
-def plan_retention_request(name: str, policy: RetentionPolicy | None) -> Request:
-    """``POST /v1/admin/retention-plan``."""
-    body = _JSON.encode(RetentionPlanRequest(name, policy))
-    return Request("POST", "/v1/admin/retention-plan", body, (("content-type", JSON_TYPE),))
-
-
-def _policy_path(name: str) -> str:
-    return f"/v1/retention/{quote(name, safe='')}"
-
-
 def key_request(key: bytes, at: LogPosition | None, *, linearizable: bool = False) -> Request:
     """``GET /v1/keys/{key}``."""
     target = f"/v1/keys/{base64url(key)}"
@@ -144,45 +87,11 @@ def key_request(key: bytes, at: LogPosition | None, *, linearizable: bool = Fals
     return Request("GET", target)
 
 
-def range_request(
-    begin: bytes, end: bytes | None, limit: int, at: LogPosition | None, *, linearizable: bool = False
-) -> Request:
-    """``GET /v1/range``."""
-    query: dict[str, str | int] = {"begin": base64url(begin), "limit": limit}
-    if end is not None:
-        query["end"] = base64url(end)
-    if at is not None:
-        query["at"] = str(at)
-    if linearizable:
-        query["consistency"] = "linearizable"
-    return Request("GET", f"/v1/range?{urlencode(query)}")
-
-
-def read_request(items: Sequence[ReadKey | ReadRange], at: LogPosition | None, *, linearizable: bool) -> Request:
-    """``POST /v1/read``."""
-    body = ReadRequest(items, None if at is None else str(at), "linearizable" if linearizable else "local")
-    return Request("POST", "/v1/read", _JSON.encode(body), (("content-type", JSON_TYPE),))
-
-
-def job_request(name: str, at: LogPosition | None) -> Request:
-    """``GET /v1/jobs/{name}``."""
-    target = f"/v1/jobs/{quote(name, safe='')}"
-    return Request("GET", target if at is None else f"{target}?at={at}")
-
-
-def jobs_request(prefix: str, after: str | None, limit: int, at: LogPosition | None) -> Request:
-    """``GET /v1/jobs``."""
-    query: dict[str, str | int] = {"prefix": prefix, "limit": limit}
-    if after is not None:
-        query["after"] = after
-    if at is not None:
-        query["at"] = str(at)
-    return Request("GET", f"/v1/jobs?{urlencode(query)}")
-
-
-def decode_body(response: Response, shape: type[Shape]) -> Shape:
+def decode(response: Response, shape: type[Shape]) -> Shape:
     """The body of a successful response. Raises: CorruptData."""
     try:
+        if MSGPACK in response.headers.get("content-type", ""):
+            return msgspec.msgpack.decode(response.body, type=shape)
         return msgspec.json.decode(response.body, type=shape)
     except UNDECODABLE as error:
         raise CorruptData("the service answered something the API does not describe", status=response.status) from error
@@ -191,27 +100,19 @@ def decode_body(response: Response, shape: type[Shape]) -> Shape:
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
     """The verdict in a commit's response, or None when it is unreadable."""
     try:
-        verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
+        return _COMMIT.decode(body)
     except UNDECODABLE:
         return None
-    return verdict
 
 
 def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:
     """The result lines of a stream of commits. An incomplete or unreadable line ends them: what follows is unknown."""
     results: list[CommitReceipt | NotCommitted | ErrorBody] = []
-    lines = body.split(b"\n")
-    for line in lines[:-1]:  # the rest is an incomplete line
-        verdict = decode_commit(line)
-        if verdict is None:
-            try:
-                error = _ITEM_ERROR.decode(line).error
-                Code(error.code)
-            except (*UNDECODABLE, ValueError):  # an unknown code says nothing about the item
-                break
-            results.append(error)
-        else:
-            results.append(verdict)
+    for line in body.split(b"\n")[:-1]:  # the rest is an incomplete line
+        result = decode_commit(line) or error_in(line, _ITEM_ERROR)
+        if result is None:
+            break
+        results.append(result)
     return results
 
 
@@ -232,18 +133,23 @@ def status_of_item(error: ErrorBody) -> int:
 
 def service_error(response: Response) -> ErrorBody | None:
     """The coded error in a response, or None."""
+    return error_in(response.body)
+
+
+def error_in(
+    body: bytes, decoder: msgspec.json.Decoder[ErrorResponse] | msgspec.json.Decoder[ItemError] = _ERROR
+) -> ErrorBody | None:
+    """The error in a body; None where there is none, or its code is not known and says nothing."""
     try:
-        error = _ERROR.decode(response.body).error
+        error = decoder.decode(body).error
         Code(error.code)
     except (*UNDECODABLE, ValueError):
         return None
     return error
 
 
-def retry_after_ms(error: ErrorBody | None, headers: Mapping[str, str]) -> int | None:
-    """The shortest wait that the service asks for: the body's milliseconds, else the header's seconds."""
-    if error is not None and error.retry_after_ms is not None:
-        return max(0, error.retry_after_ms)
+def retry_after_ms(headers: Mapping[str, str]) -> int | None:
+    """The shortest wait that a response asks for in its header, which has seconds."""
     text = headers.get("retry-after", "")
     return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) <= 6 else None
 

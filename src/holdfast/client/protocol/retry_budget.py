@@ -12,14 +12,7 @@ from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
 from holdfast.client.protocol.endpoint import Endpoint, Route, UnusableEndpoints
-from holdfast.client.protocol.messages import (
-    COORDINATION_CODES,
-    Place,
-    error_of,
-    position_of,
-    retry_after_ms,
-    service_error,
-)
+from holdfast.client.protocol.messages import COORDINATION_CODES, Place, error_of, position_of, retry_after_ms
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.soundness import Soundness
@@ -157,15 +150,16 @@ class Turns:
                 spread_ms = min(spread_ms, TAKE_OVER_WAIT_MS_MAX)
         return Wait(at_least_ms, at_least_ms + spread_ms, reason)
 
-    def after_error(self, asked: Endpoint, error: HoldfastError, reply: Response | Failed) -> Wait:
-        """As ``after``, for an error that was made of the reply."""
+    def after_error(self, asked: Endpoint, error: HoldfastError | None, reply: Response | Failed) -> Wait:
+        """As ``after``, for an error that was made of a response."""
         if isinstance(reply, Failed):
             return self.after(asked, is_lost=reply.asked, reason=reply.reason)
+        assert error is not None, "a response that is not a success means an error"
         return self.after(
             asked,
             error.code,
             leader_address=error.fields.get("leader_address"),
-            at_least_ms=float(error.retry_after_ms or retry_after_ms(None, reply.headers) or 0),
+            at_least_ms=float(error.retry_after_ms or retry_after_ms(reply.headers) or 0),
             reason=str(error.code),
         )
 
@@ -240,20 +234,13 @@ class RetryBudget:
         return Unavailable(f"{what}: {reply.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
 
 
-def pause(budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
-    """Wait as the response asks, or not at all where another endpoint is to be asked first."""
-    if isinstance(reply, Failed):
-        wait = budget.turns.after(asked, is_lost=reply.asked, reason=reply.reason)
-    else:
+def pause(
+    budget: RetryBudget, asked: Endpoint, reply: Response | Failed, error: HoldfastError | None
+) -> Procedure[float]:
+    """Wait as the response asks, or not at all where another endpoint is asked first. ``error``: of a response."""
+    if isinstance(reply, Response):
         budget.unusable.heard(asked)
-        error = service_error(reply)
-        wait = budget.turns.after(
-            asked,
-            None if error is None else Code(error.code),
-            leader_address=None if error is None else error.leader_address,
-            at_least_ms=float(retry_after_ms(error, reply.headers) or 0),
-            reason=f"HTTP status {reply.status}" if error is None else str(error.code),
-        )
+    wait = budget.turns.after_error(asked, error, reply)
     if not wait.at_most_ms:
         return reply.now_ms
     woken = yield budget.within(wait, reply.now_ms)

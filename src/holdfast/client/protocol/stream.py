@@ -378,16 +378,18 @@ def pause_or_give_up(
     session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed, position: int
 ) -> Procedure[None]:
     """Wait before a stream that broke, or could not be opened, is opened again. Raises: why it never will be."""
+    refusal: HoldfastError | None = None
     if isinstance(reply, Response):
         error = service_error(reply)
         repeat = error.code in REPEATABLE_CODES if error is not None else reply.status in REPEATABLE_STATUSES
+        refusal = session.refused(error, reply.status)
         if not repeat or budget.exhausted(reply.now_ms):
-            raise session.refused(error, reply.status)
+            raise refusal
     else:
         budget.missed(asked, reply)
         if budget.exhausted(reply.now_ms):
             raise budget.unreachable("the stream cannot be opened", asked, reply, position)
-    yield from pause(budget, asked, reply)
+    yield from pause(budget, asked, reply, refusal)
 
 
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:

@@ -188,19 +188,25 @@ class TransactionBuilder:
         for key in [key for key in self._own if _inside(key, begin, end)]:
             self._own[key] = None
 
-    @property
-    def parts(self) -> log_operations.Parts:
-        """What the message stores are to do."""
-        return log_operations.parts_of(
-            list(self._acknowledged.values()),
-            [
-                MapPart(*where, list(changes.values()), self._fences[where], self._tokens.get(where, ""))
-                for where, changes in self._changed.items()
-            ],
-            [
-                PublishPart(store, messages, token=self._token_of_store(store))
-                for store, messages in self._published.items()
-            ],
+    def request(self, request_id: str | None = None, log_id: str | None = None) -> Transaction:
+        """The commit request of what was decided so far."""
+        maps = [
+            MapPart(*where, list(changes.values()), self._fences[where], self._tokens.get(where, ""))
+            for where, changes in self._changed.items()
+        ]
+        publish = [
+            PublishPart(store, messages, token=self._token_of_store(store))
+            for store, messages in self._published.items()
+        ]
+        return log_operations.transaction_of(
+            self.operations,
+            self.preconditions,
+            request_id=request_id,
+            read_version=self.read_version,
+            log_id=log_id,
+            acknowledge=list(self._acknowledged.values()),
+            maps=maps,
+            publish=publish,
         )
 
     def _token_of_store(self, store: str) -> str:
@@ -409,20 +415,10 @@ class TransactionAttempts:
                 if number >= options.attempts_max or budget.exhausted(now_ms):
                     raise Conflict("the data changes faster than it is read", version=newer_than)
                 continue
-            parts = builder.parts
-            if not builder.operations and not parts:
+            txn = builder.request(self._session.draw_id(self._entropy, number), self._source.log_id)
+            if not txn.operations and not txn.has_parts:
                 return None
-            txn = Transaction(
-                operations=builder.operations,
-                preconditions=builder.preconditions,
-                request_id=self._session.draw_id(self._entropy, number),
-                read_version=builder.read_version,
-                log_id=self._source.log_id,
-                acknowledge=parts.acknowledge,
-                maps=parts.maps,
-                publish=parts.publish,
-            )
-            may_share = self._source.begins_newest and not parts.for_stores
+            may_share = self._source.begins_newest and not txn.has_store_parts
             try:
                 verdict = yield from log_operations.attempt(self._session, txn, decided.now_ms, may_share=may_share)
             except InvalidRequest as error:

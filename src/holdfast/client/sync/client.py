@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import quote
 
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import (
@@ -28,6 +29,7 @@ from holdfast.client.protocol.effects import (
     Procedure,
     Receive,
     Reply,
+    Request,
     Send,
     Share,
     Wait,
@@ -37,14 +39,7 @@ from holdfast.client.protocol.endpoint import anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.http1 import token_of
-from holdfast.client.protocol.messages import (
-    Place,
-    plan_retention_request,
-    position_of,
-    remove_retention_request,
-    retention_request,
-    set_retention_request,
-)
+from holdfast.client.protocol.messages import Place, Shape, json_request, position_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.snapshot import SNAPSHOT_ATTEMPTS, SnapshotProgress, load_snapshot
@@ -72,6 +67,7 @@ from holdfast.wire.log import (
     NotCommitted,
     RetentionAnswer,
     RetentionPlan,
+    RetentionPlanRequest,
     RetentionPolicy,
     StatusAnswer,
     VersionAnswer,
@@ -83,6 +79,22 @@ if TYPE_CHECKING:
     from holdfast.view.storage import Filling
 
 Result = TypeVar("Result")
+
+
+class Closing:
+    """Leaving its block closes it."""
+
+    def close(self) -> None:
+        """Close it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class BlockingTransaction:
@@ -121,7 +133,7 @@ class BlockingTransaction:
         return self._client.run(self._builder.reading_range(begin, end, limit, now_ms()))
 
 
-class Client:
+class Client(Closing):
     """A blocking client of the commit log.
 
     ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
@@ -148,14 +160,6 @@ class Client:
         self._reads = gathering.Gatherer(*carriage, Reads(self.session.options))
         self._learning = transport.Once()
         self._closing = transport.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every idle connection, and send nothing more.
@@ -195,9 +199,9 @@ class Client:
         LimitExceeded, PermissionDenied.
         Cost: one request; with an unknown outcome, at least one more.
         """
-        parts = log_operations.parts_of(acknowledge, maps, publish, jobs)
         entropy, session, begun = draw_entropy(), self.session, None
-        if read_version is None and request_id is None and leader_id is None and parts is log_operations.NOTHING_ELSE:
+        is_plain = not (acknowledge or maps or publish or jobs)
+        if read_version is None and request_id is None and leader_id is None and is_plain:
             # Most commits need no procedure: their first attempt is all.
             begun = log_operations.first_attempt(session, operations, preconditions, log_id, entropy)
             if begun is not None:
@@ -208,21 +212,20 @@ class Client:
                     session.saw(receipt.version, begun.txn.log_id)
                     session.route.succeeded()
                     return receipt
-        verdict = self.run(
-            log_operations.commit(
-                session,
-                operations,
-                preconditions,
-                read_version=read_version,
-                request_id=request_id,
-                leader_id=leader_id,
-                log_id=log_id,
-                entropy=entropy,
-                now_ms=now_ms() if begun is None else begun.offered_ms,
-                parts=parts,
-                begun=begun,
-            )
+        txn = log_operations.transaction_of(
+            operations,
+            preconditions,
+            request_id=request_id,
+            leader_id=leader_id,
+            read_version=read_version,
+            log_id=log_id,
+            acknowledge=acknowledge,
+            maps=maps,
+            publish=publish,
+            jobs=jobs,
         )
+        began_ms = now_ms() if begun is None else begun.offered_ms
+        verdict = self.run(log_operations.commit(session, txn, entropy, began_ms, begun=begun))
         if isinstance(verdict, NotCommitted):
             raise verdict.error()
         return verdict
@@ -266,7 +269,17 @@ class Client:
                 if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
                     raise
 
-        receipt = self.run(attempts.run(now_ms()), decide, view)
+        def carry_out(effect: Effect) -> Reply:
+            if isinstance(effect, Decide):
+                decide()
+                return Woken(now_ms())
+            if isinstance(effect, AwaitVersion):
+                assert view is not None, "only a transaction on a view waits for it"
+                reached = transport.view_reaches(view, effect.version, effect.timeout_ms / 1000)
+                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
+            return self._carry_out(effect)
+
+        receipt = self.run(attempts.run(now_ms()), carry_out)
         if receipt is None:
             return Transacted(values[0], None)
         return Transacted(values[0], receipt.version, receipt.stores)
@@ -277,26 +290,29 @@ class Client:
 
     def retention(self) -> RetentionAnswer:
         """The retention policies, what each keeps, and how far the log is truncated."""
-        return self.run(log_operations.retention(self.session, retention_request(), now_ms()))
+        return self._ask(Request("GET", "/v1/retention"), RetentionAnswer)
 
     def set_retention(self, name: str, policy: RetentionPolicy) -> RetentionAnswer:
         """Set a retention policy; needs the role ``admin``. It is durable when this returns.
 
         Raises: InvalidRequest; NotFound (``log_truncated``) when the log does not hold what the policy names.
         """
-        return self.run(log_operations.retention(self.session, set_retention_request(name, policy), now_ms()))
+        return self._ask(json_request("PUT", f"/v1/retention/{quote(name, safe='')}", policy), RetentionAnswer)
 
     def remove_retention(self, name: str) -> RetentionAnswer:
         """Remove a retention policy; needs the role ``admin``. Raises: NotFound without such a policy."""
-        return self.run(log_operations.retention(self.session, remove_retention_request(name), now_ms()))
+        return self._ask(Request("DELETE", f"/v1/retention/{quote(name, safe='')}"), RetentionAnswer)
 
     def plan_retention(self, name: str, policy: RetentionPolicy | None) -> RetentionPlan:
         """What ``set_retention``, or without a policy ``remove_retention``, would remove now; it changes nothing.
 
         Needs the role ``admin``. Raises: as they do; Unavailable while a new snapshot is not verified.
         """
-        request = plan_retention_request(name, policy)
-        return self.run(log_operations.retention_plan(self.session, request, now_ms()))
+        change = RetentionPlanRequest(name, policy)
+        return self._ask(json_request("POST", "/v1/admin/retention-plan", change), RetentionPlan)
+
+    def _ask(self, request: Request, shape: type[Shape]) -> Shape:
+        return self.run(log_operations.ask(self.session, request, shape, now_ms()))
 
     def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
@@ -318,7 +334,8 @@ class Client:
                 session.route.succeeded()
                 return log_operations.found_in(read, key)
         began_ms = now_ms() if begun is None else begun.offered_ms
-        return self.run(log_operations.get(session, key, own, began_ms, linearizable=linearizable, begun=begun))
+        procedure = log_operations.read_key(session, key, own, began_ms, linearizable=linearizable, begun=begun)
+        return (self.run(procedure))[0]
 
     def range(
         self,
@@ -374,40 +391,18 @@ class Client:
         return view.position
 
     def _fill(self, filling: Filling, progress: SnapshotProgress) -> None:
-        procedure = load_snapshot(self.session, progress, now_ms())
-        stream: transport.Stream | None = None
-        reply: Reply | None = None
+        carrier = _StreamCarrier(self)
+
+        def carry_out(effect: Effect) -> Reply:
+            if isinstance(effect, DeliverRows):
+                filling.add((row.key, row.value, row.version) for row in effect.rows)
+                return Woken(now_ms())
+            return carrier.carry_out(effect)
+
         try:
-            while True:
-                try:
-                    effect = next(procedure) if reply is None else procedure.send(reply)
-                except StopIteration:
-                    break
-                if isinstance(effect, DeliverRows):
-                    filling.add((row.key, row.value, row.version) for row in effect.rows)
-                    reply = Woken(now_ms())
-                elif isinstance(effect, Open):
-                    if stream is not None:
-                        stream.close()
-                        stream = None
-                    opened = self.pool.open(effect)
-                    if isinstance(opened, transport.Stream):
-                        stream = opened
-                        reply = Opened(now_ms(), opened.headers)
-                    else:
-                        reply = opened
-                elif isinstance(effect, Receive):
-                    assert stream is not None, "only an open stream is received from"
-                    reply = stream.receive(effect.timeout_ms)
-                else:
-                    reply = self._carry_out(effect, None, None)
-        except HoldfastError as error:
-            self.session.route.explain(error)
-            raise
+            self.run(load_snapshot(self.session, progress, now_ms()), carry_out)
         finally:
-            procedure.close()
-            if stream is not None:
-                stream.close()
+            carrier.hang_up()
         assert progress.position is not None, "a snapshot that is complete has a position"
         filling.finish(progress.position, progress.last_transaction)
 
@@ -435,15 +430,11 @@ class Client:
             checkpoints=checkpoints,
         )
 
-    def run(
-        self,
-        procedure: Procedure[Result],
-        decide: Callable[[], None] | None = None,
-        view: View | None = None,
-    ) -> Result:
-        """Drive a procedure to its end."""
+    def run(self, procedure: Procedure[Result], carry_out: Callable[[Effect], Reply] | None = None) -> Result:
+        """Drive a procedure to its end. ``carry_out``: for effects that need more than the client."""
         reply: Reply | None = None
         effect: Effect | None = None
+        carry_out = carry_out or self._carry_out
         try:
             while True:
                 self.session.soundness.require()
@@ -453,7 +444,7 @@ class Client:
                     result: Result = stop.value
                     self.session.route.succeeded()
                     return result
-                reply = self._carry_out(effect, decide, view)
+                reply = carry_out(effect)
         except AssertionError as error:
             if isinstance(effect, Decide):  # it is the application's
                 raise
@@ -464,7 +455,7 @@ class Client:
         finally:
             procedure.close()
 
-    def _carry_out(self, effect: Effect, decide: Callable[[], None] | None, view: View | None) -> Reply:
+    def _carry_out(self, effect: Effect) -> Reply:
         match effect:
             case Send():
                 return self.pool.exchange(effect)
@@ -476,16 +467,8 @@ class Client:
                 return self._learn(effect)
             case Wait():
                 return self.sleep(effect)
-            case Decide():
-                assert decide is not None, "only a transaction decides"
-                decide()
-                return Woken(now_ms())
-            case AwaitVersion(version=version, timeout_ms=timeout_ms):
-                assert view is not None, "only a transaction on a view waits for it"
-                reached = transport.view_reaches(view, version, timeout_ms / 1000)
-                return Woken(now_ms()) if reached else Failed(now_ms(), False, "the view has not caught up")
-            case Open() | Receive() | Deliver() | DeliverRows():
-                raise AssertionError("streams are driven by Subscription and _fill")
+            case _:
+                raise AssertionError("a request decides nothing and opens no stream")
 
     def _learn(self, effect: Learn) -> Woken:
         """Ask for the version, or wait for the answer to another operation's question. Raises: as ``version``."""
@@ -510,7 +493,42 @@ class Client:
         return Woken(now_ms())
 
 
-class Subscription:
+class _StreamCarrier:
+    """Carries out what the procedures of streams ask for, with one open stream at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.stream: transport.Stream | None = None
+
+    def carry_out(self, effect: Effect) -> Reply:
+        """The reply to the effect. Raises: Closed."""
+        match effect:
+            case Open():
+                self.hang_up()
+                opened = self._client.pool.open(effect)
+                if not isinstance(opened, transport.Stream):
+                    return opened
+                self.stream = opened
+                return Opened(now_ms(), opened.headers)
+            case Receive(timeout_ms=timeout_ms):
+                if self.stream is None:  # an interrupt closed it; the procedure opens it again after the last event
+                    return Failed(now_ms(), False, "the stream was interrupted")
+                return self.stream.receive(timeout_ms)
+            case Wait():
+                return self._client.sleep(effect)
+            case Deliver():
+                return Woken(now_ms())
+            case _:
+                raise AssertionError("a stream only opens, receives, delivers and waits")
+
+    def hang_up(self) -> None:
+        """Close the stream, if one is open."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+
+class Subscription(Closing):
     """An iterator over the change stream that reconnects by itself and proves that it missed nothing.
 
     ``position``: where a later ``subscribe(after=...)`` continues, with its log. ``committed_version``: everything up
@@ -525,20 +543,12 @@ class Subscription:
         self._checkpoints = checkpoints
         self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
-        self._stream: transport.Stream | None = None
+        self._carrier = _StreamCarrier(client)
         self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
         self._lock = transport.Lock()
         self._advancing = False
         self._closed = transport.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def position(self) -> LogPosition:
@@ -587,7 +597,7 @@ class Subscription:
             if self._effect is None:
                 self._effect = next(self._procedure)
             else:
-                reply = self._carry_out(self._effect)
+                reply = self._carrier.carry_out(self._effect)
                 if self._closed.is_set():  # its result is of no interest, least of all an error
                     return True
                 self._effect = self._procedure.send(reply)
@@ -599,10 +609,10 @@ class Subscription:
         except transport.Cancelled:  # the stream stays open
             raise
         except AssertionError as error:
-            self._hang_up()
+            self._carrier.hang_up()
             soundness.break_off(error)
         except BaseException as error:
-            self._hang_up()
+            self._carrier.hang_up()
             if isinstance(error, HoldfastError):
                 self._client.session.route.explain(error)
             raise
@@ -617,7 +627,7 @@ class Subscription:
         """Close the connection; iterating ends, also in another thread."""
         with self._lock:
             self._closed.set()
-            stream = self._stream
+            stream = self._carrier.stream
             if not self._advancing:
                 self._end()
             elif stream is not None:  # the other thread closes it
@@ -627,29 +637,4 @@ class Subscription:
     def _end(self) -> None:
         self._procedure.close()
         self._effect = None
-        self._hang_up()
-
-    def _carry_out(self, effect: Effect) -> Reply:
-        match effect:
-            case Open():
-                self._hang_up()
-                opened = self._client.pool.open(effect)
-                if not isinstance(opened, transport.Stream):
-                    return opened
-                self._stream = opened
-                return Opened(now_ms())
-            case Receive(timeout_ms=timeout_ms):
-                if self._stream is None:  # an interrupt closed it; the procedure opens it again after the last event
-                    return Failed(now_ms(), False, "the stream was interrupted")
-                return self._stream.receive(timeout_ms)
-            case Wait():
-                return self._client.sleep(effect)
-            case Deliver():
-                return Woken(now_ms())
-            case Send() | Share() | Learn() | Decide() | AwaitVersion() | DeliverRows():
-                raise AssertionError("a stream only opens, receives, delivers and waits")
-
-    def _hang_up(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._carrier.hang_up()

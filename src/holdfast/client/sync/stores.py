@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
-from holdfast.client.protocol.effects import Response
+from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.http1 import token_of
+from holdfast.client.protocol.messages import decode, query_of, require_progress
 from holdfast.client.protocol.options import (
     FOR_EVER,
     ClientOptions,
@@ -23,12 +23,10 @@ from holdfast.client.protocol.options import (
     busy_wait_ms,
     within_ms,
 )
-from holdfast.client.protocol.stores import administration
-from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, MapOperations, Redelivered
+from holdfast.client.protocol.stores.administration import ClusterCommand, Definition, Redelivered, ask, browse_target
 from holdfast.client.protocol.stores.messages import (
-    decode,
     durable_path,
-    query_of,
+    map_path,
     request_of,
     store_path,
     subscribe_target,
@@ -36,21 +34,32 @@ from holdfast.client.protocol.stores.messages import (
 )
 from holdfast.client.protocol.stores.publisher import PublisherMachine
 from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
-from holdfast.client.sync.client import Client
+from holdfast.client.sync.client import Client, Closing
 from holdfast.client.sync.publisher import Publisher
 from holdfast.client.sync.subscriber import Subscriber
 from holdfast.client.sync.watch import Watch
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import SubscriberDriver
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.values.messages import Delivery
-from holdfast.wire.stores import Entry, Lock, Page, Purged
+from holdfast.wire.parts import ChangedResponse
+from holdfast.wire.stores import (
+    REDELIVER_MAX,
+    EntriesResponse,
+    Entry,
+    Lock,
+    LockedResponse,
+    Page,
+    Purged,
+    RedeliveredResponse,
+)
 
 PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
-class StoreClient:
+class StoreClient(Closing):
     """A blocking client of the message stores.
 
     ``url``: ``http://host:port``, ``https://host:port``, ``unix:/path``, or several of them for one service and its
@@ -70,14 +79,6 @@ class StoreClient:
         # A pool of its own: a service that once served a rare request on a connection stays on its slower path there.
         self._publishing = transport.Pool(self._client.session.options, self._token, tls, self._client.watch)
         self._tls = tls
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every connection of requests. Publishers and subscribers are closed by themselves, before this."""
@@ -156,8 +157,7 @@ class StoreClient:
             machine = WatchMachine(self._client.session, target, options)
             return Watch(machine, self._subscriber(machine, options))
 
-        operations = MapOperations(self._client.session, store, name, within_ms(retry_duration))
-        return Map(self._client, operations, watch)
+        return Map(self._client, store, name, within_ms(retry_duration), watch)
 
     def _subscriber(self, machine: SubscriberMachine, options: SubscriberOptions) -> Subscriber:
         driver = SubscriberDriver(machine, options, self._token, self._tls, self._client.watch)
@@ -271,7 +271,11 @@ class StoreClient:
 
     def rewind(self, store: str, durable: str, *, seq: int | None = None, time_ms: int | None = None) -> None:
         """Deliver retained messages again: from a number, from a time (since 1970), or everything kept."""
-        target = administration.rewind_target(seq, time_ms)
+        if seq is not None and time_ms is not None:
+            raise InvalidRequest("rewind goes to a number or to a time, not to both")
+        target: dict[str, object] = {"to": "start"}
+        if seq is not None or time_ms is not None:
+            target = {"seq": seq} if seq is not None else {"time_ms": time_ms}
         self._ask("POST", f"{durable_path(store, durable)}/rewind", target)
 
     def explain(self, store: str, seq: int) -> Definition:
@@ -292,8 +296,17 @@ class StoreClient:
         All of them, or only those in the ranges ``messages``, or that ``match``, or the first ``limit``. A letter goes
         only to the durable that it came from. *Cost*: a request for each 10,000 messages.
         """
-        procedure = administration.redeliver(self._client.session, store, durable, messages, match, limit, now_ms())
-        return self._client.run(procedure)
+        total, left = 0, Counter[str]()
+        after: int | None = 0
+        while after is not None and (limit is None or total < limit):
+            body: dict[str, object] = {"messages": messages, "match": match or {}, "after": after}
+            if limit is not None:
+                body["max"] = min(limit - total, REDELIVER_MAX)
+            response = self._ask("POST", f"{durable_path(store, durable)}/redeliver", body)
+            page = decode(response, RedeliveredResponse)
+            total, after = total + page.redelivered, page.next_after
+            left.update(page.left)
+        return Redelivered(total, dict(left))
 
     def _describe(self, path: str) -> Definition:
         return decode(self._ask("GET", path), Definition)
@@ -314,10 +327,14 @@ class StoreClient:
     def _ask(
         self, method: str, path: str, parameters: Mapping[str, object] | None = None, *, repeatable: bool = True
     ) -> Response:
-        session = self._client.session
         request = request_of(method, path, None if parameters is None else dict(parameters))
-        within_ms = session.options.give_up_after_ms
-        return self._client.run(administration.ask(session, request, now_ms(), within_ms, repeatable=repeatable))
+        within_ms = self._client.session.options.give_up_after_ms
+        return _ask(self._client, request, within_ms, repeatable=repeatable)
+
+
+def _ask(client: Client, request: Request, within_ms: float, *, repeatable: bool = True) -> Response:
+    """The response to one request. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
+    return client.run(ask(client.session, request, now_ms(), within_ms, repeatable=repeatable))
 
 
 class Map:
@@ -330,16 +347,30 @@ class Map:
     def __init__(
         self,
         client: Client,
-        operations: MapOperations,
+        store: str,
+        name: str,
+        within_ms: float,
         watch: Callable[[str | None, str, str | None, SubscriberOptions | None], Watch],
     ) -> None:
         self._client = client
-        self._operations = operations
+        self._store = store
+        self._name = name
+        self._path = map_path(store, name)
+        self._within_ms = within_ms
         self._watch = watch
+        self._token = ""
+        """Of the map that was met first."""
 
     def get(self, key: str) -> Entry | None:
         """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
-        return self._client.run(self._operations.get(key, now_ms()))
+        try:
+            entry = decode(self._ask("GET", self._path_of(key)), Entry)
+        except NotFound as error:
+            if error.code is not Code.NO_SUCH_KEY:
+                raise
+            return None
+        self._token = self._token or entry.token
+        return entry
 
     def set(self, key: str, value: bytes, *, if_revision: int | None = None, fence: int = 0) -> int:
         """Set a key; returns its revision.
@@ -347,13 +378,13 @@ class Map:
         ``if_revision``: only where that is its revision, 0 for a new key. ``fence``: the token of a lock that must be
         held still. Raises: Conflict (``revision_mismatch``, ``not_holder``); OutcomeUnknown for a conditional one.
         """
-        done = self._client.run(self._operations.change(key, value, if_revision, fence, now_ms()))
-        return done.revision
+        return (self._change("PUT", key, {"value": value}, if_revision, fence)).revision
 
     def set_many(self, values: Mapping[str, bytes | None], *, fence: int = 0) -> int:
         """Set keys, and remove those with None: all or nothing. Returns the revision of the last."""
-        done = self._client.run(self._operations.change_many(values, fence, now_ms()))
-        return done.revision
+        changes = [{"key": key, "value": value, "if_revision": None} for key, value in values.items()]
+        body = {"changes": changes, "fence": fence, "token": self._token if fence else ""}
+        return decode(self._ask("POST", self._path, body), ChangedResponse).revision
 
     def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
         """Remove a key; whether it was there. Raises: as ``set``.
@@ -361,13 +392,16 @@ class Map:
         A request whose response was lost is sent again and then finds no key: False does not prove that no call removed
         it.
         """
-        done = self._client.run(self._operations.change(key, None, if_revision, fence, now_ms()))
-        return done.changed > 0
+        return (self._change("DELETE", key, None, if_revision, fence)).changed > 0
 
     def items(self, after: str = "") -> Iterator[Entry]:
         """Every key above ``after`` in order. Changes ahead of the iteration are seen."""
         while True:
-            page = self._client.run(self._operations.entries(after, PAGE_ENTRIES, now_ms()))
+            token = self._token if after else ""
+            query = query_of(after=after or None, max=PAGE_ENTRIES, token=token or None)
+            page = decode(self._ask("GET", f"{self._path}{query}"), EntriesResponse)
+            require_progress(page, page.entries, more=page.more)
+            self._token = self._token or page.token
             for entry in page.entries:
                 yield entry
             if not page.more:
@@ -379,11 +413,15 @@ class Map:
 
         Raises: Conflict (``lock_held``).
         """
-        return self._client.run(self._operations.lock(key, owner, ttl_ms, now_ms(), steal=steal))
+        body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
+        lock = decode(self._ask("POST", f"{self._path}/lock", body), LockedResponse)
+        self._token = self._token or lock.token
+        return Lock(key, owner, lock.fence, lock.until_ms, lock.token)
 
     def unlock(self, lock: Lock) -> None:
         """Give a lock back. Raises: Conflict (``not_holder``)."""
-        self._client.run(self._operations.unlock(lock, now_ms()))
+        body = {"key": lock.key, "owner": lock.owner, "fence": lock.fence, "token": lock.token}
+        self._ask("POST", f"{self._path}/unlock", body)
 
     def watch(
         self,
@@ -398,6 +436,30 @@ class Map:
         ``owner``: the watch's name. Locks that are taken under it end with the watch, or with its lost connection.
         """
         return self._watch(key, prefix, owner, options)
+
+    def _path_of(self, key: str) -> str:
+        return map_path(self._store, self._name, key)
+
+    def _change(self, method: str, key: str, body: object, if_revision: int | None, fence: int) -> ChangedResponse:
+        token = self._token if fence or if_revision else ""
+        target = f"{self._path_of(key)}{query_of(fence=fence or None, token=token or None)}"
+        headers: tuple[tuple[str, str], ...] = ()
+        if if_revision is not None:
+            headers = (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)
+        response = self._ask(method, target, body, headers, repeatable=if_revision is None)
+        return decode(response, ChangedResponse)
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        *,
+        repeatable: bool = True,
+    ) -> Response:
+        request = request_of(method, target, body, headers)
+        return _ask(self._client, request, self._within_ms, repeatable=repeatable)
 
 
 class Browser:
@@ -435,9 +497,7 @@ class Browser:
         while not self._page:
             if self._after is None:
                 raise StopIteration
-            target = administration.browse_target(
-                self._path, self._after, PAGE_MESSAGES, self._match, self._parked, self._token
-            )
+            target = browse_target(self._path, self._after, PAGE_MESSAGES, self._match, self._parked, self._token)
             page = decode(self._ask("GET", target), Page)
             self._token = page.token
             self._page, self._after = page.messages[::-1], page.next_after
@@ -454,5 +514,4 @@ class Browser:
         self._ask("DELETE", f"{self._path}/messages/{message.seq}{query_of(token=self._token or None)}")
 
     def _ask(self, method: str, target: str) -> Response:
-        procedure = administration.ask(self._client.session, request_of(method, target), now_ms(), self._within_ms)
-        return self._client.run(procedure)
+        return _ask(self._client, request_of(method, target), self._within_ms)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from holdfast.client.protocol.stores.acknowledgements import OnReply
@@ -19,6 +18,7 @@ from holdfast.client.protocol.stores.subscriber import (
     handler_count,
     is_too_late,
 )
+from holdfast.client.sync.client import Closing
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Event, SubscriberDriver, run_each
 from holdfast.errors import Closed
@@ -28,7 +28,7 @@ from holdfast.stores.values.sequence_set import SequenceSet
 Item = TypeVar("Item")
 
 
-class Subscriber:
+class Subscriber(Closing):
     """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
 
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
@@ -67,11 +67,6 @@ class Subscriber:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # receiving
 

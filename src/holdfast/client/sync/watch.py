@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import WatchMachine
+from holdfast.client.sync.client import Closing
 from holdfast.client.sync.subscriber import Subscriber
 from holdfast.client.transport.clock import now_ms
 from holdfast.wire.stores import KeyChange
 
 
-class Watch:
+class Watch(Closing):
     """The changes of one map, as they happen. Made by ``Map.watch``.
 
     First the content of the map (``cause`` ``present``), then each change; after a lost connection the differences. The
@@ -30,11 +30,6 @@ class Watch:
     def __enter__(self) -> Self:
         self._subscriber.__enter__()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[KeyChange]:
         return self

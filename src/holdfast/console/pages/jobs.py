@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.client.protocol.stores.messages import query_of
+from holdfast.client.protocol.messages import query_of
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
 from holdfast.console.html import Content, Html, element, text_of

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from holdfast.client.protocol.effects import TransactionEvent
-from holdfast.client.protocol.stores.messages import query_of
+from holdfast.client.protocol.messages import query_of
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, Write
 from holdfast.console import units
 from holdfast.console.call import Call, Page, link, whole

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.stores.messages import durable_path, map_path, query_of, store_path
+from holdfast.client.protocol.messages import query_of
+from holdfast.client.protocol.stores.messages import durable_path, map_path, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
 from holdfast.console.html import Content, Html, element, text_of

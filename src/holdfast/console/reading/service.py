@@ -19,10 +19,10 @@ import msgspec
 from holdfast.client.aio.client import Client
 from holdfast.client.aio.stores import StoreClient
 from holdfast.client.protocol.effects import Request, Response
-from holdfast.client.protocol.messages import COORDINATION_CODES
+from holdfast.client.protocol.messages import COORDINATION_CODES, decode
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.stores.administration import ask
-from holdfast.client.protocol.stores.messages import decode, request_of
+from holdfast.client.protocol.stores.messages import request_of
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.wire.log import Liveness, Readiness

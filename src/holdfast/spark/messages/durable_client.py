@@ -19,8 +19,9 @@ from urllib.parse import quote
 
 from holdfast.client import Client, ClientOptions
 from holdfast.client.protocol.effects import Request, Response
+from holdfast.client.protocol.messages import decode
 from holdfast.client.protocol.stores.administration import Definition, ask, browse_target
-from holdfast.client.protocol.stores.messages import decode, durable_path, request_of, store_path
+from holdfast.client.protocol.stores.messages import durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
 from holdfast.queue.consumers.consumer import runs_of

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 
 from holdfast.client.protocol.effects import Request, Response
+from holdfast.client.protocol.messages import decode
 from holdfast.client.protocol.stores.administration import ask
-from holdfast.client.protocol.stores.messages import decode
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Conflict, NotFound
 from holdfast.objects.creating import create_exactly

@@ -29,9 +29,10 @@ import pyarrow as pa
 import structlog
 
 from holdfast.client import Client
+from holdfast.client.protocol.messages import decode
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions
 from holdfast.client.protocol.stores.administration import Definition, ask
-from holdfast.client.protocol.stores.messages import decode, request_of, store_path
+from holdfast.client.protocol.stores.messages import request_of, store_path
 from holdfast.client.stores import StoreClient
 from holdfast.client.transport.clock import now_ms
 from holdfast.commit.format.transaction import JobChange

@@ -163,7 +163,7 @@ def test_a_transaction_acknowledges_messages_with_their_token() -> None:
     txn = TransactionBuilder(None, 1)  # type: ignore[arg-type]  # nothing is read
     txn.acknowledge("s", "d", "me", delivery(1, OLD))
     txn.acknowledge("s", "d", "me", 2, delivery(3, OLD))
-    parts = msgspec.json.decode(txn.parts.acknowledge, type=list[AcknowledgePart])  # type: ignore[arg-type]
+    parts = msgspec.json.decode(txn.request().acknowledge, type=list[AcknowledgePart])  # type: ignore[arg-type]
     assert parts == [AcknowledgePart("s", "d", "me", [1, 2, 3], OLD)]
     with pytest.raises(Closed) as refused:
         txn.acknowledge("s", "d", "me", delivery(4, OTHER_HISTORY))
@@ -178,7 +178,7 @@ def test_a_transaction_changes_a_map_with_the_token_of_what_its_change_rests_on(
     txn.change_map("s", "locked", "k", b"v", fence=Lock("k", "me", 3, 0, MAP))
     txn.change_map("s", "read", "k", b"v", if_revision=Entry("k", b"u", 7, OTHER_MAP))
     txn.change_map("s", "known by numbers", "k", b"v", if_revision=7, fence=3)
-    locked, read, by_numbers = msgspec.json.decode(txn.parts.maps, type=list[MapPart])  # type: ignore[arg-type]
+    locked, read, by_numbers = msgspec.json.decode(txn.request().maps, type=list[MapPart])  # type: ignore[arg-type]
     assert (locked.fence, locked.token, locked.changes[0].if_revision) == (3, MAP, None)
     assert (read.fence, read.token, read.changes[0].if_revision) == (0, OTHER_MAP, 7)
     assert (by_numbers.fence, by_numbers.token, by_numbers.changes[0].if_revision) == (3, "", 7)
@@ -195,7 +195,7 @@ def test_a_transaction_publishes_into_the_store_that_its_other_parts_are_of() ->
     txn.publish("nothing is known", b"")
     txn.acknowledge("acknowledged", "d", "me", delivery(1, OLD))
     txn.change_map("changed", "m", "k", b"v", fence=Lock("k", "me", 3, 0, MAP))
-    parts = msgspec.json.decode(txn.parts.publish, type=list[PublishPart])  # type: ignore[arg-type]
+    parts = msgspec.json.decode(txn.request().publish, type=list[PublishPart])  # type: ignore[arg-type]
     of_store = token_of("log", 1)
     assert [(part.store, part.token) for part in parts] == [
         ("acknowledged", of_store),

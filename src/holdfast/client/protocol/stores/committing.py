@@ -6,11 +6,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.protocol.messages import decode_commit, error_of
+from holdfast.client.protocol.messages import decode_commit, error_in, error_of
 from holdfast.commit.format.transaction import Transaction
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, OutcomeUnknown
-from holdfast.wire.formats import UNDECODABLE
-from holdfast.wire.log import CommitReceipt, ErrorResponse, NotCommitted
+from holdfast.errors import CorruptData, HoldfastError, NotFound, OutcomeUnknown
+from holdfast.wire.log import CommitReceipt, NotCommitted
 
 CLIENT: Final = "client"
 REQUEST_ID: Final = "request_id"
@@ -37,7 +36,6 @@ VERDICTS_STORE: Final = {
         }
     },
 }
-_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 
 
 def requests_store(durable: str) -> dict[str, object]:
@@ -88,9 +86,7 @@ def verdict_of(body: bytes) -> CommitReceipt | HoldfastError:
         return verdict.error()
     if verdict is not None:
         return verdict
-    try:
-        error = _ERROR.decode(body).error
-        Code(error.code)
-    except (*UNDECODABLE, ValueError) as problem:
-        raise CorruptData("a message is no verdict", body=body[:80].decode(errors="replace")) from problem
+    error = error_in(body)
+    if error is None:
+        raise CorruptData("a message is no verdict", body=body[:80].decode(errors="replace"))
     return error_of(error, 400)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar, cast
-from urllib.parse import quote, urlencode
+from typing import Final, cast
+from urllib.parse import quote
 
 import msgspec
 
 from holdfast.client.protocol.effects import Request, Response
-from holdfast.client.protocol.messages import REFUSED_BEFORE_ACCEPTANCE, error_of
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
+from holdfast.client.protocol.messages import REFUSED_BEFORE_ACCEPTANCE, decode, error_of, query_of
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
@@ -36,8 +36,6 @@ _RECEIPT: Final = msgspec.msgpack.Decoder(BatchReceipt)
 _FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
 _JSON_ERROR: Final = msgspec.json.Decoder(ErrorResponse)
 _MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(ErrorResponse)
-
-Shape = TypeVar("Shape")
 
 
 class Advisory(msgspec.Struct, frozen=True):
@@ -92,16 +90,6 @@ def map_path(store: str, name: str, key: str | None = None) -> str:
     """``/v1/stores/{store}/maps/{map}``, of one key where it is given."""
     path = f"{store_path(store)}/maps/{quote(name, safe='')}"
     return path if key is None else f"{path}/{quote(key, safe='')}"
-
-
-def query_of(**values: str | int | bool | None) -> str:
-    """A query string with its question mark, without the values that are None.
-
-    >>> query_of(after=7, match=None), query_of(match=None)
-    ('?after=7', '')
-    """
-    given = {name: str(value) for name, value in values.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def request_of(method: str, target: str, body: object = None, headers: tuple[tuple[str, str], ...] = ()) -> Request:
@@ -184,16 +172,6 @@ def decode_frame(payload: bytes) -> ServerFrame:
     return frame
 
 
-def decode(response: Response, shape: type[Shape]) -> Shape:
-    """The body of a successful response. Raises: CorruptData."""
-    try:
-        if MSGPACK in response.headers.get("content-type", ""):
-            return msgspec.msgpack.decode(response.body, type=shape)
-        return msgspec.json.decode(response.body, type=shape)
-    except UNDECODABLE as error:
-        raise CorruptData("the service answered something the API does not describe", status=response.status) from error
-
-
 def decode_receipt(response: Response) -> BatchReceipt:
     """The receipt of a batch. Raises: CorruptData."""
     if response.headers.get("content-type") != MSGPACK:
@@ -228,15 +206,6 @@ def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
     """The exception for the code in a close frame, which has room for no more; the advisory before it has the facts."""
     facts = "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == code else ""
     return named_error(ErrorBody(code, f"the service ended the subscription: {code}{facts}"), 500)
-
-
-def frame_too_large(bytes_max: int) -> LimitExceeded:
-    """The error for a frame above the client's own bound."""
-    return LimitExceeded(
-        "the service sent a frame that is larger than this client accepts",
-        hint="increase event_bytes_max in the ClientOptions",
-        event_bytes_max=bytes_max,
-    )
 
 
 RETRIED_CODES: Final = REFUSED_BEFORE_ACCEPTANCE | {

@@ -60,12 +60,11 @@ from holdfast.client.protocol.stores.messages import (
     coded_error,
     credit_frame,
     decode_frame,
-    frame_too_large,
     named_error,
     started_frame,
 )
 from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
 from holdfast.stores.values.messages import Delivery
@@ -517,7 +516,9 @@ class SubscriberMachine:
     def too_large(self) -> None:
         """A frame is above the client's bound, as it would be on every connection."""
         if self._state in _CONNECTED:
-            self.end(frame_too_large(self._session.options.event_bytes_max))
+            problem = "the service sent a frame that is larger than this client accepts"
+            hint, bytes_max = "increase event_bytes_max in the ClientOptions", self._session.options.event_bytes_max
+            self.end(LimitExceeded(problem, hint=hint, event_bytes_max=bytes_max))
 
     def received(self, payload: bytes, now_ms: float) -> None:
         """A frame arrived. One that the API does not describe ends the subscription."""
