@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.client.protocol.endpoint import parse_endpoint
-from holdfast.client.protocol.trusted_hosts import TrustedHosts
+from holdfast.client.protocol.endpoint import TrustedHosts, parse_endpoint
 from holdfast.errors import Code, InvalidRequest
 from holdfast.private_files import others_can_write
 

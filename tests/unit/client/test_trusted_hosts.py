@@ -15,12 +15,11 @@ from tests.unit.client.test_subscription import transaction
 from tests.unit.client.test_turns import NOT_LEADER, ROUNDED_UP, A, X
 
 from holdfast.client.protocol.effects import Response, Send, Wait
-from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.endpoint import Route, TrustedHosts, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.publisher import PublisherMachine
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine
-from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.spark.bulk.leadership import ask_to_step_down

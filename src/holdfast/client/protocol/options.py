@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from holdfast.client.protocol.trusted_hosts import TrustedHosts
+from holdfast.client.protocol.endpoint import TrustedHosts
 from holdfast.errors import Code, InvalidRequest
 
 _NOT_BOUNDS: Final = ("follow_leader", "gather", "trusted_hosts")

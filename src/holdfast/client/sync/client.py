@@ -35,7 +35,7 @@ from holdfast.client.protocol.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.protocol.endpoint import anywhere, routes_of
+from holdfast.client.protocol.endpoint import TrustedHosts, anywhere, routes_of
 from holdfast.client.protocol.gathered_commits import Commits
 from holdfast.client.protocol.gathered_reads import Reads
 from holdfast.client.protocol.http1 import token_of
@@ -51,7 +51,6 @@ from holdfast.client.protocol.transaction import (
     TransactionBuilder,
     ViewSource,
 )
-from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport import sync_gathering as gathering
 from holdfast.client.transport.clock import draw_entropy, draw_wait_ms, now_ms

@@ -23,10 +23,9 @@ from typing import Final
 import structlog
 
 from holdfast.client.protocol.effects import Request, Response, Send
-from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.endpoint import TrustedHosts, parse_endpoint
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.options import ClientOptions
-from holdfast.client.protocol.trusted_hosts import TrustedHosts
 from holdfast.client.transport.sync import Pool
 from holdfast.commit.format.batch import (
     HEADER_BYTES,
