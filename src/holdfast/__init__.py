@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import importlib
 
-from holdfast import release
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
         PermissionDenied,
         Unavailable,
     )
-    from holdfast.extras import MissingExtra
+    from holdfast.extras import MissingExtra, __version__
     from holdfast.queue import Queue, every
     from holdfast.queue.persist import persist
     from holdfast.settings import Settings, load_configuration
@@ -64,8 +62,6 @@ __all__ = [
     "every", "load_configuration", "persist",
 ]  # fmt: skip
 
-__version__: Final = release.VERSION
-
 _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
     "holdfast.client.stores": ("StoreClient",),
@@ -78,7 +74,7 @@ _HOMES: Final = {
         "InternalError", "InvalidRequest", "LimitExceeded", "NotFound", "OutcomeUnknown", "PermissionDenied",
         "Unavailable",
     ),
-    "holdfast.extras": ("MissingExtra",),
+    "holdfast.extras": ("MissingExtra", "__version__"),
     "holdfast.queue": ("Queue", "every"),
     "holdfast.queue.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),

@@ -18,7 +18,7 @@ import sys
 from typing import Final, cast
 
 from holdfast.documents import FORM, AboveBounds, Bounds, read_yaml
-from holdfast.given_twice import pairs_once
+from holdfast.values import pairs_once
 
 AT_ONCE: Final = Bounds(8 << 10, 2_000)
 SECONDS_MAX: Final = 10.0

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.extras import MissingExtra, needs
-from holdfast.given_twice import pairs_once
+from holdfast.values import pairs_once
 
 YAML_ENDINGS: Final = (".yaml", ".yml")
 DEPTH_MAX: Final = 100

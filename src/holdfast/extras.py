@@ -10,7 +10,9 @@ from holdfast.errors import Code, InvalidRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Final
 
+__version__: Final = "0.1.0"
 DISTRIBUTION = "holdfastdb"
 """The name on the package index. There, ``holdfast`` is another project."""
 

@@ -1,7 +1,7 @@
 """Whether the invariants of an object of the program hold. One that failed makes the object unusable.
 
 From then on every call raises the same InternalError, also calls that wait, and nothing more is written or sent. A
-service's process ends instead (``server.process_end``).
+service's process ends instead (``server.process_end``): ``report_broken`` reports to its event loop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from holdfast.errors import InternalError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from typing import NoReturn
 
@@ -49,3 +50,12 @@ class Soundness:
         """Raise ``InternalError`` if an invariant is broken."""
         if self.broken is not None:
             raise self.broken.with_traceback(None)
+
+
+def report_broken(loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
+    """Does not return where the loop is that of the service's process."""
+    broken = error
+    if not isinstance(error, AssertionError):
+        broken = AssertionError(f"{type(error).__name__}: {error}")
+        broken.__cause__ = error
+    loop.call_exception_handler({"message": "an invariant is broken", "exception": broken})

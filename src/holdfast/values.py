@@ -1,8 +1,11 @@
-"""Identifiers and instants that several packages use, with their text forms."""
+"""Identifiers, instants and names that several packages use, with their text forms."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, NewType
+from typing import Final, NamedTuple, NewType, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Slot = NewType("Slot", int)
 """The number of one batch object. The first is 2^64-1 and they count down, so a larger slot is older."""
@@ -112,3 +115,27 @@ def parse_slot(text: str) -> Slot | None:
         return None
     slot = int(text)
     return Slot(slot) if slot < 2**64 else None
+
+
+class GivenTwice(ValueError):
+    """A name is given twice, so it has no one value."""
+
+
+def pairs_once(pairs: list[tuple[K, V]]) -> dict[K, V]:
+    """The members of one object. *Raises*: ``GivenTwice``, with the first name that is given twice.
+
+    >>> pairs_once([("a", 1), ("b", 2)])
+    {'a': 1, 'b': 2}
+    >>> pairs_once([("a", 1), ("b", 2), ("b", 2)])
+    Traceback (most recent call last):
+    holdfast.values.GivenTwice: 'b' is given twice
+    """
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[K] = set()
+        for name, _ in pairs:
+            if name in seen:
+                shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+                raise GivenTwice(f"{shown!r} is given twice")
+            seen.add(name)
+    return members

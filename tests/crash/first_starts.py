@@ -47,7 +47,7 @@ from holdfast.stores.repair.damage import accept_recorded
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Define, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES: Final = 65_536
 LOG_ID: Final = "ab" * 16

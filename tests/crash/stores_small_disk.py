@@ -18,7 +18,7 @@ from holdfast.stores.repair.backup import verify
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, Publish, Published
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 DISK_BYTES = 24 << 20
 PAGE_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Result
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
 STORE, DURABLE, MAPS, MAP = "orders", "work", "maps", "settings"

@@ -13,8 +13,7 @@ from tests.integration.stores_harness import StoresServing, stores_serving, text
 
 from holdfast.cli.stores_messages import message_fields, message_text
 from holdfast.server.http.auth import Role
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.parts import Origin
+from holdfast.wire.parts import Delivery, Origin
 
 EVERYTHING = ["publish", "subscribe", "browse", "administer"]
 ROLES: dict[str, dict[str, Any]] = {

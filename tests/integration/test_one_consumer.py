@@ -21,7 +21,7 @@ from holdfast.errors import AlreadyOpen, Code, Fenced
 from holdfast.server.http.auth import Role
 from holdfast.server.stores.deliveries import Poller
 from holdfast.stores.values.commands import Attach, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 pytestmark = pytest.mark.usefixtures("durability")
 

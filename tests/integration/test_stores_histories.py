@@ -27,7 +27,7 @@ from holdfast.stores.machine.lineage import HISTORIES_MAX, Lineage
 from holdfast.stores.repair import backup
 from holdfast.stores.storage.index import draw_history
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 
 @dataclass

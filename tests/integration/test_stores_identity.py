@@ -20,7 +20,7 @@ from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Closed, Code
 from holdfast.stores.definitions.changes import without_store
 from holdfast.stores.values.commands import Define, Publish, Redefine
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 pytestmark = pytest.mark.usefixtures("durability")
 

@@ -12,7 +12,7 @@ from tests.integration.stores_harness import StoresServing, stores_serving
 from holdfast.server.stores import operations
 from holdfast.server.stores.routes import messages as redelivery
 from holdfast.stores.values.commands import Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 pytestmark = pytest.mark.usefixtures("durability")
 

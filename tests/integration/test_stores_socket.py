@@ -17,7 +17,7 @@ from tests.integration.stores_harness import JSON, MSGPACK, Subscriber, bodies, 
 from holdfast.errors import CorruptData, HoldfastError
 from holdfast.server.stores import socket as socket_module
 from holdfast.stores.values.commands import Command, Define, Deliver, Detach, Publish, Result
-from holdfast.stores.values.messages import Delivery, Message
+from holdfast.wire.parts import Delivery, Message
 
 pytestmark = pytest.mark.usefixtures("durability")
 

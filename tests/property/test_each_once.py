@@ -16,10 +16,9 @@ from holdfast.commit.format import json_request
 from holdfast.commit.format.json_request import decode_json, decode_json_lines
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import InvalidRequest
-from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.server.http.requests import decode_msgpack, decode_msgpack_items
-from holdfast.wire.each_once import decode_each_once, require_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.values import GivenTwice, pairs_once
+from holdfast.wire.formats import UNDECODABLE, decode_each_once, require_each_once
 
 EXAMPLES = 30 if os.environ.get("HOLDFAST_SMALL") == "1" else 150
 

@@ -40,8 +40,8 @@ from holdfast.stores.values.commands import (
     Publish,
     Published,
 )
-from holdfast.stores.values.messages import Message
 from holdfast.values import Version
+from holdfast.wire.parts import Message
 
 WORK = {"work": {"type": "shared", "prefetch": 10_000, "ack_wait": 3600}, "prices": {"type": "map"}}
 STORES = {"orders": {"durables": WORK}, "others": {"durables": WORK}}

@@ -42,7 +42,7 @@ from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader
 from holdfast.stores.values.commands import CommitPart, MapChange, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 
 @dataclass(frozen=True)

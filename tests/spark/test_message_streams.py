@@ -27,7 +27,7 @@ from tests.spark.service_process import ROOT, ServiceProcess
 from holdfast import StoreClient
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.queue import Queue
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 KILLS = 40 if PROVE else 4

@@ -38,7 +38,7 @@ from holdfast.stores.checkpoint_objects import manifest_key
 from holdfast.stores.storage.index import Checkpoint
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.values.commands import CommitPart, MapChange, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 __all__ = ["gateway", "s3_bucket"]
 

@@ -56,7 +56,7 @@ from holdfast.spark.sink.record import (
     wanted_micro_batch,
 )
 from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 _names = itertools.count()
 QUERY = "8f1d1c6e-7a53-4d4b-9d3e-111111111111"

@@ -33,7 +33,7 @@ from holdfast.stores.values.commands import (
     Publish,
     Published,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
 WORK = {"work": {"type": "shared", "prefetch": 10_000}}

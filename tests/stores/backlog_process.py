@@ -15,7 +15,7 @@ from collections import deque
 from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Define, Publish, Result
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 MEMORY_BYTES = 4 << 20
 PAGE_BYTES = 4 << 20

@@ -10,7 +10,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Acknowledged, Attached, Command, Delivered, Published
 from holdfast.stores.values.effects import DeadLettering, Effect, dead_letter_of
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 Definition = dict[str, object]
 

@@ -18,8 +18,8 @@ from holdfast.stores.storage.volatile import VolatileEntries
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
 from holdfast.stores.values.effects import Changed
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entry
+from holdfast.wire.parts import Message
 
 Clear = Callable[[Machine], commands.Command]
 KEYS = 10_000

@@ -12,7 +12,7 @@ from tests.stores.state_harness import Machine
 from holdfast.server.stores.operations import LOOKS_MAX
 from holdfast.stores.durables.backlog import CHUNK
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
     from pathlib import Path

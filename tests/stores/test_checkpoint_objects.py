@@ -28,7 +28,7 @@ from holdfast.stores.followed import FollowedStores
 from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Define, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 LOG_ID = "ab" * 16
 PAGE_BYTES, MEMORY_BYTES = 65_536, 8 << 20

@@ -29,7 +29,7 @@ from holdfast.stores.repair.backup import restore
 from holdfast.stores.service import WAIT_MS_MAX, StoreService
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Published
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 START_MS = 2_000_000_000_000
 DAY_MS = 86_400_000

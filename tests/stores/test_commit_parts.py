@@ -24,7 +24,7 @@ from holdfast.stores.values.commands import (
     Publish,
     Published,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared", "ack_wait": 3600}
 KEPT = {**SHARED, "retention_time": 60}

@@ -14,7 +14,7 @@ from holdfast.stores.definitions.parts import keep_sections, with_parts
 from holdfast.stores.definitions.permissions import OPEN
 from holdfast.stores.machine import redefine as definition_losses
 from holdfast.stores.values.commands import Define, MapChange, Purge
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared"}
 

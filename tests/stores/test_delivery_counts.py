@@ -9,7 +9,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Published, Redelivered
 from holdfast.stores.values.effects import Advise
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 WORK = {"type": "shared", "max_delivery": 5, "ack_wait": "30s", "prefetch": 64}
 

@@ -12,7 +12,7 @@ from holdfast.errors import NotFound
 from holdfast.stores.durables.leases import HANDED_OUT_MAX
 from holdfast.stores.machine.explain import FATES, LETTERS_MAX, POSSIBLE, explain
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 
 def fates(machine: Machine, seq: int) -> dict[str, Any]:

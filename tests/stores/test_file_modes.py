@@ -17,8 +17,8 @@ from holdfast import Client, StoreClient
 from holdfast.objects.open import open_store
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Define, Publish
-from holdfast.stores.values.messages import Message
 from holdfast.view.sqlite import open_for_writer
+from holdfast.wire.parts import Message
 
 
 @pytest.fixture(autouse=True)

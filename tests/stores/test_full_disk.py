@@ -35,7 +35,7 @@ from holdfast.stores.values.commands import (
     MapChange,
     Publish,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES, MEMORY_BYTES = 65_536, 8 << 20
 BODY = bytes(20_000)

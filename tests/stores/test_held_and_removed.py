@@ -16,7 +16,7 @@ from holdfast.errors import NotFound
 from holdfast.stores.durables.removed import REMOVED_MAX
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, Displaced, Withdrawn
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 TERMS: dict[str, object] = {"type": "shared", "ack_wait": "1s", "retention_time": 600}
 

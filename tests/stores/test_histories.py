@@ -21,7 +21,7 @@ from holdfast.stores.machine.lineage import HISTORIES_MAX, Ancestor, Lineage
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.identity import id_of
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SEEDS = range(500 if os.environ.get("HOLDFAST_PROVE") else 40)
 STORES = ("orders", "letters")

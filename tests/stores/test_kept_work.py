@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.stores.state_harness import Machine
 
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 KINDS = [{"type": "standard"}, {"type": "shared"}, {"type": "shared", "key_ordered": True}]
 

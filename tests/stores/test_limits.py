@@ -13,7 +13,7 @@ from tests.stores.state_harness import Machine
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Published
 from holdfast.stores.values.effects import Withdrawn
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 LIMIT = 5
 

@@ -8,7 +8,7 @@ from tests.stores.state_harness import Machine
 from holdfast.stores.durables import backlog
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Ready
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 TTL_MS = 5_000
 DURABLES = {

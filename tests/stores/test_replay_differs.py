@@ -34,7 +34,7 @@ from holdfast.stores.values.commands import (
     Record,
     Result,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
 DEFINITION = {

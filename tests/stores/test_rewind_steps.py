@@ -31,8 +31,8 @@ from holdfast.stores.values.commands import (
     Rewind,
 )
 from holdfast.stores.values.effects import Ready
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
+from holdfast.wire.parts import Message
 
 MANY = 3 * EXPIRE_LOOKS + 100
 MATCHED = {"type": "shared", "matcher": {"kind": "a"}, "retention_time": 36_000, "prefetch": 10_000}

@@ -10,7 +10,7 @@ from holdfast.stores.durables import consumption
 from holdfast.stores.machine import state
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, DeadLettering, Ready
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared"}
 

@@ -10,7 +10,7 @@ from holdfast.server.stores.figures import figures_of
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import MapLocked
 from holdfast.stores.values.effects import Advise
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 MAP = {"type": "map"}
 

@@ -11,7 +11,7 @@ from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, Limit
 from holdfast.stores.machine import store as publishers
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared"}
 DAY_MS = 86_400_000

@@ -21,7 +21,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record
 from holdfast.stores.values.effects import DeadLettering
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SEEDS = range(2_000 if os.environ.get("HOLDFAST_PROVE") else 32)
 STEPS = 120

@@ -11,7 +11,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.durables import backlog, expiry
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Ready
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared"}
 

@@ -18,7 +18,7 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Attach, Define, Deliver, Delivered, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
 DEFINITION = json.dumps({"stores": {"s": {"durables": {"d": {"type": "shared"}}}}}).encode()

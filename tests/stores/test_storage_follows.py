@@ -14,7 +14,7 @@ from holdfast.stores.storage import storage as storage_module
 from holdfast.stores.storage.frames import encode_record, version_of, with_version
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import RULES, Command, Define, Publish, Published, Record
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 Entries = list[tuple[int, list[bytes]]]
 DEFINITION = {"stores": {"s": {"durables": {"all": {"type": "shared"}}}}}

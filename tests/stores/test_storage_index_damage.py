@@ -24,7 +24,7 @@ from holdfast.stores.storage.index import Index
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
     pass

@@ -15,8 +15,8 @@ from holdfast.stores.storage.locations import Locations
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.values.commands import RULES, Publish, Published, Record
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
+from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
     from pathlib import Path

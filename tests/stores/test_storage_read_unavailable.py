@@ -29,8 +29,8 @@ from holdfast.stores.values.commands import (
     Purge,
     Rewind,
 )
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import ReadUnavailable
+from holdfast.wire.parts import Message
 
 RETAINS = {"type": "shared", "prefetch": 60_000, "retention_time": "1h"}
 DEFINITION = {"stores": {"s": {"durables": {"a": RETAINS, "m": {"type": "map"}, "last": {"type": "last_value"}}}}}

@@ -36,7 +36,7 @@ from holdfast.stores.values.commands import (
     Publish,
     Purge,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -55,8 +55,7 @@ from holdfast.stores.values.commands import (
     Result,
 )
 from holdfast.stores.values.effects import Applied, Effect
-from holdfast.stores.values.messages import Message
-from holdfast.wire.parts import Origin
+from holdfast.wire.parts import Message, Origin
 
 PAGE_BYTES = 65_536
 WORK = {"work": {"type": "shared", "prefetch": 10_000}}

@@ -15,7 +15,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import DeadlineTimer
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

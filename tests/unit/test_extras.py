@@ -33,7 +33,7 @@ ON_REQUEST: Final = {
     ("holdfast.console.pages.pipelines", "deltalake.exceptions"),
     ("holdfast.spark.source.frames", "msgpack"),
     ("holdfast.spark.typed.exact", "msgpack"),
-    ("holdfast.wire.each_once", "msgpack"),
+    ("holdfast.wire.formats", "msgpack"),
 }
 """Imports within functions for what only some applications have; the reference says so. Bodies in msgpack come to the
 service alone, which imports the package itself."""

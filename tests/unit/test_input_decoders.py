@@ -66,7 +66,6 @@ NOT_INPUT: Final = {
     "stores/repair/reader.py": "its own file",
     "stores/storage/frames.py": "its own records",
     "stores/storage/index.py": "its own file",
-    "wire/stores.py": "results that the stores wrote",
     # What one of its processes says to another.
     "objects/probe/processes.py": "its own child",
     "objects/probe/racer.py": "its own parent",
@@ -83,12 +82,13 @@ NOT_INPUT: Final = {
     "console/units.py": "bytes that are shown and not taken",
     "server/commit/item_readers.py": "only where an item ends",
     "server/http/requests.py": "its own proof",
+    "server/http/responses.py": "results that the stores wrote",
     "server/openapi.py": "its own schema",
     "server/stores/commit_parts.py": "parts of a request that was decoded as a whole",
     "server/stores/socket.py": "counts its parameters",
     "stores/definitions/parts.py": "a definition that it has just encoded",
     "spark/ingest/message_requests.py": "fields of a message, which the store has checked",
-    "wire/each_once.py": "the proof",
+    "wire/formats.py": "the proof",
     # What belongs to the application: its formats decide.
     "spark/sink/manifest.py": "its own objects",
     "spark/typed/exact.py": "it looks for what is given twice",
@@ -121,7 +121,7 @@ def test_every_decoder_of_input_refuses_a_name_that_is_given_twice() -> None:
         if "client/sync" not in path.as_posix() and (lines := decoders_in(path))
     }
     new = {name: lines for name, lines in found.items() if name not in NOT_INPUT}
-    assert not new, "decode input with holdfast.wire.each_once, or say here why it is none"
+    assert not new, "decode input by decode_each_once, or say here why it is none"
     assert all((ROOT / name).exists() for name in NOT_INPUT), "a file of the table has gone"
 
 

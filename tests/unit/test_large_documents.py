@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from holdfast.errors import Code, LimitExceeded
-from holdfast.given_twice import GivenTwice
 from holdfast.server.stores.operations import REQUEST_VALUES_MAX, decode
-from holdfast.wire import each_once
-from holdfast.wire.each_once import LARGE_BYTES, decode_each_once, require_few_values
-from holdfast.wire.formats import WireFormat
+from holdfast.values import GivenTwice
+from holdfast.wire import formats
+from holdfast.wire.formats import LARGE_BYTES, WireFormat, decode_each_once, require_few_values
 from holdfast.wire.stores import PublishRequest
 
 COUNT = LARGE_BYTES
@@ -21,14 +20,14 @@ COUNT = LARGE_BYTES
 def test_a_large_document_is_decoded_without_the_collector_which_goes_on_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    proof = each_once.require_each_once
+    proof = formats.require_each_once
     collects: list[bool] = []
 
     def noted(*arguments: object) -> None:
         collects.append(gc.isenabled())
         proof(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(each_once, "require_each_once", noted)
+    monkeypatch.setattr(formats, "require_each_once", noted)
     large = b"[" + b",".join([b"[]"] * COUNT) + b"]"
     assert decode_each_once(large, object) == [[]] * COUNT
     assert decode_each_once(b"[1]", object) == [1]

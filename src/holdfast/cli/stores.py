@@ -21,8 +21,8 @@ from holdfast.cli.output import Exit, answering, print_json
 from holdfast.cli.service import Service, on_service, one_line
 from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
-from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.stores.definitions.cluster import definition_of
+from holdfast.values import GivenTwice, pairs_once
 
 if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient

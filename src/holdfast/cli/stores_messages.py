@@ -36,7 +36,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Outco
 
 if TYPE_CHECKING:
     from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber
-    from holdfast.stores.values.messages import FieldValue
+    from holdfast.wire.parts import FieldValue
 
 DELIVERY_SECONDS: Final = 0.5
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def publish(
     """
     from holdfast.client.protocol.stores.messages import publish_request
     from holdfast.client.stores import PublisherOptions
-    from holdfast.stores.values.messages import Message
+    from holdfast.wire.parts import Message
 
     fields = named_once(map(_field, field or ()), "field")
     # Refuse bad fields here, not in a thread of the publisher.

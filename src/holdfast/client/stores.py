@@ -17,8 +17,7 @@ with needs("client"):
     from holdfast.client.sync.stores import Browser, Map, StoreClient
     from holdfast.client.sync.subscriber import Subscriber
     from holdfast.client.sync.watch import Watch
-    from holdfast.stores.values.messages import Delivery, Message
-    from holdfast.wire.parts import Receipt
+    from holdfast.wire.parts import Delivery, Message, Receipt
 from holdfast.wire.stores import Entry, KeyChange, Lock
 
 __all__ = [

@@ -21,7 +21,6 @@ from typing import Any, Final, Protocol
 import structlog
 from msgspec import Struct
 
-from holdfast.broken_invariant import report_broken
 from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
@@ -71,6 +70,7 @@ from holdfast.errors import (
 )
 from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
+from holdfast.soundness import report_broken
 from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 from holdfast.wire.log import StatusAnswer
 

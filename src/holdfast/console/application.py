@@ -36,7 +36,7 @@ from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
 from holdfast.document_process import DocumentReader
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-from holdfast.given_twice import GivenTwice, pairs_once
+from holdfast.values import GivenTwice, pairs_once
 
 _logger = logging.getLogger("holdfast.console")
 

@@ -21,9 +21,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.endpoint import s3_endpoint
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, StoreDenies, Unknown, require_key
+from holdfast.values import GivenTwice, pairs_once
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config

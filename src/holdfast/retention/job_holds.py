@@ -16,8 +16,7 @@ import msgspec
 from holdfast.commit.format.batch import Header
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import JobChange
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
 FOLDER: Final = "hold/"
 SECONDS: Final = 7 * 86_400

@@ -18,8 +18,7 @@ from holdfast.commit.format.log_clock import Moment
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.values import VERSION_MAX
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import RetentionPolicy
 
 FORMAT: Final = 1

@@ -16,10 +16,10 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.file_urls import path_of
-from holdfast.given_twice import GivenTwice, pairs_once
 from holdfast.objects.directory.store import DirectoryStore, DurableDirectory
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectReader, ObjectStore, require_key
+from holdfast.values import GivenTwice, pairs_once
 
 UPLOAD_TIMEOUT_MS: Final = 120_000
 """A table's file is up to a few hundred megabytes, in one request, so that only whole files are visible."""

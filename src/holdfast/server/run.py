@@ -31,7 +31,6 @@ import structlog
 import uvloop
 
 from holdfast import __version__
-from holdfast.broken_invariant import report_broken
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import StoresMode
 from holdfast.commit.leadership.addresses import without_scheme
@@ -86,6 +85,7 @@ from holdfast.server.upkeep import Upkeep
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import ServerSettings, Settings
+from holdfast.soundness import report_broken
 from holdfast.temporary_files import temporary_directory
 from holdfast.values import UNIX
 from holdfast.wire.log import ConfigurationAnswer

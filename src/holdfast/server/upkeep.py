@@ -11,7 +11,6 @@ from typing import Final
 
 import structlog
 
-from holdfast.broken_invariant import report_broken
 from holdfast.commit.clock_watch import ClockWatch
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.commit.leadership.takeover import now
@@ -31,6 +30,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
+from holdfast.soundness import report_broken
 from holdfast.view.storage import Row
 from holdfast.wire.log import LogJobState, RetentionPolicy
 

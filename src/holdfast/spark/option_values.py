@@ -23,10 +23,9 @@ import msgspec
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.given_twice import pairs_once
 from holdfast.spark.columns import READABLE_KINDS, Shape
 from holdfast.spark.positions import Position, QueuePosition, StorePosition
-from holdfast.values import VERSION_MAX
+from holdfast.values import VERSION_MAX, pairs_once
 
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|m|h)")

@@ -25,9 +25,8 @@ from typing import Final, Generic, TypeVar, cast
 import msgspec
 
 from holdfast.errors import InvalidRequest
-from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, FieldValue
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
+from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, FieldValue
 
 ALTERNATIVES_MAX: Final = 256
 VALUES_MAX: Final = 1_024  # values of one field in one list; a longer one is refused

@@ -47,8 +47,8 @@ from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.identity import PART_BYTES, history_part, is_same, replaced, token_of
 from holdfast.stores.values.identity import is_continued as is_continued_by
-from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import ReadUnavailable
+from holdfast.wire.parts import Delivery
 
 WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
 _MAKING: Final = commands.Define, commands.Redefine, commands.Attach

@@ -1,8 +1,19 @@
-"""What the message stores respond with, for a request of their own and for the part of a commit; what others show."""
+"""A message, as published and as delivered; and what the stores respond with, also for the part of a commit."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+FieldValue = str | int | bool
+"""A field has a text, a whole number of 64 bits or a truth value; matchers compare these exactly and never convert."""
+
+FIELDS_MAX: Final = 256
+FIELD_BYTES_MAX: Final = 256
+KEY_BYTES_MAX: Final = 1_024
+TOKEN_MAX: Final = 26
+"""Characters of a token with three parts (``stores.values.identity``)."""
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
@@ -16,6 +27,43 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     seq: int
     cause: str
     delivery_count: int
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as published. ``body`` is bytes (base64 in JSON).
+
+    ``publisher_seq`` is 0 without numbers. ``ttl_ms`` and ``deliver_at_ms`` are 0 for none; the latter is a time since
+    1970 before which the message is not delivered. ``origin``: only the service writes it, and only of a dead letter.
+    """
+
+    body: bytes = b""
+    fields: dict[str, FieldValue] = {}
+    key: str | None = None
+    publisher_seq: int = 0
+    ttl_ms: int = 0
+    deliver_at_ms: int = 0
+    origin: Origin | None = None
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
+
+    ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
+    rewound, so a subscriber may have acknowledged it.
+    """
+
+    seq: int
+    fields: dict[str, FieldValue]
+    key: str | None
+    body: bytes
+    published_ms: int
+    delivery_count: int
+    redelivered: bool
+    replayed: bool = False
+    token: str = ""
+    """Of the durable that delivered it (``stores.values.identity``): its number means nothing elsewhere."""
+    origin: Origin | None = None
+    """Of a dead letter."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

@@ -9,11 +9,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from holdfast.stores.values.commands import Acknowledged, MapChanged, Published
-from holdfast.stores.values.identity import TOKEN_MAX
-from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
 from holdfast.wire.formats import WireFormat
-from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt, StoresReceipt
+from holdfast.wire.parts import (
+    FIELD_BYTES_MAX,
+    FIELDS_MAX,
+    KEY_BYTES_MAX,
+    TOKEN_MAX,
+    Delivery,
+    Message,
+)
 
 NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that every JSON reader keeps exactly."""
@@ -47,7 +51,6 @@ Ranges = Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX
 Pair = Annotated[list[Sequence], Meta(min_length=2, max_length=2)]
 Spans = Annotated[list[Sequence | Pair], Meta(max_length=MESSAGES_MAX)]
 """Numbers, and ranges [first, last]. A union of a number and a tuple would crash msgspec 0.22, so these are lists."""
-_results: Final = msgspec.msgpack.Decoder(list[Acknowledged | MapChanged | Published])
 FolderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
 """Python's ``$`` alone also matches before a last line feed."""
 
@@ -245,25 +248,6 @@ class PublishPart(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
     messages: Annotated[list[PublishedMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     publisher_id: Annotated[str, Meta(max_length=256)] = ""
     token: Token = ""
-
-
-def receipt_of(result: Published) -> Receipt:
-    """The answer that the publisher gets."""
-    return Receipt(result.first_seq, result.last_seq, result.duplicates, result.unmatched, result.discarded)
-
-
-def stores_receipt(results: bytes) -> StoresReceipt:
-    """The results of the stores as a client reads them."""
-    receipt = StoresReceipt([], [], [])
-    for result in _results.decode(results):
-        match result:
-            case Acknowledged(acknowledged=count):
-                receipt.acknowledge.append(AckedResponse(count, []))
-            case MapChanged(revision=revision, changed=changed):
-                receipt.maps.append(ChangedResponse(revision, changed))
-            case Published():
-                receipt.publish.append(receipt_of(result))
-    return receipt
 
 
 class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
 from holdfast.stores.values.effects import Effect, Ready
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 READY = Ready("s", "d")
 

@@ -23,7 +23,7 @@ from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachin
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.spark.bulk.leadership import ask_to_step_down
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 TOKEN = "a-token-that-is-long-enough"
 IMPATIENT = dataclasses.replace(QUICK, give_up_after_ms=300, resolve_within_ms=300, stream_give_up_after_ms=300)

@@ -18,7 +18,7 @@ from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.stores.publisher import PublisherMachine
 from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachine
 from holdfast.errors import Code
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 A, B, C, X, Y = (parse_endpoint(f"http://{name}.example:1") for name in "abcxy")
 

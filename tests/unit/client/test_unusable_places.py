@@ -44,7 +44,7 @@ from holdfast.client.transport import aio as transports
 from holdfast.client.transport import sync as sockets
 from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 A, B, X = (parse_endpoint(f"https://{name}.example:1") for name in "abx")
 BAD = InvalidRequest("the certificate does not verify", code=Code.BAD_CONFIGURATION)

@@ -23,7 +23,6 @@ from holdfast.console.reading.exposition import Scrape
 from holdfast.console.reading.service import Document, Member, Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import Session
-from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import (
     AgeOfLog,
     CheckpointOfStores,
@@ -46,6 +45,7 @@ from holdfast.wire.log import (
     TransactionInLog,
     VersionAnswer,
 )
+from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import EntriesResponse, Entry
 from holdfast.wire.stores import Page as MessagePage
 

@@ -17,9 +17,9 @@ from holdfast.stores.durables.keyed import LastValue
 from holdfast.stores.durables.map import Change, Locks, Map
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
+from holdfast.wire.parts import Message
 
 
 class Ground:

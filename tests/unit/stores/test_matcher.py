@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.stores.matching import ALTERNATIVES_MAX, EVERYTHING, VALUES_MAX, Matcher, MatcherIndex, Test
-from holdfast.stores.values.messages import FieldValue
+from holdfast.wire.parts import FieldValue
 
 
 @pytest.mark.parametrize(

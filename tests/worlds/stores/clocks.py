@@ -33,8 +33,8 @@ from holdfast.stores import clock as clock_module
 from holdfast.stores.clock import HEARD_MS, PACE_BITS, REBOOT_MS, TRUSTED_MS, Anchor, Boot, ByLog, StoreClock
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Publish
-from holdfast.stores.values.messages import Message
 from holdfast.values import Instant
+from holdfast.wire.parts import Message
 
 __all__ = ["KINDS", "run_world"]
 

@@ -14,7 +14,7 @@ from tests.worlds.stores.promises import promise
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition, DurableType
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Delivered, Redeliver, Redelivered
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 __all__ = ["ConsumedModel", "Item"]
 

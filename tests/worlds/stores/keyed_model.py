@@ -15,7 +15,7 @@ from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.durables import keyed as keyed_residue
 from holdfast.stores.values.commands import Delivered, MapChange, MapLock, MapUnlock
 from holdfast.stores.values.effects import Advise, Effect
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 Watched = Sequence[tuple[str, int, str]] | None
 

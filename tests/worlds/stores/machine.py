@@ -20,8 +20,8 @@ from holdfast.errors import HoldfastError
 from holdfast.stores.machine.state import State
 from holdfast.stores.values.commands import RULES, Command, Record
 from holdfast.stores.values.effects import Applied
-from holdfast.stores.values.messages import FieldValue
 from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.wire.parts import FieldValue
 
 __all__ = ["Image", "Machine"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Sequence
 
-    from holdfast.stores.values.messages import Message
+    from holdfast.wire.parts import Message
 
 __all__ = ["MemoryBlocks", "MemoryEntries", "MemoryMessages"]
 

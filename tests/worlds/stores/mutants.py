@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from holdfast.stores.values.commands import Attach, Command, MapChange, Rewind
     from holdfast.stores.values.deadlines import Budget
     from holdfast.stores.values.effects import Applied, Effect
-    from holdfast.stores.values.messages import Batch, Message
+    from holdfast.stores.values.messages import Batch
     from holdfast.stores.values.ports import Entry, Kept
+    from holdfast.wire.parts import Message
 
 __all__ = ["MUTANTS", "SMALL_BLOCK_MUTANTS"]
 

@@ -27,7 +27,7 @@ from holdfast.stores.definitions.cluster import (
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
 from holdfast.stores.values.effects import Changed, DeadLettering, Displaced, Effect, Withdrawn
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 __all__ = ["ClusterModel", "DurableModel", "StoreModel", "size_of"]
 

@@ -20,7 +20,7 @@ from tests.worlds.stores.stage import EXPIRES_MAX, CrashedError, Stage
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import FieldValue, Message
+from holdfast.wire.parts import FieldValue, Message
 
 __all__ = ["World", "run_world"]
 

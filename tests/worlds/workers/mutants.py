@@ -30,7 +30,7 @@ from holdfast.stores.durables import consumption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.stores.values.messages import Delivery
+    from holdfast.wire.parts import Delivery
 
 __all__ = ["MUTANTS"]
 

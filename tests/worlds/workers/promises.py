@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.worlds.workers.worker import Worker
     from tests.worlds.workers.world import World
 
-    from holdfast.stores.values.messages import Delivery
+    from holdfast.wire.parts import Delivery
 
 __all__ = ["Promises", "consumption"]
 

@@ -22,7 +22,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Delivery, Message
+from holdfast.wire.parts import Delivery, Message
 
 if TYPE_CHECKING:
     from tests.worlds.workers.world import World

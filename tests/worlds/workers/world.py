@@ -22,7 +22,7 @@ from tests.worlds.workers.worker import Worker
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Delivery, Message
+from holdfast.wire.parts import Delivery, Message
 
 __all__ = ["World", "run_world"]
 

@@ -21,9 +21,8 @@ from holdfast.client.transport import aio as transport
 from holdfast.client.transport.clock import now_ms
 from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown
-from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import CommitReceipt
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import Delivery, Receipt
 
 _OPTIONS: Final = SubscriberOptions(explicit_ack=True, prefetch=committing.PREFETCH)
 _logger = logging.getLogger("holdfast.committer")

@@ -41,8 +41,7 @@ from holdfast.client.transport import aio as transport
 from holdfast.client.transport.aio_stores import SubscriberDriver
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.parts import ChangedResponse
+from holdfast.wire.parts import ChangedResponse, Delivery
 from holdfast.wire.stores import (
     REDELIVER_MAX,
     EntriesResponse,

@@ -21,8 +21,8 @@ from holdfast.client.protocol.stores.subscriber import (
 from holdfast.client.transport.aio_stores import Event, SubscriberDriver, run_each
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import Closed
-from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Delivery
 
 Item = TypeVar("Item")
 

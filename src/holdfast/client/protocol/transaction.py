@@ -33,10 +33,9 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.stores.values.identity import replaced
-from holdfast.stores.values.messages import Delivery, FieldValue
 from holdfast.values import LogPosition
 from holdfast.wire.log import CommitReceipt, Found, FoundRange
-from holdfast.wire.parts import StoresReceipt
+from holdfast.wire.parts import Delivery, FieldValue, StoresReceipt
 from holdfast.wire.stores import AcknowledgePart, Entry, Lock, MapPart, OneChange, PublishedMessage, PublishPart
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from holdfast.client.protocol.stores.publisher import Failure, PublisherMachine,
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Pool, PublisherDriver
 from holdfast.errors import Closed, HoldfastError
-from holdfast.stores.values.messages import FieldValue, Message
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import FieldValue, Message, Receipt
 
 _NO_FIELDS: Mapping[str, FieldValue] = {}
 

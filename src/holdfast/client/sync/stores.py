@@ -42,8 +42,7 @@ from holdfast.client.transport import sync as transport
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import SubscriberDriver
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.parts import ChangedResponse
+from holdfast.wire.parts import ChangedResponse, Delivery
 from holdfast.wire.stores import (
     REDELIVER_MAX,
     EntriesResponse,

@@ -22,8 +22,8 @@ from holdfast.client.sync.client import Closing
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Event, SubscriberDriver, run_each
 from holdfast.errors import Closed
-from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Delivery
 
 Item = TypeVar("Item")
 

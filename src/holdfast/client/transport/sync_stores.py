@@ -28,8 +28,7 @@ from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, Web
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, Pool, Watch, ticks
 from holdfast.errors import Closed, HoldfastError, InternalError
-from holdfast.stores.values.messages import Message
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import Message, Receipt
 
 __all__ = ["Event", "Pool", "PublisherDriver", "SubscriberDriver", "run_each"]
 

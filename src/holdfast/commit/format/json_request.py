@@ -31,9 +31,8 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.errors import Code, InvalidRequest
-from holdfast.given_twice import GivenTwice
-from holdfast.wire.each_once import require_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.values import GivenTwice
+from holdfast.wire.formats import UNDECODABLE, require_each_once
 
 _QUAD: Final = "[A-Za-z0-9+/]"
 _CANONICAL: Final = f"^({_QUAD}{{4}})*({_QUAD}[AQgw]==|{_QUAD}{{2}}[AEIMQUYcgkosw048]=)?$"

@@ -33,9 +33,8 @@ from holdfast.console.reading.documents import count_of
 from holdfast.console.reading.service import Document, documents
 from holdfast.console.values import form_choice, form_named, value_of
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
+from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import Page as MessagePage
 
 ROWS: Final = 50

@@ -17,11 +17,11 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.extras import __version__
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.objects.probe.contest import UNFIT, UNFIT_HINT
 from holdfast.objects.probe.plan import NAMES, WRITERS
-from holdfast.release import VERSION
 
 META_PREFIX: Final = "meta/"
 RACES_PREFIX: Final = "meta/races/"
@@ -58,7 +58,7 @@ class RaceResult(msgspec.Struct, frozen=True, kw_only=True):
 def result_of(endpoint: str, time_s: float, why: str, addresses: int) -> RaceResult:
     """The result of a race that ended at ``time_s`` since 1970: ``why`` is empty for a store that is fit."""
     date = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
-    return RaceResult(endpoint=endpoint, version=VERSION, date=date, fit=not why, why=why, addresses=addresses)
+    return RaceResult(endpoint=endpoint, version=__version__, date=date, fit=not why, why=why, addresses=addresses)
 
 
 async def keep_result(store: ObjectStore, result: RaceResult) -> None:

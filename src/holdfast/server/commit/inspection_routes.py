@@ -24,8 +24,7 @@ from holdfast.server.http.routes import Call, Parameter, Response, Route, json_r
 from holdfast.server.http.state import JSON
 from holdfast.server.logs import in_force
 from holdfast.values import LogPosition, parse_slot, slot_text
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import (
     ConfigurationAnswer,
     ConflictingPlace,

@@ -20,8 +20,7 @@ from holdfast.retention.truncator import Truncator
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import (
     HoldState,
     PolicyState,

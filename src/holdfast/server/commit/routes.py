@@ -21,14 +21,14 @@ from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import HeldRight
 from holdfast.server.http.key_scope import EVERYTHING, HINT
 from holdfast.server.http.requests import problem_with
-from holdfast.server.http.responses import error_response, without_traceback
+from holdfast.server.http.responses import error_response, stores_receipt, without_traceback
 from holdfast.server.http.rights_table import ScopeRule, need_of
 from holdfast.server.http.routes import GET_OR_POST, POSITION_SCHEMA, Call, Parameter, Response, Route, json_response
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.values import slot_text
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt, Liveness, NotCommitted, StatusAnswer, SteppedDown, VersionAnswer
-from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart, stores_receipt
+from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
 log = structlog.get_logger("holdfast.server.commit.routes")
 

@@ -24,8 +24,7 @@ from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
 from holdfast.commit.format.transaction import Transaction
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
-from holdfast.wire.each_once import require_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, require_each_once
 
 LINEAGE_AGAIN_MS: Final = 200
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Unanswered
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, OutcomeUnknown
+from holdfast.stores.values.commands import Acknowledged, MapChanged, Published
 from holdfast.wire.formats import WireFormat, encode
 from holdfast.wire.log import CommitReceipt, ErrorBody, ErrorResponse, ItemError, NotCommitted
-from holdfast.wire.stores import stores_receipt
+from holdfast.wire.parts import AckedResponse, ChangedResponse, Receipt, StoresReceipt
 
 _CODES_OF: Final[Mapping[int, tuple[Code, ...]]] = {
     400: (
@@ -270,3 +272,22 @@ def http_date(timestamp: float) -> bytes:
     """
     year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(timestamp)
     return b"%b, %02d %b %d %02d:%02d:%02d GMT" % (_DAYS[weekday], day, _MONTHS[month - 1], year, hour, minute, second)
+
+
+_RESULTS: Final = msgspec.msgpack.Decoder(list[Acknowledged | MapChanged | Published])
+
+
+def stores_receipt(results: bytes) -> StoresReceipt:
+    """The results of the stores as a client reads them."""
+    receipt = StoresReceipt([], [], [])
+    for result in _RESULTS.decode(results):
+        match result:
+            case Acknowledged(acknowledged=count):
+                receipt.acknowledge.append(AckedResponse(count, []))
+            case MapChanged(revision=revision, changed=changed):
+                receipt.maps.append(ChangedResponse(revision, changed))
+            case Published():
+                receipt.publish.append(
+                    Receipt(result.first_seq, result.last_seq, result.duplicates, result.unmatched, result.discarded)
+                )
+    return receipt

@@ -20,7 +20,6 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from holdfast.broken_invariant import report_broken
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
@@ -32,6 +31,7 @@ from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import Need, ScopeRule, need_of
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse, RequestFields
+from holdfast.soundness import report_broken
 from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import encode
 

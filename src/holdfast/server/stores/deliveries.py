@@ -43,8 +43,9 @@ from holdfast.stores.values.commands import (
     Result,
 )
 from holdfast.stores.values.effects import REMOVED_CAUSES, Withdrawn
-from holdfast.stores.values.messages import Delivery, Portion
+from holdfast.stores.values.messages import Portion
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Delivery
 
 _log = structlog.get_logger("holdfast.stores")
 

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 import structlog
 
-from holdfast.broken_invariant import report_broken
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -35,6 +34,7 @@ from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
+from holdfast.soundness import report_broken
 from holdfast.stores.definitions.permissions import Permissions
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX

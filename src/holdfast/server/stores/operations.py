@@ -43,12 +43,11 @@ from holdfast.stores.values.commands import (
     Result,
     highest_of,
 )
-from holdfast.stores.values.messages import Delivery, Portion, fields_hint
+from holdfast.stores.values.messages import Portion, fields_hint
 from holdfast.stores.values.ports import Entry
 from holdfast.view.storage import PAGE_BYTES
-from holdfast.wire.each_once import decode_each_once, require_few_values
-from holdfast.wire.formats import UNDECODABLE, WireFormat, encode
-from holdfast.wire.parts import AckedResponse, BatchReceipt
+from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode, require_few_values
+from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery
 from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100

@@ -22,8 +22,8 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.store import Store
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Drop, Publish, Result
-from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import encode
+from holdfast.wire.parts import Message
 from holdfast.wire.stores import Sample, StatisticsBody
 
 LINGER_SECONDS: Final = 60.0

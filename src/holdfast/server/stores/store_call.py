@@ -13,9 +13,16 @@ from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
 from holdfast.server.stores.operations import DEFAULT_DURABLE, PollRequest, decode
 from holdfast.stores.definitions.permissions import CLUSTER
-from holdfast.stores.values.identity import TOKEN_MAX
-from holdfast.wire.each_once import decode_each_once, require_few_values
-from holdfast.wire.formats import MSGPACK, UNDECODABLE, WireFormat, encode, format_of
+from holdfast.wire.formats import (
+    MSGPACK,
+    UNDECODABLE,
+    WireFormat,
+    decode_each_once,
+    encode,
+    format_of,
+    require_few_values,
+)
+from holdfast.wire.parts import TOKEN_MAX
 
 DOCUMENT_VALUES_MAX: Final = 200_000
 DOCUMENT_BYTES_MAX: Final = 1 << 20

@@ -16,8 +16,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import without_traceback
 from holdfast.view.storage import Asked, KeyRange
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import Consistency
 
 RANGE_LIMIT_DEFAULT: Final = 1000

@@ -28,8 +28,8 @@ from holdfast.spark.log.delta_output import DeltaOutput, TableState
 from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.service_client import with_trusted_hosts
 from holdfast.spark.runtime.table_files import write_table
-from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
 from holdfast.wire.log import ErrorBody, ErrorResponse
+from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
 
 RETRY_SECONDS: Final = 600.0
 """A restart of the job costs the conflict window, so that it waits for a service that is restarted."""

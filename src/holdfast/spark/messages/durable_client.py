@@ -28,8 +28,7 @@ from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued, is_same, replaced
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.parts import AckedResponse
+from holdfast.wire.parts import AckedResponse, Delivery
 from holdfast.wire.stores import DeliveredResponse, Page
 
 SUBSCRIBER: Final = "spark"

@@ -29,7 +29,7 @@ from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_ro
 from holdfast.spark.options import ServedStoreOptions
 from holdfast.spark.positions import DurablePosition, Given, Offset, offset_of, position_in
 from holdfast.spark.runtime.worker_errors import states_errors
-from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import Delivery
 
 PAGE_BYTES: Final = 8 * 2**20
 PIECES_MAX: Final = 10_000

@@ -24,10 +24,9 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.given_twice import GivenTwice, pairs_once
-from holdfast.stores.values.messages import FieldValue, Message
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.values import GivenTwice, pairs_once
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
+from holdfast.wire.parts import FieldValue, Message
 
 _COLUMNS: Final = ("body", "key", "fields", "ttl_ms", "deliver_at")
 _IGNORED: Final = frozenset({"seq", "time", "publisher_seq"})

@@ -53,9 +53,8 @@ from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, Publishing, job_of
 from holdfast.stores.values.identity import is_continued
-from holdfast.stores.values.messages import Message
 from holdfast.values import LogPosition
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import Message, Receipt
 
 log = structlog.get_logger("holdfast.spark")
 

@@ -26,8 +26,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
 from holdfast.stores.definitions.reader import Reader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
 PREFETCH_DEFAULT: Final = 256
 PREFETCH_MAX: Final = 65_536

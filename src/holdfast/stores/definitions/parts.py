@@ -49,8 +49,7 @@ from holdfast.stores.definitions.cluster import (
 from holdfast.stores.definitions.permissions import permissions_document, read_permissions
 from holdfast.stores.definitions.reader import Reader, check_name, raise_problems
 from holdfast.stores.values.commands import Part
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
 Path = tuple[str, ...]
 DURABLES: Final = "durables"

@@ -18,8 +18,8 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
+from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 STEP_ENTRIES = 1_024  # entries that one step gives back at most
 

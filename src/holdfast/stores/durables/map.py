@@ -24,8 +24,8 @@ from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget, Deadlines
-from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
+from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 LOCKS_MAX: Final = 65_536  # locks of one map at a time; one more is refused
 WHOLE_MAP: Final = ""

@@ -12,8 +12,8 @@ from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Advise, Changed, Effect
-from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import Entry
+from holdfast.wire.parts import Message
 
 
 def map_of(store: Store, name: str) -> Map:

@@ -18,8 +18,9 @@ from holdfast.stores.machine.store import Durable
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Record, Result
 from holdfast.stores.values.effects import Effect
-from holdfast.stores.values.messages import Batch, Message
+from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Message
 
 UNLIMITED_BYTES = 1 << 31
 

@@ -44,9 +44,10 @@ from holdfast.stores.values.commands import (
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
 from holdfast.stores.values.identity import id_of
-from holdfast.stores.values.messages import Batch, FieldValue, Message
+from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
+from holdfast.wire.parts import FieldValue, Message
 
 HISTORY_MAX = 128  # batches of one publisher whose numbers are known
 PUBLISHERS_MAX = 100_000  # publishers of one store: all of them are in memory, and in each snapshot

@@ -41,7 +41,7 @@ from holdfast.stores.values.commands import (
     Redefine,
 )
 from holdfast.stores.values.identity import id_of
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 ATTEMPTS_MAX: Final = 20
 

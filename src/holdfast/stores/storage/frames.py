@@ -34,7 +34,7 @@ from holdfast.stores.values.commands import (
     Resend,
     Result,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 RECORD: Final = b"\x01"
 RELOCATED: Final = b"\x02"

@@ -17,8 +17,8 @@ from holdfast.errors import CorruptData, NotFound
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent, Locations
 from holdfast.stores.storage.log import MessageLog
-from holdfast.stores.values.messages import Delivery, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Kept
+from holdfast.wire.parts import Delivery, Message
 
 RECENT_BYTES: Final = 64 << 20
 REREAD_BYTES: Final = 32 << 20

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from holdfast.errors import Code, CorruptData, Unavailable
-from holdfast.stores.values.messages import Delivery, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept
+from holdfast.wire.parts import Delivery, Message
 
 SEGMENT_BYTES: Final = 16 << 20
 SWAP_NAME: Final = "swap.tmp"

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):

@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.values.commands import Result
-from holdfast.stores.values.messages import Message
-from holdfast.wire.parts import Origin
+from holdfast.wire.parts import Message, Origin
 
 Fact = str | int | bool
 

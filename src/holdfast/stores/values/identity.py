@@ -21,8 +21,6 @@ from typing import Final
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
 
 PART_BYTES: Final = 5
-TOKEN_MAX: Final = 26
-"""Characters of a token with three parts."""
 _ALPHABET: Final = frozenset("0123456789abcdefghijklmnopqrstuv")
 
 

@@ -1,4 +1,4 @@
-"""A message: as published, as stored, as delivered; and a batch of them, checked."""
+"""A batch of messages, checked, and what a subscriber gets together. A message itself is in ``wire.parts``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
-from holdfast.wire.parts import Origin
+from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, FieldValue, Message
 
-FieldValue = str | int | bool
-"""A field has a text, a whole number of 64 bits or a truth value; matchers compare these exactly and never convert."""
-
-FIELDS_MAX: Final = 256
-FIELD_BYTES_MAX: Final = 256
-KEY_BYTES_MAX: Final = 1_024
 FIELDS_RULE: Final = (
     f"a field has a text of at most {FIELD_BYTES_MAX} bytes, a whole number of 64 bits, or true or false: leave out a "
     "field that has no value (null), and give any other number as a text or in the body"
@@ -26,43 +20,6 @@ FIELDS_RULE: Final = (
 def fields_hint(problem: str) -> str:
     """What a field may have, where ``problem`` is about a field of a message."""
     return FIELDS_RULE if ".fields" in problem else ""
-
-
-class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One message as published. ``body`` is bytes (base64 in JSON).
-
-    ``publisher_seq`` is 0 without numbers. ``ttl_ms`` and ``deliver_at_ms`` are 0 for none; the latter is a time since
-    1970 before which the message is not delivered. ``origin``: only the service writes it, and only of a dead letter.
-    """
-
-    body: bytes = b""
-    fields: dict[str, FieldValue] = {}
-    key: str | None = None
-    publisher_seq: int = 0
-    ttl_ms: int = 0
-    deliver_at_ms: int = 0
-    origin: Origin | None = None
-
-
-class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
-
-    ``redelivered``: a subscriber may have had it before without acknowledging it. ``replayed``: the durable was
-    rewound, so a subscriber may have acknowledged it.
-    """
-
-    seq: int
-    fields: dict[str, FieldValue]
-    key: str | None
-    body: bytes
-    published_ms: int
-    delivery_count: int
-    redelivered: bool
-    replayed: bool = False
-    token: str = ""
-    """Of the durable that delivered it (``values.identity``): its number means nothing elsewhere."""
-    origin: Origin | None = None
-    """Of a dead letter."""
 
 
 class Portion(msgspec.Struct, frozen=True, gc=False):

@@ -13,8 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from holdfast.errors import Unavailable
-from holdfast.stores.values.messages import FieldValue, Message
-from holdfast.wire.parts import Origin
+from holdfast.wire.parts import FieldValue, Message, Origin
 
 BLOCK_MESSAGES: Final = 1_024  # messages of one block: those with seq // BLOCK_MESSAGES alike
 

@@ -16,8 +16,7 @@ from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores import committing
 from holdfast.client.transport import aio as transport
 from holdfast.errors import Closed, Code, Fenced
-from holdfast.stores.values.messages import Delivery
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import Delivery, Receipt
 
 
 class Store:

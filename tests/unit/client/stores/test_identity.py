@@ -10,7 +10,7 @@ from tests.unit.client.stores.test_publishing import Store
 from holdfast.client.protocol.transaction import TransactionBuilder
 from holdfast.errors import Closed, Code, OutcomeUnknown
 from holdfast.stores.values.identity import is_continued, is_same, token_of
-from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import AcknowledgePart, Entry, Lock, MapPart, PublishPart
 
 OLD = token_of("log", 1, 2)

@@ -23,7 +23,7 @@ from holdfast.errors import (
     PermissionDenied,
     Unavailable,
 )
-from holdfast.stores.values.messages import Message
+from holdfast.wire.parts import Message
 
 
 class Body(msgspec.Struct):

@@ -23,7 +23,7 @@ from holdfast.client.protocol.stores.subscriber import Connect, SubscriberMachin
 from holdfast.client.protocol.stores.web_socket import Payload
 from holdfast.client.sync import subscriber as sync_subscriber
 from holdfast.client.transport import aio, aio_stores, sync, sync_stores
-from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import Delivery
 
 
 class Clock:

@@ -16,8 +16,8 @@ from typing import Final, cast
 from holdfast.client.protocol.stores.messages import ack_frame, started_frame
 from holdfast.client.protocol.stores.pace import Pace
 from holdfast.errors import HoldfastError
-from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import KEEP_RANGES_MAX, MESSAGES_MAX, AttachedFrame, ReplyFrame
 
 RANGES_MAX: Final = MESSAGES_MAX

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.stores.values.messages import Delivery
+from holdfast.wire.parts import Delivery
 
 
 @dataclass(slots=True)

@@ -20,10 +20,9 @@ import msgspec
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.messages import REFUSED_BEFORE_ACCEPTANCE, decode, error_of, query_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
-from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import MSGPACK, UNDECODABLE
 from holdfast.wire.log import ErrorBody, ErrorResponse
-from holdfast.wire.parts import BatchReceipt
+from holdfast.wire.parts import BatchReceipt, Message
 from holdfast.wire.stores import AdvisoryFrame, PublishedMessage, PublishRequest, ServerFrame
 
 SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"

@@ -52,8 +52,7 @@ from holdfast.client.protocol.stores.messages import (
     publish_request,
 )
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
-from holdfast.stores.values.messages import Message
-from holdfast.wire.parts import Receipt
+from holdfast.wire.parts import Message, Receipt
 
 
 class Sent:

@@ -67,8 +67,8 @@ from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pon
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
-from holdfast.stores.values.messages import Delivery
 from holdfast.wire.log import ErrorBody
+from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import (
     AdvisoryFrame,
     AttachedFrame,

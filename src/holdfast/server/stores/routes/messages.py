@@ -21,10 +21,9 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery, Message
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire import stores as wire
-from holdfast.wire.parts import AckedResponse, BatchReceipt, ChangedResponse
+from holdfast.wire.parts import KEY_BYTES_MAX, AckedResponse, BatchReceipt, ChangedResponse, Delivery, Message
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
