@@ -38,7 +38,7 @@ ARGUED: dict[str, str] = {
     "holdfast/commit/format/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop",
 }
 
-DURABLE = "holdfast/durable_directory.py"
+DURABLE = "holdfast/files/durable_directory.py"
 CONFINED: dict[str, dict[str, str]] = {
     "mkdir": {DURABLE: "the one function that makes a directory and all names above it durable"},
     "makedirs": {},

@@ -18,9 +18,9 @@ from typing import Annotated, Final, Literal, TypeVar, cast, get_args, get_type_
 from urllib.parse import unquote, urlsplit
 
 from holdfast.browsers import listed_hosts
-from holdfast.documents import YAML_ENDINGS, Document, read_document
 from holdfast.errors import Code, InvalidRequest
-from holdfast.file_urls import path_of
+from holdfast.files.documents import YAML_ENDINGS, Document, read_document
+from holdfast.files.file_urls import path_of
 from holdfast.values import LOOPBACK, sign_interval_ms
 
 Role = Literal["read", "write", "job", "admin"]

@@ -27,8 +27,8 @@ from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, NotFound, Unavailable
+from holdfast.files.durable_directory import make_durable_directory
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects
 from holdfast.objects.directory.store import DirectoryStore

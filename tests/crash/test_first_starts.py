@@ -28,9 +28,9 @@ from tests.crash.queue_damage import fast_folder
 from tests.matrix import matrix
 from tests.one_line_mutants import mutated
 
-from holdfast import durable_directory
-from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import HoldfastError
+from holdfast.files import durable_directory
+from holdfast.files.durable_directory import make_durable_directory, sync_directory
 from holdfast.objects.directory import objects, store
 from holdfast.queue.files import local
 from holdfast.server import moving

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.document_process import AT_ONCE, PROCESSES_MAX, WAITING_MAX, DocumentReader
-from holdfast.documents import FORM, AboveBounds, Bounds, read_yaml
+from holdfast.files.document_process import AT_ONCE, PROCESSES_MAX, WAITING_MAX, DocumentReader
+from holdfast.files.documents import FORM, AboveBounds, Bounds, read_yaml
 
 BOMB = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
@@ -57,7 +57,7 @@ def test_a_text_above_the_bound_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("it is parsed")
 
     async def scenario() -> None:
-        monkeypatch.setattr("holdfast.documents._check_bounds", parsed)
+        monkeypatch.setattr("holdfast.files.documents._check_bounds", parsed)
         with pytest.raises(AboveBounds, match="more than 262144 bytes"):
             await DocumentReader(command=("false",)).read("é" * (FORM.bytes_max // 2 + 1))
         with pytest.raises(AboveBounds, match="more than 10 bytes"):

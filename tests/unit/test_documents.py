@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from holdfast.cli.stores import read_definition
-from holdfast.documents import DEPTH_MAX, Bounds, read_document
 from holdfast.errors import Code, InvalidRequest
+from holdfast.files.documents import DEPTH_MAX, Bounds, read_document
 from holdfast.server.stores.opening import read_definitions
 from holdfast.settings import load_configuration
 
@@ -151,7 +151,7 @@ def test_a_file_that_is_not_of_its_format_is_refused_with_the_place(
 
 
 def test_aliases_that_grow_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.documents.FILE", Bounds(1 << 20, 10_000))
+    monkeypatch.setattr("holdfast.files.documents.FILE", Bounds(1 << 20, 10_000))
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
     file = tmp_path / "bomb.yaml"

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 from tests.one_line_mutants import mutated
 
-from holdfast import durable_directory
-from holdfast.durable_directory import SystemDirectories, replace_durably, sync_tree
+from holdfast.files import durable_directory
+from holdfast.files.durable_directory import SystemDirectories, replace_durably, sync_tree
 
 OWN = "/disk/a/b/c/own"
 MOUNT = "/disk"
@@ -182,7 +182,7 @@ def test_a_directory_that_may_not_be_opened_is_skipped_and_logged_once(
     made: bool, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable_directory, "_reported", set())
-    caplog.set_level(logging.INFO, "holdfast.durable_directory")
+    caplog.set_level(logging.INFO, "holdfast.files.durable_directory")
     there = dict.fromkeys(levels()[:-2] if made else levels(), True)
     tree = ForgetfulTree(there)
     tree.denied = {"/disk/a/b"}

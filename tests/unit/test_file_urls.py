@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.errors import Code, InvalidRequest
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.segments.table_location import table_location
 from holdfast.server.run import require_writable_place

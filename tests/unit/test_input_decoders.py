@@ -14,8 +14,8 @@ import pytest
 import holdfast
 from holdfast.cli.stores import named_once, parse_value
 from holdfast.console.reading.documents import document_of
-from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
+from holdfast.files.document_process import DocumentReader
 from holdfast.objects.open import open_store
 from holdfast.retention.policies import decode_policy
 from holdfast.segments.table_location import table_location

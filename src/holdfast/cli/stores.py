@@ -19,8 +19,8 @@ import typer
 
 from holdfast.cli.output import Exit, answering, print_json
 from holdfast.cli.service import Service, on_service, one_line
-from holdfast.documents import read_document
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
+from holdfast.files.documents import read_document
 from holdfast.stores.definitions.cluster import definition_of
 from holdfast.values import GivenTwice, pairs_once
 

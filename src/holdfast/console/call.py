@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from holdfast.console.html import Content, Html
 from holdfast.console.units import counted
-from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
+from holdfast.files.document_process import DocumentReader
 
 if TYPE_CHECKING:
     from holdfast.console.options import ConsoleOptions

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.client.protocol.endpoint import TrustedHosts, parse_endpoint
 from holdfast.errors import Code, InvalidRequest
-from holdfast.private_files import others_can_write
+from holdfast.files.private_files import others_can_write
 
 TOKENS_MAX: Final = 1_000
 FILE_BYTES_MAX: Final = 1 << 20

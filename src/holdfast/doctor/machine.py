@@ -18,9 +18,9 @@ from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX, PeerTls
 from holdfast.commit.leadership.takeover import on_interface
 from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
+from holdfast.files.temporary_files import temporary_directory, temporary_work
 from holdfast.settings import ServerSettings, Settings
-from holdfast.temporary_files import temporary_directory, temporary_work
 
 FILES_MIN: Final = 4_096
 FREE_MIN: Final = 0.1

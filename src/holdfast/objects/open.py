@@ -12,7 +12,7 @@ Forms::
 from __future__ import annotations
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.objects.retrying import READING, RetryingReader, RetryingStore, RetryPolicy

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
 from holdfast.objects.directory.store import DirectoryStore, DurableDirectory
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectReader, ObjectStore, require_key

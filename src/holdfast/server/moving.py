@@ -29,8 +29,8 @@ from holdfast.commit.leadership.log_remains import bind_stores, bound_log, requi
 from holdfast.commit.leadership.takeover_machine import StoresMove
 from holdfast.commit.reading.reader import find_frontier, leaderships_back
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound
+from holdfast.files.durable_directory import make_durable_directory, sync_directory
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.server.logs import configure_logs

@@ -17,7 +17,7 @@ import structlog
 
 from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX, PeerTls
 from holdfast.errors import Code, InvalidRequest
-from holdfast.private_files import openness_of
+from holdfast.files.private_files import openness_of
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.token_file import read_token_file
 from holdfast.settings import ServerSettings

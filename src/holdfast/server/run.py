@@ -42,7 +42,8 @@ from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
+from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.budget import BudgetedStore, TimeLimited
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
@@ -86,7 +87,6 @@ from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart
 from holdfast.settings import ServerSettings, Settings
 from holdfast.soundness import report_broken
-from holdfast.temporary_files import temporary_directory
 from holdfast.values import UNIX
 from holdfast.wire.log import ConfigurationAnswer
 

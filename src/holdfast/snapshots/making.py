@@ -26,6 +26,7 @@ from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import check_reached, walker_after
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.files.temporary_files import temporary_directory, temporary_work
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.loading import load_view_file
@@ -41,7 +42,6 @@ from holdfast.snapshots.manifest import (
 )
 from holdfast.snapshots.part import PART_BYTES, cut, encode_part
 from holdfast.snapshots.reading import newest_snapshot, read_manifest, snapshots_back
-from holdfast.temporary_files import temporary_directory, temporary_work
 from holdfast.values import slot_text
 from holdfast.view.sqlite import Table, open_for_writer, walk_rows, write_layer
 from holdfast.view.storage import Layer, Position

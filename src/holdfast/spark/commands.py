@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.command_logs import log_to_standard_error
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
+from holdfast.files.durable_directory import make_durable_directory
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests

@@ -24,11 +24,11 @@ from typing import Final
 import msgspec
 
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.durable_directory import make_durable_directory, sync_directory, sync_tree
 from holdfast.errors import CorruptData, InternalError, NotFound
+from holdfast.files.durable_directory import make_durable_directory, sync_directory, sync_tree
+from holdfast.files.private_files import private
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
-from holdfast.private_files import private
 from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import INDEX_NAME

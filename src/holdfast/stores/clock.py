@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.boot import boot_id, clock_ns
-from holdfast.durable_directory import replace_durably
+from holdfast.files.durable_directory import replace_durably
 
 ANCHOR_NAME: Final = "clock.json"
 SIZE_MAX: Final = 4_096

@@ -27,7 +27,7 @@ from typing import Final, Literal
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
-from holdfast.private_files import make_private, restrict_to_owner
+from holdfast.files.private_files import make_private, restrict_to_owner
 from holdfast.values import LogPosition
 from holdfast.view.storage import Layer, Position, Row, Stored, merged
 

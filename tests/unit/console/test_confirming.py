@@ -31,8 +31,8 @@ from holdfast.console.pages.stores_acts import (
     losses_of,
 )
 from holdfast.console.reading.service import Document
-from holdfast.document_process import DocumentReader
 from holdfast.errors import Code, Conflict, InvalidRequest
+from holdfast.files.document_process import DocumentReader
 from holdfast.wire.log import Found, VersionAnswer
 from holdfast.wire.stores import Entry, Lock
 

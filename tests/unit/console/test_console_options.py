@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import application, main
 from holdfast.console.options import ConsoleOptions, parse_listen, read_tokens
 from holdfast.errors import InvalidRequest
-from holdfast.private_files import openness_of
+from holdfast.files.private_files import openness_of
 from holdfast.server.children.console_child import url_for_console
 
 

@@ -20,8 +20,8 @@ from holdfast.console.pages.retention import REMOVE, SET, amounts, said_of
 from holdfast.console.pages.stores import _cluster, _durable, _history, _store
 from holdfast.console.pages.stores_acts import BACKUP, EDIT_CLUSTER, REWIND, ROLLBACK, SUSPEND
 from holdfast.console.reading.service import Document, Member
-from holdfast.document_process import DocumentReader
 from holdfast.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from holdfast.files.document_process import DocumentReader
 from holdfast.wire.log import AgeOfLog, Liveness, LogStorage, PolicyState, RetentionAnswer, RetentionPlan
 
 ALIVE = Liveness("leader", True, "127.0.0.1:1")

@@ -10,7 +10,7 @@ import structlog
 from holdfast.commit.leadership.peer_tls import PeerTls
 from holdfast.console.options import read_tokens
 from holdfast.errors import Code, InvalidRequest
-from holdfast.private_files import openness_of
+from holdfast.files.private_files import openness_of
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.http.token_file import read_token_file
 from holdfast.server.reloading import Reloading, tokens_of, warn_about_open_files

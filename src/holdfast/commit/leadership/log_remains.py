@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.durable_directory import replace_durably
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
-from holdfast.file_urls import path_of
+from holdfast.files.durable_directory import replace_durably
+from holdfast.files.file_urls import path_of
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe.results import list_meta
 

@@ -7,8 +7,8 @@ from typing import Final, cast
 import yaml
 
 from holdfast.console.reading.service import Document, document, number
-from holdfast.document_process import DocumentReader
 from holdfast.errors import InvalidRequest
+from holdfast.files.document_process import DocumentReader
 
 COUNTS: Final = "counts"
 NOT_PARAMETERS: Final = frozenset(

@@ -11,9 +11,9 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from holdfast.durable_directory import SystemDirectories
+from holdfast.files.durable_directory import SystemDirectories
+from holdfast.files.private_files import FILE_MODE
 from holdfast.objects.directory.identity import Identity
-from holdfast.private_files import FILE_MODE
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""

@@ -31,8 +31,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.files.durable_directory import make_durable_directory
 from holdfast.objects.directory import worker
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.identity import Identity, Unstable, decode_identity, replaced, settled

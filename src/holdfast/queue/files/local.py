@@ -17,8 +17,8 @@ from contextlib import suppress
 from mmap import mmap
 
 from holdfast.boot import boot_id
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import AlreadyOpen, Code, InternalError
+from holdfast.files.durable_directory import make_durable_directory
 from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import opened_at
 

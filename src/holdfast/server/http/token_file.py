@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.private_files import others_can_write
+from holdfast.files.private_files import others_can_write
 from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.key_scope import EVERYTHING, PREFIX_BYTES_MAX, KeyScope
 

@@ -16,8 +16,8 @@ import structlog
 
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.commit.service import CommitService
-from holdfast.documents import read_document
 from holdfast.errors import AlreadyOpen, Code, Conflict, HoldfastError, InvalidRequest, Unavailable
+from holdfast.files.documents import read_document
 from holdfast.server.stores.commit_parts import StoresOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.in_log import CheckpointSchedule, LocalCopy, open_in_log

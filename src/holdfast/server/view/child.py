@@ -30,8 +30,8 @@ import msgspec
 import structlog
 
 from holdfast.commit.subscription import LogReader
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Closed, HoldfastError
+from holdfast.files.durable_directory import make_durable_directory
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
 from holdfast.view.storage import PAGE_BYTES, Answer, Asked, KeyRange, Larger, Page, Row, Stored, answer_within

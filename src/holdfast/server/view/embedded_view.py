@@ -25,13 +25,13 @@ from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.files.temporary_files import temporary_directory
 from holdfast.server.http.answers import Room
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
 from holdfast.server.view.child import ReadCounts, ViewChild
 from holdfast.server.view.current_reads import CATCH_UP_SECONDS_MAX, CurrentReads, Each
 from holdfast.server.view.messages import Damage, ViewStart
-from holdfast.temporary_files import temporary_directory
 from holdfast.view import View
 from holdfast.view.newest_changes import NOT_HERE
 from holdfast.view.sqlite import Table

@@ -34,19 +34,19 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.files.private_files import private, restrict_to_owner
+from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.budget import StoreMetrics
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import ObjectReader, StoreDenies
 from holdfast.objects.retrying import ANSWERING, RetryingReader, RetryingStore
-from holdfast.private_files import private, restrict_to_owner
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.snapshots.loading import load_view_file, position_of
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import snapshots_back
-from holdfast.temporary_files import temporary_directory
 from holdfast.values import Slot, slot_text
 from holdfast.view.sqlite import open_for_writer, write_layer
 from holdfast.view.storage import Layer, Position, Stored

@@ -38,9 +38,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
-from holdfast.file_urls import path_of
+from holdfast.files.durable_directory import make_durable_directory
+from holdfast.files.file_urls import path_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.fixed_rows import FixedRows
 from holdfast.spark.bulk.leadership import (

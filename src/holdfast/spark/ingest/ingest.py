@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.stages.pipeline import PipelineRules
-from holdfast.durable_directory import make_durable_directory
 from holdfast.errors import AlreadyOpen, Code, CorruptData, InvalidRequest, NotFound
-from holdfast.file_urls import path_of
+from holdfast.files.durable_directory import make_durable_directory
+from holdfast.files.file_urls import path_of
 from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
 from holdfast.spark.bulk.requests import (
     AS_NAMED,

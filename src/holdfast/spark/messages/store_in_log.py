@@ -28,6 +28,7 @@ from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import Lineage, lineage_of, log_mismatch
 from holdfast.commit.reading.reader import find_frontier, read_header
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.port import ObjectStore
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import HEADER_BYTES
@@ -43,7 +44,6 @@ from holdfast.stores.storage.index import INDEX_NAME
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.values.commands import Record
-from holdfast.temporary_files import temporary_directory
 from holdfast.values import slot_text
 
 T = TypeVar("T")

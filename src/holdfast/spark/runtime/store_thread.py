@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound, Unavailable
-from holdfast.file_urls import path_of
+from holdfast.files.file_urls import path_of
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.directory.files import PosixFiles
 from holdfast.objects.directory.objects import DirectoryObjects, Unfit

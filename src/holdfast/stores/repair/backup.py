@@ -20,16 +20,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.durable_directory import make_durable_directory, sync_directory
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
-from holdfast.private_files import private
+from holdfast.files.durable_directory import make_durable_directory, sync_directory
+from holdfast.files.private_files import private
+from holdfast.files.temporary_files import temporary_directory
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.storage.index import INDEX_NAME, draw_history
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
-from holdfast.temporary_files import temporary_directory
 
 CHUNK_BYTES: Final = 1 << 20
 

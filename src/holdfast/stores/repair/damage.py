@@ -11,8 +11,8 @@ import os
 import shutil
 from typing import NamedTuple
 
-from holdfast.durable_directory import make_durable_directory, sync_tree
 from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.files.durable_directory import make_durable_directory, sync_tree
 from holdfast.stores.machine.repairs import drop_lost
 from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent

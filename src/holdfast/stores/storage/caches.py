@@ -33,7 +33,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from holdfast.errors import CorruptData
-from holdfast.private_files import make_private
+from holdfast.files.private_files import make_private
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry
 from holdfast.stores.values.sequence_set import SequenceSet
 

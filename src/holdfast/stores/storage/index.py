@@ -42,7 +42,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
-from holdfast.private_files import make_private
+from holdfast.files.private_files import make_private
 from holdfast.stores.storage.caches import (
     BLOCKS_MAX,
     REPAIR,

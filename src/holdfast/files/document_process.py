@@ -4,8 +4,8 @@ A text of at most ``AT_ONCE`` is read at once, which takes some ten milliseconds
 by a process of its own, with bounds on its memory and time; at its time it is killed. A thread would not do: parsing
 holds the interpreter's lock, and a thread cannot be ended. ``PROCESSES_MAX`` run, and ``WAITING_MAX`` texts wait.
 
-The process (``python -m holdfast.document_process``) reads the text from its standard input, and writes one object in
-JSON: ``{"value": ...}`` or ``{"problem": "..."}``.
+The process (``python -m`` with this module) reads the text from its standard input, and writes one object in JSON:
+``{"value": ...}`` or ``{"problem": "..."}``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import resource
 import sys
 from typing import Final, cast
 
-from holdfast.documents import FORM, AboveBounds, Bounds, read_yaml
+from holdfast.files.documents import FORM, AboveBounds, Bounds, read_yaml
 from holdfast.values import pairs_once
 
 AT_ONCE: Final = Bounds(8 << 10, 2_000)
@@ -34,7 +34,7 @@ class DocumentReader:
     def __init__(self, *, seconds_max: float = SECONDS_MAX, command: tuple[str, ...] = ()) -> None:
         """``command`` is the process that reads a text, for tests."""
         self._seconds_max = seconds_max
-        self._command = command or (sys.executable, "-P", "-m", "holdfast.document_process")
+        self._command = command or (sys.executable, "-P", "-m", "holdfast.files.document_process")
         self._running = asyncio.Semaphore(PROCESSES_MAX)
         self._waiting = 0
 

@@ -21,7 +21,7 @@ import os
 from contextlib import suppress
 from typing import Final, Protocol
 
-from holdfast.private_files import DIRECTORY_MODE, private
+from holdfast.files.private_files import DIRECTORY_MODE, private
 
 REPORTED_MAX: Final = 1_000
 HINT: Final = "let this user read that directory: then each start syncs it"
