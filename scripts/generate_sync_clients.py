@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "src/holdfast/client"
-FILES = ("client", "committer", "publisher", "stores", "subscriber", "watch")
+FILES = ("client", "committer", "publisher", "stores", "subscriber")
 RUFF = Path(sys.executable).with_name("ruff")
 
 NAMES = {

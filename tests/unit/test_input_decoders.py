@@ -38,7 +38,6 @@ NOT_INPUT: Final = {
     "client/protocol/gathered_reads.py": "answers of the service, and what it has encoded itself",
     "client/protocol/lookout.py": "the liveness of a service",
     "client/protocol/messages.py": "answers of the service",
-    "client/protocol/snapshot.py": "answers of the service",
     "client/protocol/stores/committing.py": "answers of the service",
     "client/protocol/stores/messages.py": "answers and frames of the service",
     "client/protocol/stream.py": "events of the service",

@@ -15,8 +15,7 @@ with needs("client"):
     from holdfast.client.sync.committer import SparkCommitter, define_spark_stores
     from holdfast.client.sync.publisher import Publisher
     from holdfast.client.sync.stores import Browser, Map, StoreClient
-    from holdfast.client.sync.subscriber import Subscriber
-    from holdfast.client.sync.watch import Watch
+    from holdfast.client.sync.subscriber import Subscriber, Watch
     from holdfast.wire.parts import Delivery, Message, Receipt
 from holdfast.wire.stores import Entry, KeyChange, Lock
 

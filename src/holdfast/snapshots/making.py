@@ -29,7 +29,6 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavail
 from holdfast.files.temporary_files import temporary_directory, temporary_work
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
-from holdfast.snapshots.loading import load_view_file
 from holdfast.snapshots.manifest import (
     FORMAT,
     Manifest,
@@ -41,7 +40,7 @@ from holdfast.snapshots.manifest import (
     part_name,
 )
 from holdfast.snapshots.part import PART_BYTES, cut, encode_part
-from holdfast.snapshots.reading import newest_snapshot, read_manifest, snapshots_back
+from holdfast.snapshots.reading import load_view_file, newest_snapshot, read_manifest, snapshots_back
 from holdfast.values import slot_text
 from holdfast.view.sqlite import Table, open_for_writer, walk_rows, write_layer
 from holdfast.view.storage import Layer, Position

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import pytest
 
@@ -128,14 +129,31 @@ def test_an_endpoint_that_stays_silent_is_not_asked_for_ever() -> None:
     assert len(client.asked) <= 2 + REMEMBERED_MS / AGAIN_MS
 
 
+class Part(NamedTuple):
+    """A part of a client that has waited for one endpoint."""
+
+    endpoint: Endpoint
+    waited_ms: float
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        return [(self.endpoint, at_ms - self.waited_ms)]
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        raise AssertionError((endpoints, at_ms))
+
+
+def overdue(client: Client, *parts: Part) -> tuple[bool, list[Endpoint]]:
+    return client.lookout.overdue(parts, client.now_ms)
+
+
 def test_a_wait_at_an_endpoint_that_is_known_to_be_silent_is_overdue_at_once() -> None:
     client = Client(A, B)
-    assert not client.lookout.is_overdue(A, LOOK_AFTER_MS - 1)
-    assert client.lookout.is_overdue(A, LOOK_AFTER_MS)
+    assert overdue(client, Part(A, LOOK_AFTER_MS - 1)) == (True, [])
+    assert overdue(client, Part(A, LOOK_AFTER_MS)) == (True, [A])
     client.says[A] = FROZEN
     client.waits(A)
-    assert client.lookout.is_overdue(A, 0.0)
-    assert not client.lookout.is_overdue(B, 0.0)
+    assert overdue(client, Part(A, 0.0), Part(B, 0.0)) == (True, [A])
+    assert overdue(client) == (False, [])
 
 
 def test_one_question_at_a_time_is_asked_of_an_endpoint_and_a_late_answer_counts_once() -> None:

@@ -38,7 +38,7 @@ UNKNOWN = Reply(200, {"status": "not_committed"})
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times of the lookout, divided by ten."""
     for module in (lookout, transports, sockets):
-        for name in ("LOOK_AFTER_MS", "LOOK_EVERY_MS", "ANSWER_MS", "AGAIN_MS", "LIVES_AGAIN_MS"):
+        for name in ("LOOK_AFTER_MS", "ANSWER_MS", "AGAIN_MS", "LIVES_AGAIN_MS"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(module, name) / 10)
 

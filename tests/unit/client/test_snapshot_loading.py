@@ -25,8 +25,7 @@ from holdfast.client.protocol.endpoint import routes_of
 from holdfast.client.protocol.messages import base64url
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
-from holdfast.client.protocol.snapshot import SnapshotProgress, load_snapshot
-from holdfast.client.protocol.stream import TransactionEvent
+from holdfast.client.protocol.stream import SnapshotProgress, TransactionEvent, load_snapshot
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.values import LogPosition

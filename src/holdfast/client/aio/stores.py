@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from holdfast.client.aio.client import Client, Closing
 from holdfast.client.aio.publisher import Publisher
-from holdfast.client.aio.subscriber import Subscriber
-from holdfast.client.aio.watch import Watch
+from holdfast.client.aio.subscriber import Subscriber, Watch
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import decode, query_of, require_progress

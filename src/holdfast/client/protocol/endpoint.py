@@ -249,10 +249,6 @@ class Route:
         if str(named) not in error.hint:
             error.hint = f"{error.hint}; {_advice(named)}" if error.hint else _advice(named)
 
-    def turn_to(self, endpoint: Endpoint) -> None:
-        """The next operation asks this one."""
-        self.current = endpoint
-
 
 class UnusableEndpoints:
     """Endpoints that one operation found unusable until a configuration is changed."""

@@ -19,9 +19,9 @@ healthy is one small request of each client every ``LIVES_AGAIN_MS``; a standby 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -73,12 +73,25 @@ class _Seen:
     silent_until_ms: float = 0.0
 
 
+class Waiting(Protocol):
+    """A part of a client that waits for endpoints."""
+
+    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
+        """The endpoints of which it awaits bytes now, and since when."""
+        ...
+
+    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
+        """End every wait at these endpoints: another one leads."""
+        ...
+
+
 class Lookout:
-    """Its driver calls ``look`` with the endpoints at which a wait is overdue, asks those that it returns, passes each
-    answer to ``answered``, and ends the waits at those that this returns. Not thread-safe."""
+    """Its driver calls ``look`` with the endpoints at which a wait is ``overdue``, asks those that it returns, passes
+    each answer to ``answered``, and ends the waits of all ``parts`` at those that this returns. Not thread-safe."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
+        self.parts: dict[Waiting, None] = {}
         self._seen: dict[Endpoint, _Seen] = {}
 
     @property
@@ -86,9 +99,14 @@ class Lookout:
         """Whether ``look`` is to be called again after ``AGAIN_MS``, also while nothing waits."""
         return bool(self._seen)
 
-    def is_overdue(self, endpoint: Endpoint, waited_ms: float) -> bool:
-        """Whether a wait of this length needs a sign of life. At a silent endpoint each one does."""
-        return waited_ms >= LOOK_AFTER_MS or endpoint in self._route.silent
+    def overdue(self, parts: Iterable[Waiting], now_ms: float) -> tuple[bool, list[Endpoint]]:
+        """Whether these parts wait for anything, and the endpoints at which a wait needs a sign of life: one that is
+        long, and each at a silent endpoint."""
+        awaited = [each for part in parts for each in part.awaited(now_ms)]
+        silent = self._route.silent
+        return bool(awaited), [
+            endpoint for endpoint, since_ms in awaited if now_ms - since_ms >= LOOK_AFTER_MS or endpoint in silent
+        ]
 
     def look(self, overdue: Collection[Endpoint], now_ms: float) -> list[Endpoint]:
         """The endpoints to ask for a sign of life now, each once."""
@@ -121,7 +139,7 @@ class Lookout:
         if not leads_now or not silent:
             return []
         if self._route.current in silent:
-            self._route.turn_to(endpoint)
+            self._route.current = endpoint
         return [each for each in self._seen if each in silent]
 
     def _remember(self, overdue: Collection[Endpoint], now_ms: float) -> None:

@@ -8,6 +8,7 @@ double.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from holdfast.client.protocol.effects import Failed, Procedure, Response, Wait, Woken
@@ -172,7 +173,7 @@ class Turns:
                 if endpoint not in self._asked and endpoint not in route.silent:
                     if endpoint != route.current:
                         self.sent_by = None
-                        route.turn_to(endpoint)
+                        route.current = endpoint
                     return True
         return False
 
@@ -185,22 +186,16 @@ class RetryBudget:
         self._end_ms = now_ms + within_ms
         self.now_ms = now_ms
         """When the last reply arrived: the time at which the next operation begins."""
-        self._turns: Turns | None = None
-        self._unusable: UnusableEndpoints | None = None
 
-    @property
+    @cached_property
     def turns(self) -> Turns:
-        """Where it asks next; made on first use, as most operations need no retry."""
-        if self._turns is None:
-            self._turns = Turns(self._session)
-        return self._turns
+        """Where it asks next. Most operations need no retry."""
+        return Turns(self._session)
 
-    @property
+    @cached_property
     def unusable(self) -> UnusableEndpoints:
-        """The unusable endpoints that it has met; made on first use, as most operations meet none."""
-        if self._unusable is None:
-            self._unusable = UnusableEndpoints(self._session.route)
-        return self._unusable
+        """The unusable endpoints that it has met. Most operations meet none."""
+        return UnusableEndpoints(self._session.route)
 
     def exhausted(self, now_ms: float) -> bool:
         """Whether no time is left for a retry."""
@@ -222,7 +217,7 @@ class RetryBudget:
     def missed(self, asked: Endpoint, reply: Failed) -> None:
         """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
         Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named."""
-        sent_by = None if self._turns is None else self._turns.sent_by
+        sent_by = self.turns.sent_by
         if reply.asked:
             self._session.route.failed(asked)
         if reply.problem is not None and self.unusable.met(reply.problem, asked, sent_by):

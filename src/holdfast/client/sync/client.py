@@ -42,8 +42,15 @@ from holdfast.client.protocol.http1 import token_of
 from holdfast.client.protocol.messages import Place, Shape, json_request, position_of
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.protocol.retry_budget import Session
-from holdfast.client.protocol.snapshot import SNAPSHOT_ATTEMPTS, SnapshotProgress, load_snapshot
-from holdfast.client.protocol.stream import Continuity, Delivery, Filter, follow
+from holdfast.client.protocol.stream import (
+    SNAPSHOT_ATTEMPTS,
+    Continuity,
+    Delivery,
+    Filter,
+    SnapshotProgress,
+    follow,
+    load_snapshot,
+)
 from holdfast.client.protocol.transaction import (
     ServiceSource,
     Transacted,

@@ -36,8 +36,7 @@ from holdfast.client.protocol.stores.publisher import PublisherMachine
 from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
 from holdfast.client.sync.client import Client, Closing
 from holdfast.client.sync.publisher import Publisher
-from holdfast.client.sync.subscriber import Subscriber
-from holdfast.client.sync.watch import Watch
+from holdfast.client.sync.subscriber import Subscriber, Watch
 from holdfast.client.transport import sync as transport
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import SubscriberDriver

@@ -14,7 +14,7 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast.client.protocol.effects import IN_TURN_MAX, Chunk, Failed, Open, Request, Response, Send
 from holdfast.client.protocol.endpoint import Endpoint, Route
@@ -34,6 +34,7 @@ from holdfast.client.protocol.lookout import (
     LOOK_AFTER_MS,
     SIGN_OF_LIFE,
     Lookout,
+    Waiting,
     leads,
 )
 from holdfast.client.protocol.options import ClientOptions
@@ -641,30 +642,13 @@ class Pool:
         await self.wait_closed()
 
 
-class Waiting(Protocol):
-    """A part of a client that waits for endpoints."""
-
-    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
-        """The endpoints of which it awaits bytes now, and since when."""
-        ...
-
-    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
-        """End every wait at these endpoints: another one leads."""
-        ...
-
-
-LOOK_EVERY_MS: Final = LOOK_AFTER_MS
-
-
 class Watch:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it."""
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
-        self._route = route
         self._lookout = Lookout(route)
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
-        self._parts: dict[Waiting, None] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = len(route.configured) < 2  # nobody else could lead
@@ -673,17 +657,17 @@ class Watch:
 
     def add(self, part: Waiting) -> None:
         """Watch this part, too."""
-        self._parts[part] = None
+        self._lookout.parts[part] = None
 
     def remove(self, part: Waiting) -> None:
         """It waits for nothing any more."""
-        self._parts.pop(part, None)
+        self._lookout.parts.pop(part, None)
 
     def begin(self) -> None:
         """A wait begins."""
         if self.rests:
             self.rests = False
-            self._look_after(LOOK_EVERY_MS)
+            self._look_after(LOOK_AFTER_MS)
 
     def _look_after(self, ms: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(ms / 1000, self._look)
@@ -691,16 +675,15 @@ class Watch:
     def _look(self) -> None:
         self._timer = None
         lookout, at_ms = self._lookout, now_ms()
-        awaited = [each for part in self._parts for each in part.awaited(at_ms)]
-        overdue = [endpoint for endpoint, since_ms in awaited if lookout.is_overdue(endpoint, at_ms - since_ms)]
+        is_waiting, overdue = lookout.overdue(lookout.parts, at_ms)
         for endpoint in lookout.look(overdue, at_ms):
             task = asyncio.get_running_loop().create_task(self._ask(endpoint))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         if lookout.is_busy:
             self._look_after(AGAIN_MS)
-        elif awaited:
-            self._look_after(LOOK_EVERY_MS)
+        elif is_waiting:
+            self._look_after(LOOK_AFTER_MS)
         else:
             self.rests = True
 
@@ -709,7 +692,7 @@ class Watch:
         at_ms = now_ms()
         left = self._lookout.answered(endpoint, leads(reply), at_ms)
         if left and not self._is_closed:
-            for part in list(self._parts):
+            for part in list(self._lookout.parts):
                 part.leave(left, at_ms)
 
     async def aclose(self) -> None:

@@ -35,6 +35,7 @@ from holdfast.client.protocol.lookout import (
     LOOK_AFTER_MS,
     SIGN_OF_LIFE,
     Lookout,
+    Waiting,
     leads,
 )
 from holdfast.client.protocol.options import ClientOptions
@@ -534,28 +535,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Waiting(Protocol):
-    """A part of a client that waits for endpoints."""
-
-    def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
-        """The endpoints of which it awaits bytes now, and since when."""
-        ...
-
-    def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
-        """End every wait at these endpoints: another one leads."""
-        ...
-
-
 class Watch:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it. The thread of ``Ticks`` starts one for this client while an endpoint is asked for signs of life."""
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
-        self._route = route
         self._lookout = Lookout(route)
         self._lock = threading.Lock()
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
-        self._parts: dict[Waiting, None] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self.rests = len(route.configured) > 1
@@ -564,12 +551,12 @@ class Watch:
     def add(self, part: Waiting) -> None:
         """Watch this part, too."""
         with self._lock:
-            self._parts[part] = None
+            self._lookout.parts[part] = None
 
     def remove(self, part: Waiting) -> None:
         """It waits for nothing any more."""
         with self._lock:
-            self._parts.pop(part, None)
+            self._lookout.parts.pop(part, None)
 
     def begin(self) -> None:
         """A wait begins."""
@@ -594,13 +581,10 @@ class Watch:
                 ticks.remove(self)
 
     def _waits(self) -> tuple[bool, list[Endpoint]]:
-        """Whether anything is waited for, and the endpoints where that is overdue."""
-        at_ms = now_ms()
+        """See ``Lookout.overdue``. Without the lock, which a part may want."""
         with self._lock:
-            parts = list(self._parts)
-        awaited = [each for part in parts for each in part.awaited(at_ms)]
-        is_overdue = self._lookout.is_overdue
-        return bool(awaited), [endpoint for endpoint, since_ms in awaited if is_overdue(endpoint, at_ms - since_ms)]
+            parts = list(self._lookout.parts)
+        return self._lookout.overdue(parts, now_ms())
 
     def _look_closely(self) -> None:
         while not self._closing.is_set():
@@ -622,7 +606,7 @@ class Watch:
         at_ms = now_ms()
         with self._lock:
             left = self._lookout.answered(endpoint, leads(reply), at_ms)
-            parts = list(self._parts) if left else []
+            parts = list(self._lookout.parts) if left else []
         for part in parts:
             part.leave(left, at_ms)
 
@@ -641,11 +625,8 @@ class Looks(Protocol):
         ...
 
 
-LOOK_EVERY_MS: Final = LOOK_AFTER_MS
-
-
 class Ticks:
-    """One thread of the process that looks every ``LOOK_EVERY_MS`` at what waits, as the threads that wait cannot. It
+    """One thread of the process that looks every ``LOOK_AFTER_MS`` at what waits, as the threads that wait cannot. It
     ends when nothing is left to look at."""
 
     def __init__(self) -> None:
@@ -668,7 +649,7 @@ class Ticks:
 
     def _look(self) -> None:
         while True:
-            time.sleep(LOOK_EVERY_MS / 1000)
+            time.sleep(LOOK_AFTER_MS / 1000)
             with self._lock:
                 those = list(self._those)
                 if not those:

@@ -11,8 +11,8 @@ from holdfast.client.protocol.effects import Wait
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
+from holdfast.client.protocol.stores.acknowledgements import Pace
 from holdfast.client.protocol.stores.messages import subscribe_target
-from holdfast.client.protocol.stores.pace import Pace
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.errors import (
     Closed,
