@@ -1,8 +1,8 @@
 """The fault proxy as a process of its own, steered over a control port.
 
-Control protocol, on TCP at 127.0.0.1: one JSON object a line in each direction. ``do`` names the command, ``is`` the
-response: a ``State``, or a ``Complaint`` about a line that is not a command. The process ends at SIGTERM, and at the
-end of its standard input, so it cannot outlive the process that started it.
+Control protocol, on TCP at 127.0.0.1: one JSON object a line in each direction, a ``Command`` and its response. ``is``
+names the response: a ``State``, or a ``Complaint`` about a line that is not a command. The process ends at SIGTERM, and
+at the end of its standard input, so it cannot outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.testing.fault_proxy import Fault, FaultProxy, Latency, Rule
@@ -29,33 +30,14 @@ _CONTROL_SECONDS_MAX: Final = 30.0
 _LINE_BYTES_MAX: Final = 1024 * 1024
 
 
-class SetRules(msgspec.Struct, tag_field="do", tag="set_rules", frozen=True, forbid_unknown_fields=True):
-    """Replace the rules."""
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to change; an empty one asks for the state. ``latency``: of requests that meet no other fault, null for
+    none. ``partitioned``: cut every connection, or heal. ``release``: deliver what is held."""
 
-    rules: list[Rule]
-
-
-class SetLatency(msgspec.Struct, tag_field="do", tag="set_latency", frozen=True, forbid_unknown_fields=True):
-    """Replace the latency of requests that meet no other fault; null for none."""
-
-    latency: Latency | None
-
-
-class Partition(msgspec.Struct, tag_field="do", tag="partition", frozen=True, forbid_unknown_fields=True):
-    """Cut every connection, or heal."""
-
-    partitioned: bool
-
-
-class Release(msgspec.Struct, tag_field="do", tag="release", frozen=True, forbid_unknown_fields=True):
-    """Deliver what is held."""
-
-
-class Report(msgspec.Struct, tag_field="do", tag="report", frozen=True, forbid_unknown_fields=True):
-    """Change nothing."""
-
-
-Command = SetRules | SetLatency | Partition | Release | Report
+    rules: list[Rule] | UnsetType = UNSET
+    latency: Latency | UnsetType | None = UNSET
+    partitioned: bool | UnsetType = UNSET
+    release: bool = False
 
 
 class State(msgspec.Struct, tag_field="is", tag="state", frozen=True):
@@ -76,17 +58,14 @@ class Complaint(msgspec.Struct, tag_field="is", tag="complaint", frozen=True):
 
 
 async def _obey(proxy: FaultProxy, command: Command) -> None:
-    match command:
-        case SetRules(rules):
-            proxy.set_rules(rules)
-        case SetLatency(latency):
-            proxy.latency = latency
-        case Partition(partitioned):
-            proxy.partition(partitioned)
-        case Release():
-            await proxy.release()
-        case Report():
-            pass
+    if command.rules is not UNSET:
+        proxy.set_rules(command.rules)
+    if command.latency is not UNSET:
+        proxy.latency = command.latency
+    if command.partitioned is not UNSET:
+        proxy.partition(command.partitioned)
+    if command.release:
+        await proxy.release()
 
 
 async def _serve(proxy: FaultProxy, control_port: int, follow_stdin: bool) -> None:
@@ -175,23 +154,23 @@ class FaultProxyProcess:
 
     def set_rules(self, rules: Sequence[Rule]) -> State:
         """Replace the rules."""
-        return self._tell(SetRules(list(rules)))
+        return self._tell(Command(rules=list(rules)))
 
     def set_latency(self, latency: Latency | None) -> State:
         """Replace the latency."""
-        return self._tell(SetLatency(latency))
+        return self._tell(Command(latency=latency))
 
     def partition(self, partitioned: bool = True) -> State:
         """Cut every connection, or heal."""
-        return self._tell(Partition(partitioned))
+        return self._tell(Command(partitioned=partitioned))
 
     def release(self) -> State:
         """Deliver what is held; returns when the server has answered all of it."""
-        return self._tell(Release())
+        return self._tell(Command(release=True))
 
     def report(self) -> State:
         """What was done so far."""
-        return self._tell(Report())
+        return self._tell(Command())
 
     def _tell(self, command: Command) -> State:
         assert self._control is not None, "the proxy was started"
