@@ -40,11 +40,6 @@ class Bounds:
     nodes_max: int
     depth_max: int = DEPTH_MAX
 
-    @property
-    def events_max(self) -> int:
-        """Of the YAML parser: a value is one event, a map or a list two."""
-        return 2 * self.nodes_max
-
     def require_size(self, size: int) -> None:
         """Return if a text of this size may be parsed. Raises: AboveBounds."""
         if size > self.bytes_max:
@@ -160,12 +155,12 @@ def _check_values(value: object, bounds: Bounds) -> None:
 
 def _check_bounds(events: Iterable[Any], bounds: Bounds) -> None:
     """Raises ``AboveBounds`` at the first event above a bound. Events come from a machine that does not recurse."""
-    depth = 0
+    depth = 0  # a value is one event, a map or a list two
     for number, event in enumerate(events):
         kind = type(event).__name__
         depth += kind in ("MappingStartEvent", "SequenceStartEvent")
         depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
-        if number > bounds.events_max or depth > bounds.depth_max:
+        if number > 2 * bounds.nodes_max or depth > bounds.depth_max:
             raise _too_much(event.start_mark.line + 1, bounds)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from holdfast.client.aio.stores import StoreClient
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores import committing
@@ -42,7 +44,8 @@ async def define_spark_stores(
         try:
             await client.describe_store(requests)
         except NotFound:
-            await client.define_store(requests, committing.requests_store(durable))
+            durables = {durable: committing.REQUESTS_DURABLE}
+            await client.define_store(requests, {"bytelimit": 1 << 30, "durables": durables})
         try:
             await client.describe_durable(requests, durable)
         except NotFound:
@@ -170,7 +173,7 @@ class SparkCommitter:
         with self._lock:
             self._given.pop(name, None)  # the verdict of this message is wanted
         try:
-            receipt = await self._publisher.publish(committing.request_body(txn), fields=fields)
+            receipt = await self._publisher.publish(msgspec.json.encode(txn), fields=fields)
         except OutcomeUnknown as error:
             raise committing.perhaps_sent(name, error.statement()) from error
         except NotFound as error:

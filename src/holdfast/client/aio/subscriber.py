@@ -3,30 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from holdfast.client.aio.client import Closing
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.subscriber import (
-    RETRY_DELAY,
-    HandlerFailures,
-    OnError,
     SubscriberMachine,
     WatchMachine,
-    handler_count,
-    is_too_late,
 )
 from holdfast.client.transport.aio_stores import Event, SubscriberDriver, run_each
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Closed
+from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire.parts import Delivery
 from holdfast.wire.stores import KeyChange
 
+RETRY_DELAY: Final = 0.1
+RETRY_DELAY_MAX: Final = 60.0
+OnError = Callable[[Delivery, Exception], None]
+"""Called with the message and what its handler raised."""
+_logger = logging.getLogger("holdfast.subscriber")
 Item = TypeVar("Item")
+
+
+class _Failures:
+    """What one handler does after its exceptions."""
+
+    def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
+        self._first = self._next = retry_delay
+        self._on_error = on_error
+        self._stops = stop_on_error
+
+    def met(self, message: Delivery, error: Exception) -> float:
+        """The handler raised. Returns the seconds to pause. Raises: the error, with ``stop_on_error``."""
+        if self._on_error is not None:
+            self._on_error(message, error)
+        if self._stops:
+            raise error
+        delay, self._next = self._next, min(self._next * 2, RETRY_DELAY_MAX)
+        _logger.error(
+            "a handler failed seq=%d delivery_count=%d pause_seconds=%g",
+            message.seq,
+            message.delivery_count,
+            delay,
+            exc_info=error,
+        )
+        return delay
+
+    def forget(self) -> None:
+        """The handler succeeded."""
+        self._next = self._first
+
+
+def _refused(problem: str, **facts: object) -> InvalidRequest:
+    shown = {name: repr(value)[:80] for name, value in facts.items()}
+    return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, facts=shown)
 
 
 class Subscriber(Closing):
@@ -123,11 +158,14 @@ class Subscriber(Closing):
         """
         with self._lock:
             self._acknowledge_handed_out()
-        count = handler_count(handlers)
-        failures = [HandlerFailures(retry_delay, on_error, stop_on_error=stop_on_error) for _ in range(count)]
+        if type(handlers) is not int or handlers < 1:  # nor a bool
+            raise _refused("handlers is a whole number of at least 1", handlers=handlers)
+        if type(retry_delay) not in (int, float) or not 0 <= retry_delay <= RETRY_DELAY_MAX:
+            raise _refused(f"retry_delay is a number of seconds from 0 to {RETRY_DELAY_MAX:g}", retry_delay=retry_delay)
+        failures = [_Failures(retry_delay, on_error, stop_on_error=stop_on_error) for _ in range(handlers)]
         stopped = Event()
 
-        async def handle(one: HandlerFailures) -> None:
+        async def handle(one: _Failures) -> None:
             await self._handle(function, redelivery_delay, one, stopped)
 
         def stop() -> None:
@@ -140,14 +178,14 @@ class Subscriber(Closing):
         self,
         function: Callable[[Delivery], Awaitable[None]],
         redelivery_delay: float,
-        failures: HandlerFailures,
+        failures: _Failures,
         stopped: Event,
     ) -> None:
         while (message := await self._next(math.inf, is_implicit=False, stopped=stopped)) is not None:
             try:
                 await function(message)
             except Exception as error:  # noqa: BLE001 - the application's: logged, and raised where that is asked for
-                if is_too_late(error):
+                if isinstance(error, Closed) and error.code is Code.LEASE_LOST:  # from a commit of the handler
                     continue
                 with contextlib.suppress(Closed):  # closed meanwhile: it comes again
                     await self.put_back(message, delay=redelivery_delay)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores import committing
 from holdfast.client.sync.stores import StoreClient
@@ -43,7 +45,8 @@ def define_spark_stores(
         try:
             client.describe_store(requests)
         except NotFound:
-            client.define_store(requests, committing.requests_store(durable))
+            durables = {durable: committing.REQUESTS_DURABLE}
+            client.define_store(requests, {"bytelimit": 1 << 30, "durables": durables})
         try:
             client.describe_durable(requests, durable)
         except NotFound:
@@ -169,7 +172,7 @@ class SparkCommitter:
         with self._lock:
             self._given.pop(name, None)  # the verdict of this message is wanted
         try:
-            receipt = self._publisher.publish(committing.request_body(txn), fields=fields)
+            receipt = self._publisher.publish(msgspec.json.encode(txn), fields=fields)
         except OutcomeUnknown as error:
             raise committing.perhaps_sent(name, error.statement()) from error
         except NotFound as error:

@@ -537,14 +537,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 class Watch:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
-    wakes it. The thread of ``Ticks`` starts one for this client while an endpoint is asked for signs of life."""
+    wakes it. The thread of ``Ticks`` looks, and each sign of life is asked for in a thread of its own."""
 
     def __init__(self, route: Route, options: ClientOptions, tls: ssl.SSLContext | None) -> None:
         self._lookout = Lookout(route)
         self._lock = threading.Lock()
         self._pool = Pool(options, None, tls)  # of its own: the client's may be full of requests that wait
-        self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._is_closed = False
         self.rests = len(route.configured) > 1
         """Whether ``begin`` is to be called when a wait begins. Of a single endpoint nobody else could lead."""
 
@@ -561,42 +560,29 @@ class Watch:
     def begin(self) -> None:
         """A wait begins."""
         with self._lock:
-            if self.rests and not self._closing.is_set():
+            if self.rests and not self._is_closed:
                 self.rests = False
                 ticks.add(self)
 
-    def look(self) -> None:
-        """See ``Ticks``."""
+    def look(self) -> float:
+        """See ``Looks``."""
         # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
         # here or calls ``begin``.
         self.rests = True
-        is_waiting, overdue = self._waits()
         with self._lock:
-            if overdue and self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._look_closely, name="holdfast-watch", daemon=True)
-                self._thread.start()
-            if is_waiting or self._thread is not None:
+            parts = list(self._lookout.parts)
+        at_ms = now_ms()
+        is_waiting, overdue = self._lookout.overdue(parts, at_ms)
+        with self._lock:
+            endpoints = [] if self._is_closed else self._lookout.look(overdue, at_ms)
+            is_busy = self._lookout.is_busy
+            if is_waiting or is_busy:
                 self.rests = False
             elif self.rests:
                 ticks.remove(self)
-
-    def _waits(self) -> tuple[bool, list[Endpoint]]:
-        """See ``Lookout.overdue``. Without the lock, which a part may want."""
-        with self._lock:
-            parts = list(self._lookout.parts)
-        return self._lookout.overdue(parts, now_ms())
-
-    def _look_closely(self) -> None:
-        while not self._closing.is_set():
-            _, overdue = self._waits()
-            with self._lock:
-                endpoints = self._lookout.look(overdue, now_ms())
-                if not self._lookout.is_busy:
-                    self._thread = None
-                    return
-            for endpoint in endpoints:
-                threading.Thread(target=self._ask, args=(endpoint,), name="holdfast-sign-of-life", daemon=True).start()
-            self._closing.wait(AGAIN_MS / 1000)
+        for endpoint in endpoints:
+            threading.Thread(target=self._ask, args=(endpoint,), name="holdfast-sign-of-life", daemon=True).start()
+        return AGAIN_MS if is_busy else LOOK_AFTER_MS
 
     def _ask(self, endpoint: Endpoint) -> None:
         try:
@@ -612,22 +598,21 @@ class Watch:
 
     def close(self) -> None:
         """Ask nothing more."""
-        self._closing.set()
+        self._is_closed = True
         ticks.remove(self)
         self._pool.close()
 
 
 class Looks(Protocol):
-    """What is looked at at each tick."""
+    """What is looked at again and again, as the threads that wait cannot."""
 
-    def look(self) -> None:
-        """A tick."""
+    def look(self) -> float:
+        """Look. Returns after how many milliseconds the next look is due at the latest."""
         ...
 
 
 class Ticks:
-    """One thread of the process that looks every ``LOOK_AFTER_MS`` at what waits, as the threads that wait cannot. It
-    ends when nothing is left to look at."""
+    """One thread of the process that looks at what waits. It ends when nothing is left to look at."""
 
     def __init__(self) -> None:
         self._those: weakref.WeakSet[Looks] = weakref.WeakSet()
@@ -648,15 +633,15 @@ class Ticks:
             self._those.discard(one)
 
     def _look(self) -> None:
+        ms = LOOK_AFTER_MS
         while True:
-            time.sleep(LOOK_AFTER_MS / 1000)
+            time.sleep(ms / 1000)
             with self._lock:
                 those = list(self._those)
                 if not those:
                     self._thread = None
                     return
-            for one in those:
-                one.look()
+            ms = min(one.look() for one in those)
             del those
 
 

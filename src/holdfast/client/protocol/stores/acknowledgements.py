@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from holdfast.client.protocol.stores.messages import ack_frame, started_frame
+from holdfast.client.protocol.stores.messages import ack_frame, frame_of
 from holdfast.errors import HoldfastError
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire.parts import Delivery
@@ -316,7 +316,10 @@ class StartedReports:
         """The reports of everything that waits."""
         ranges = self._ranges
         self.lost()
-        return [started_frame(ranges[start : start + RANGES_MAX]) for start in range(0, len(ranges), RANGES_MAX)]
+        return [
+            frame_of("started", ranges=ranges[start : start + RANGES_MAX])
+            for start in range(0, len(ranges), RANGES_MAX)
+        ]
 
 
 PART: Final = 3

@@ -34,16 +34,11 @@ class Buffer:
         self._late: dict[int, str | None] = {}
         """Numbers that were too late, with the key that orders them. The service withdraws them, too: until then they
         keep their credit."""
-        self._again: set[int] = set()
+        self.again: set[int] = set()
         """Numbers of redelivered messages, which the application may work on since an earlier delivery."""
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def has_redelivered(self) -> bool:
-        """Whether a redelivered message is here."""
-        return bool(self._again)
 
     def begin(self, order: str) -> None:
         """A connection begins. ``order``: what is handed over in order, ``durable``, ``key`` or nothing."""
@@ -55,7 +50,7 @@ class Buffer:
         self._frames.clear()
         self._count = 0
         self._late.clear()
-        self._again.clear()
+        self.again.clear()
 
     def arrived(self, messages: Sequence[Delivery], again: Sequence[int], until_ms: float) -> None:
         """A frame came, to be handed over before ``until_ms``. ``again``: the numbers of the redelivered messages."""
@@ -64,7 +59,7 @@ class Buffer:
         if self._late:
             for one in messages:
                 self._late.pop(one.seq, None)
-        self._again.update(again)
+        self.again.update(again)
         self._frames.append(_Frame(until_ms, deque(messages)))
         self._count += len(messages)
         if self._late:
@@ -81,7 +76,7 @@ class Buffer:
         if not messages:
             self._frames.popleft()
         self._count -= 1
-        self._again.discard(message.seq)
+        self.again.discard(message.seq)
         return message
 
     def take_all(self, now_ms: float) -> list[Delivery]:
@@ -91,7 +86,7 @@ class Buffer:
         messages = list(chain.from_iterable([frame.messages for frame in self._frames]))
         self._frames.clear()
         self._count = 0
-        self._again.clear()
+        self.again.clear()
         return messages
 
     def withdraw(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -107,7 +102,7 @@ class Buffer:
 
         Nothing withdraws them then: one that was late must not order what comes behind it any more.
         """
-        if not any(first <= seq <= last for numbers in (self._again, self._late) for seq in numbers):
+        if not any(first <= seq <= last for numbers in (self.again, self._late) for seq in numbers):
             return 0
         return len(self.withdraw([(first, last)]))
 
@@ -146,5 +141,5 @@ class Buffer:
         if gone:
             self._frames = deque(frame for frame in self._frames if frame.messages)
             self._count -= len(gone)
-            self._again.difference_update([message.seq for message in gone])
+            self.again.difference_update([message.seq for message in gone])
         return gone

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from holdfast.client.protocol.messages import decode_commit, error_in, error_of
-from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import CorruptData, HoldfastError, NotFound, OutcomeUnknown
 from holdfast.wire.log import CommitReceipt, NotCommitted
 
@@ -20,7 +17,6 @@ HELD_MAX: Final = 10_000
 """Verdicts that a committer holds at most while no caller asks for them. The store keeps them and all later ones."""
 PREFETCH: Final = HELD_MAX + 1_024
 """Held verdicts are unacknowledged. The rest of the window is for those that a caller waits for."""
-REQUESTS_BYTELIMIT: Final = 1 << 30
 REQUESTS_DURABLE: Final = {"type": "standard", "prefetch": 0}
 """Spark reads it under one name, in the order of the numbers."""
 VERDICTS_STORE: Final = {
@@ -36,11 +32,6 @@ VERDICTS_STORE: Final = {
         }
     },
 }
-
-
-def requests_store(durable: str) -> dict[str, object]:
-    """The definition of a store of requests."""
-    return {"bytelimit": REQUESTS_BYTELIMIT, "durables": {durable: REQUESTS_DURABLE}}
 
 
 def perhaps_sent(request_id: str, reason: str) -> OutcomeUnknown:
@@ -72,11 +63,6 @@ def no_verdict(request_id: str, reason: str, held: int, oldest: str | None) -> O
         verdicts_held=held or None,
         oldest_held=oldest,
     )
-
-
-def request_body(txn: Transaction) -> bytes:
-    """The message of a request, as ``POST /v1/commit`` takes it."""
-    return msgspec.json.encode(txn)
 
 
 def verdict_of(body: bytes) -> CommitReceipt | HoldfastError:

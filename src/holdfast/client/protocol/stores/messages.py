@@ -141,25 +141,16 @@ def subscribe_target(
     return f"{durable_path(store, durable)}/subscribe{query}"
 
 
-def credit_frame(messages: int) -> bytes:
-    """The service may send this many more messages."""
-    return _ENCODER.encode({"type": "credit", "messages": messages})
+def frame_of(kind: str, **fields: object) -> bytes:
+    """``credit`` (the service may send this many more messages), ``close`` (the subscriber leaves: its messages go back
+    at once), or ``started`` (the application was handed these ranges; no range announces that reports will come)."""
+    return _ENCODER.encode({"type": kind, **fields})
 
 
 def ack_frame(kind: str, frame_id: int, what: Sequence[object], token: str) -> bytes:
     """An ``ack`` (ranges), ``nack`` (pairs with a delay), ``reject`` or ``extend`` (numbers)."""
     frame = {"type": kind, "id": frame_id, "ranges" if kind == "ack" else "messages": what}
     return _ENCODER.encode({**frame, "token": token} if token else frame)
-
-
-def started_frame(ranges: Sequence[Sequence[int]]) -> bytes:
-    """The application was handed these ranges; no range announces that reports will come."""
-    return _ENCODER.encode({"type": "started", "ranges": ranges})
-
-
-def close_frame() -> bytes:
-    """The subscriber leaves: its messages go back at once."""
-    return _ENCODER.encode({"type": "close"})
 
 
 def decode_frame(payload: bytes) -> ServerFrame:

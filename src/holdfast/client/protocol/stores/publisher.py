@@ -89,12 +89,8 @@ WARN_EVERY_MS: Final = 60_000.0
 LOOK_EVERY_MS: Final = 1_000.0
 ADVISORIES_MAX: Final = 1_000
 _OWN_KINDS: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL, Code.DISK_LIMIT, Code.NO_QUORUM})
+"""Codes that are the kind of an advisory; that of all others is ``store_unavailable``."""
 _logger = logging.getLogger("holdfast.publisher")
-
-
-def kind_of(error: HoldfastError) -> str:
-    """The kind of an error's advisory: the code of a limit, else ``store_unavailable``."""
-    return str(error.code) if error.code in _OWN_KINDS else "store_unavailable"
 
 
 class Blockage:
@@ -107,8 +103,9 @@ class Blockage:
         self._since_ms = self._warn_ms = 0.0
         self.advisories = Advisories(ADVISORIES_MAX)
 
-    def met(self, kind: str, reason: str, since_ms: float) -> None:
+    def met(self, code: Code, reason: str, since_ms: float) -> None:
         """A request was not confirmed, and a retry may help."""
+        kind = str(code) if code in _OWN_KINDS else "store_unavailable"
         if not self._kind:
             self._since_ms, self._warn_ms = since_ms, since_ms + WARN_AFTER_MS
         self._reason = reason
@@ -322,7 +319,7 @@ class PublisherMachine:
     def look(self, now_ms: float) -> None:
         """Warn of a request that has no response for long. Call it about once a second while one is in flight."""
         if self._under_way is not None and self._options.confirms and now_ms - self._sent_ms >= WARN_AFTER_MS:
-            self.blockage.met("store_unavailable", "the request has no answer", self._sent_ms)
+            self.blockage.met(Code.STORE_UNAVAILABLE, "the request has no answer", self._sent_ms)
         self.blockage.look(now_ms, self.unconfirmed)
 
     def waited(self) -> None:
@@ -421,7 +418,7 @@ class PublisherMachine:
             return
         advice = self._session.route.advice
         reason = f"{error.statement()}; {advice}" if advice else error.statement()
-        self.blockage.met(kind_of(error), reason, self._sent_ms)
+        self.blockage.met(error.code, reason, self._sent_ms)
         self.blockage.look(reply.now_ms, self.unconfirmed)
         longest = wait.at_most_ms if left_ms is None else min(wait.at_most_ms, left_ms)
         self._pause = Wait(min(wait.at_least_ms, longest), longest, wait.reason)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import repeat
 from typing import Final
@@ -55,16 +55,14 @@ from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
     Advisories,
     ack_frame,
-    close_frame,
     closing_error,
     coded_error,
-    credit_frame,
     decode_frame,
+    frame_of,
     named_error,
-    started_frame,
 )
 from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
 from holdfast.wire.log import ErrorBody
@@ -109,64 +107,7 @@ class Ended(msgspec.Struct, frozen=True):
 Step = Connect | Talk | Wait | Ended
 
 
-RETRY_DELAY: Final = 0.1
-RETRY_DELAY_MAX: Final = 60.0
-OnError = Callable[[Delivery, Exception], None]
-"""Called with the message and what its handler raised."""
 _logger = logging.getLogger("holdfast.subscriber")
-
-
-class HandlerFailures:
-    """What one handler does after its exceptions."""
-
-    def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
-        if not _is_delay(retry_delay):
-            raise InvalidRequest(
-                f"retry_delay is a number of seconds from 0 to {RETRY_DELAY_MAX:g}",
-                code=Code.BAD_CONFIGURATION,
-                retry_delay=repr(retry_delay)[:80],
-            )
-        self._first = self._next = retry_delay
-        self._on_error = on_error
-        self._stops = stop_on_error
-
-    def met(self, message: Delivery, error: Exception) -> float:
-        """The handler raised. Returns the seconds to pause. Raises: the error, with ``stop_on_error``."""
-        if self._on_error is not None:
-            self._on_error(message, error)
-        if self._stops:
-            raise error
-        delay, self._next = self._next, min(self._next * 2, RETRY_DELAY_MAX)
-        _logger.error(
-            "a handler failed seq=%d delivery_count=%d pause_seconds=%g",
-            message.seq,
-            message.delivery_count,
-            delay,
-            exc_info=error,
-        )
-        return delay
-
-    def forget(self) -> None:
-        """The handler succeeded."""
-        self._next = self._first
-
-
-def is_too_late(error: Exception) -> bool:
-    """Whether a commit of the handler was refused because its message is not the subscriber's any more."""
-    return isinstance(error, Closed) and error.code is Code.LEASE_LOST
-
-
-def _is_delay(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX
-
-
-def handler_count(handlers: object) -> int:
-    """The checked number of handlers. Raises: InvalidRequest."""
-    if isinstance(handlers, bool) or not isinstance(handlers, int) or handlers < 1:
-        raise InvalidRequest(
-            "handlers is a whole number of at least 1", code=Code.BAD_CONFIGURATION, handlers=repr(handlers)[:80]
-        )
-    return handlers
 
 
 _RECONNECTED_CODES: Final = PASSING_CODES | {Code.LAGGING}
@@ -309,7 +250,7 @@ class SubscriberMachine:
 
     def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that arrived."""
-        redelivered = self._buffer.has_redelivered
+        redelivered = bool(self._buffer.again)
         messages = self._buffer.take_all(now_ms)
         if messages:
             self._took(messages, now_ms, redelivered=redelivered)
@@ -429,7 +370,7 @@ class SubscriberMachine:
             self.flush()
             send_due_ms = self.send_due_ms
         if self._closing and not self.unconfirmed:
-            last_words = (*self._take_outgoing(), close_frame())
+            last_words = (*self._take_outgoing(), frame_of("close"))
             self.end(None)
             return Ended(last_words)
         options = self._options
@@ -604,7 +545,7 @@ class SubscriberMachine:
         self._acks.in_work.kept(terms.kept)
         self._started.begin(is_taken=terms.started_reports)
         if terms.started_reports:
-            self._outgoing.append(started_frame(()))
+            self._outgoing.append(frame_of("started", ranges=()))
         self._outgoing += self._acks.again()
         self.flush()
         if not self._closing:
@@ -706,7 +647,7 @@ class SubscriberMachine:
         if self._window.is_own and self._acks.pending:
             return  # the service counts those as held until they are sent
         if self._state is _State.ATTACHED and (due := self._window.take_due()):
-            self._outgoing.append(credit_frame(due))
+            self._outgoing.append(frame_of("credit", messages=due))
 
     def _batch_count(self) -> int:
         asked = self._options.ack_batch_count
