@@ -18,11 +18,7 @@ DISTRIBUTION = "holdfastdb"
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra.
-
-    >>> install_command("server")
-    "pip install 'holdfastdb[server]'"
-    """
+    """What installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

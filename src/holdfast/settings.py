@@ -93,11 +93,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
 
 
 def _size(low: int, high: int | None = None) -> Callable[[object], int]:
-    """A number of bytes, or text with B, KiB, MiB or GiB; both bounds are included.
-
-    >>> _size(1)("256 MiB"), _size(1)(1024)
-    (268435456, 1024)
-    """
+    """A number of bytes, or text with B, KiB, MiB or GiB; both bounds are included."""
     bounds = f">= {low}" if high is None else f"{low}..{high}"
     rule = f'a number of bytes {bounds}, or text such as "256 MiB"'
 
@@ -127,11 +123,7 @@ def _or_word(word: str, parse: Callable[[object], T]) -> Callable[[object], T | 
 
 
 def _switch(value: object) -> bool:
-    """True or false.
-
-    >>> _switch("off"), _switch(True)
-    (False, True)
-    """
+    """True or false."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _SWITCH:
@@ -168,11 +160,7 @@ def _texts(value: object, rule: str) -> list[str]:
 
 
 def _listen_addresses(value: object) -> tuple[str, ...]:
-    """At least one address, each ``HOST:PORT`` (an IPv6 host in brackets) or ``unix:PATH``.
-
-    >>> _listen_addresses("127.0.0.1:8080, unix:/run/holdfast.sock")
-    ('127.0.0.1:8080', 'unix:/run/holdfast.sock')
-    """
+    """At least one address, each ``HOST:PORT`` (an IPv6 host in brackets) or ``unix:PATH``."""
     rule = 'addresses such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/holdfast.sock"'
     addresses = tuple(dict.fromkeys(_texts(value, rule)))
     if not addresses:
@@ -192,11 +180,7 @@ def _listen_addresses(value: object) -> tuple[str, ...]:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Names of hosts, each with or without a port.
-
-    >>> _hosts("log.example, app.example:3000")
-    ('log.example', 'app.example:3000')
-    """
+    """Names of hosts, each with or without a port."""
     return listed_hosts(_texts(value, 'names such as "log.example" or "app.example:3000"'))
 
 
@@ -232,11 +216,7 @@ def _tokens(value: object) -> tuple[Token, ...]:
 
 
 def _log_url(value: object) -> str:
-    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:`` or ``memory:``.
-
-    >>> _log_url("file:///var/lib/holdfast")
-    'file:///var/lib/holdfast'
-    """
+    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:`` or ``memory:``."""
     rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, memory:"
     if not isinstance(value, str):
         raise ValueError(rule)
@@ -253,11 +233,7 @@ def _log_url(value: object) -> str:
 
 
 def _optional_table_url(value: object) -> str | None:
-    """The address of a table: a log's address, but not in memory. The empty text means none.
-
-    >>> _optional_table_url("s3://lake/segments")
-    's3://lake/segments'
-    """
+    """The address of a table: a log's address, but not in memory. The empty text means none."""
     if value == "":
         return None
     url = _log_url(value)

@@ -169,19 +169,19 @@ def test_files_that_were_set_aside_survive_a_power_cut(record_property: RecordPr
 # ---- mutants: the product without one of its syncs -------------------------------------------------------------------
 
 
-def only_a_missing_one(path: str, files: durable_directory.Directories | None = None) -> None:
+def only_a_missing_one(path: str, files: durable_directory.SystemDirectories | None = None) -> None:
     """Syncs nothing where the directory is there."""
     if not os.path.isdir(path):
         make_durable_directory(path, files)
 
 
-def only_the_one_above(path: str, files: durable_directory.Directories | None = None) -> None:
+def only_the_one_above(path: str, files: durable_directory.SystemDirectories | None = None) -> None:
     """Syncs the directory directly above, and no other."""
     os.makedirs(path, 0o700, exist_ok=True)
     sync_directory(os.path.dirname(path))
 
 
-def only_above_what_it_makes(path: str, files: durable_directory.Directories | None = None) -> None:
+def only_above_what_it_makes(path: str, files: durable_directory.SystemDirectories | None = None) -> None:
     """Syncs above the directories that it makes, each after it is made."""
     if not os.path.isdir(path):
         only_above_what_it_makes(os.path.dirname(path))
@@ -189,7 +189,7 @@ def only_above_what_it_makes(path: str, files: durable_directory.Directories | N
         sync_directory(os.path.dirname(path))
 
 
-def before_it_makes(path: str, files: durable_directory.Directories | None = None) -> None:
+def before_it_makes(path: str, files: durable_directory.SystemDirectories | None = None) -> None:
     """Syncs first."""
     above = path
     while not os.path.isdir(above):
@@ -198,7 +198,7 @@ def before_it_makes(path: str, files: durable_directory.Directories | None = Non
     os.makedirs(path, 0o700, exist_ok=True)
 
 
-def no_sync(path: str, files: durable_directory.Directories | None = None) -> None:
+def no_sync(path: str, files: durable_directory.SystemDirectories | None = None) -> None:
     """Syncs nothing."""
     os.makedirs(path, 0o700, exist_ok=True)
 

@@ -25,7 +25,7 @@ class Stopped(Exception):
     """The process was killed before this operation."""
 
 
-class ForgetfulTree:
+class ForgetfulTree(SystemDirectories):
     """Directories that forget the names that no sync covered. ``there``: path to whether its name is durable.
 
     Everything from ``MOUNT`` on is one file system. ``stop_at`` kills before the operation with that number, from 1.

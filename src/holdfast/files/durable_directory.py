@@ -19,7 +19,7 @@ import errno
 import logging
 import os
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.files.private_files import DIRECTORY_MODE, private
 
@@ -31,58 +31,29 @@ _reported: set[str] = set()
 """Directories that were skipped and logged by this process."""
 
 
-class Directories(Protocol):
-    """The operations that make a directory durable. Each raises ``OSError`` as the system does."""
-
-    def make_directory(self, path: str) -> None:
-        """Make one directory; FileExistsError when the name is taken."""
-
-    def open_directory(self, path: str) -> int:
-        """Open a directory for ``sync_directory``."""
-        ...
-
-    def sync_directory(self, directory: int) -> None:
-        """The names in an open directory are durable on return."""
-
-    def close(self, handle: int) -> None:
-        """Close a directory."""
-
-    def device(self, path: str) -> int | None:
-        """The file system of the directory at ``path``; None when there is no directory."""
-        ...
-
-    def real_path(self, path: str) -> str:
-        """The absolute path without symbolic links."""
-        ...
-
-    def is_read_only(self, directory: int) -> bool:
-        """Whether the file system of an open directory is mounted so."""
-        ...
-
-
 class SystemDirectories:
-    """The directories of the operating system: one system call for each operation."""
+    """The operations that make a directory durable, a system call each. Each raises ``OSError`` as the system does."""
 
     __slots__ = ()
 
     def make_directory(self, path: str) -> None:
-        """See ``Directories``."""
+        """Make one directory; FileExistsError when the name is taken."""
         os.mkdir(path, DIRECTORY_MODE)
 
     def open_directory(self, path: str) -> int:
-        """See ``Directories``; FileNotFoundError when it is absent."""
+        """Open a directory for ``sync_directory``; FileNotFoundError when it is absent."""
         return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def sync_directory(self, directory: int) -> None:
-        """See ``Directories``."""
+        """The names in an open directory are durable on return."""
         os.fsync(directory)
 
     def close(self, handle: int) -> None:
-        """See ``Directories``; also a file."""
+        """Close a directory or a file."""
         os.close(handle)
 
     def device(self, path: str) -> int | None:
-        """See ``Directories``."""
+        """The file system of the directory at ``path``; None when there is no directory."""
         try:
             # With a slash a name that is not a directory raises.
             return os.stat(f"{path}/").st_dev
@@ -90,15 +61,15 @@ class SystemDirectories:
             return None
 
     def real_path(self, path: str) -> str:
-        """See ``Directories``."""
+        """The absolute path without symbolic links."""
         return os.path.realpath(path)
 
     def is_read_only(self, directory: int) -> bool:
-        """See ``Directories``."""
+        """Whether the file system of an open directory is mounted so."""
         return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
 
 
-def make_durable_directory(path: str, files: Directories | None = None) -> None:
+def make_durable_directory(path: str, files: SystemDirectories | None = None) -> None:
     """Make a directory and those above it that are missing, and make their names durable, also where all are there.
 
     A directory above that may not be opened is not synced, and logged once. Raises: OSError, also of a failed sync;
@@ -120,7 +91,7 @@ def make_durable_directory(path: str, files: Directories | None = None) -> None:
     _sync_above(files.real_path(path), device, files, made=len(missing))
 
 
-def _sync_above(own: str, device: int, files: Directories, *, made: int) -> None:
+def _sync_above(own: str, device: int, files: SystemDirectories, *, made: int) -> None:
     """Sync the directories above ``own`` in its file system. ``made``: how many of the lowest names are new."""
     above = os.path.dirname(own)
     while above != own:
@@ -139,7 +110,7 @@ def _sync_above(own: str, device: int, files: Directories, *, made: int) -> None
         own, above = above, os.path.dirname(above)
 
 
-def _sync(handle: int, files: Directories) -> None:
+def _sync(handle: int, files: SystemDirectories) -> None:
     try:
         files.sync_directory(handle)
     except OSError:

@@ -69,20 +69,12 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 def manifest_key(version: int) -> str:
-    """The name of a manifest.
-
-    >>> manifest_key(7)
-    'snapshots/00000000000000000007/manifest.json'
-    """
+    """The name of a manifest."""
     return f"{PREFIX}{version:020d}/{MANIFEST_NAME}"
 
 
 def part_name(maker: str, number: int) -> str:
-    """The name of a part in its folder.
-
-    >>> part_name("00c0ffee", 3)
-    'part-00c0ffee-00003.parquet'
-    """
+    """The name of a part in its folder."""
     return f"part-{maker}-{number:05d}.parquet"
 
 

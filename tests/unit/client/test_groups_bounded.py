@@ -12,6 +12,7 @@ from tests.unit.client.conftest import QUICK
 from holdfast.client.protocol import log_operations
 from holdfast.client.protocol.effects import Failed, Reply, Response, Send, Wait, Woken
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.commit.format.transaction import JobChange, Transaction, Write
 from holdfast.errors import Code, OutcomeUnknown
@@ -31,7 +32,7 @@ def driven(reply: Callable[[Send, float], Reply]) -> tuple[list[log_operations.I
     session = Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
     now_ms = 0.0
     asked: list[float] = []
-    procedure = log_operations.commit_group(session, GROUP, now_ms)
+    procedure = log_operations.commit_group(session, [item_of(txn) for txn in GROUP], now_ms)
     assert isinstance(next(procedure), Send)
     effect = procedure.send(Failed(now_ms, True, "the answer was lost"))
     while True:
@@ -94,7 +95,9 @@ def test_a_stream_of_commits_keeps_everything_that_a_transaction_has() -> None:
     part = msgspec.Raw(b'[{"store": "orders", "messages": [{}]}]')
     given = Transaction([], acknowledge=part, maps=part, publish=part, jobs=(JobChange("job", b"record"),))
     assert grouping.add(given) == []
-    (one,) = grouping.rest()
+    (item,) = grouping.rest()
+    one = item.txn
+    assert one is not None
     filled = msgspec.structs.replace(one, request_id=None, read_version=None, log_id=None)
     assert filled == given
     assert (one.read_version, one.log_id) == (7, "c" * 32)

@@ -24,6 +24,7 @@ from holdfast.client.protocol.effects import (
     Woken,
 )
 from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.protocol.transaction import ServiceSource, TransactionAttempts
@@ -51,7 +52,7 @@ OPERATIONS: dict[str, Callable[[], Generator[Effect, Reply, Any]]] = {
     "question": lambda: log_operations.version(session(), 0, local=True),
     "stores": lambda: ask(session(), Request("GET", "/v1/status/r?min_version=0"), 0, WITHIN_MS),
     "commit": lambda: log_operations.attempt(session(), TXN, 0),
-    "commits": lambda: log_operations.commit_group(session(), [TXN], 0),
+    "commits": lambda: log_operations.commit_group(session(), [item_of(TXN)], 0),
     "stream": following,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.client.protocol.effects import Request, Response, Send, Wait, Woken
+from holdfast.client.protocol.effects import Request, Response, Send, Wait
 from holdfast.client.protocol.endpoint import Endpoint, Route, anywhere, parse_endpoint
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import TAKE_OVER_WAIT_MS_MAX, Session, Turns
@@ -146,9 +146,7 @@ ROUNDED_UP = {"retry-after": "1"}
 def _ask(session: Session) -> tuple[Wait, Endpoint]:
     procedure = ask(session, Request("GET", "/v1/stores"), 0, 60_000)
     next(procedure)
-    at_once = procedure.send(Response(0, 503, ROUNDED_UP, NOT_LEADER))
-    assert isinstance(at_once, Wait) and at_once.at_most_ms == 0
-    send = procedure.send(Woken(0))
+    send = procedure.send(Response(0, 503, ROUNDED_UP, NOT_LEADER))
     assert isinstance(send, Send)
     wait = procedure.send(Response(0, 503, ROUNDED_UP, NOT_LEADER))
     assert isinstance(wait, Wait)

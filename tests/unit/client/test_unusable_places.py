@@ -35,6 +35,7 @@ from holdfast.client.protocol.effects import (
     Woken,
 )
 from holdfast.client.protocol.endpoint import Route, anywhere, parse_endpoint
+from holdfast.client.protocol.gathered_commits import item_of
 from holdfast.client.protocol.http1 import ResponseReader, problem_with
 from holdfast.client.protocol.options import PublisherOptions, SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
@@ -98,7 +99,7 @@ def session(*configured: Any) -> Session:
 def test_the_only_place_that_cannot_be_used_ends_an_operation_at_once() -> None:
     assert places(log_operations.version(session(A), 0, local=True), unusable()) == ([A], BAD)
     assert places(log_operations.attempt(session(A), TXN, 0), unusable()) == ([A], BAD)
-    assert places(log_operations.commit_group(session(A), [TXN], 0), unusable()) == ([A], BAD)
+    assert places(log_operations.commit_group(session(A), [item_of(TXN)], 0), unusable()) == ([A], BAD)
 
 
 def test_the_other_places_are_asked_first() -> None:

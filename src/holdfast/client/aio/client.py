@@ -21,6 +21,7 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
+    Item,
     KeyRead,
     Learn,
     Open,
@@ -253,7 +254,7 @@ class Client(Closing):
         for result in await self._commit_group(grouping.rest()):
             yield result
 
-    async def _commit_group(self, group: list[Transaction]) -> list[log_operations.ItemResult]:
+    async def _commit_group(self, group: list[Item]) -> list[log_operations.ItemResult]:
         return await self.run(log_operations.commit_group(self.session, group, now_ms())) if group else []
 
     async def transact(

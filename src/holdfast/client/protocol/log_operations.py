@@ -673,14 +673,16 @@ def check_transaction(txn: Transaction, read_version: int | None) -> None:
 ItemResult = CommitReceipt | NotCommitted | HoldfastError
 
 
-def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Procedure[list[ItemResult]]:
+def commit_group(session: Session, items: list[Item], now_ms: float) -> Procedure[list[ItemResult]]:
     """One request of a stream of commits; one result per item, in order.
 
-    Every item has a request id and a read version. The status of each item without a result line is asked: it is
+    The status of each item without a result line is asked: it is
     committed, or closed as ``NotCommitted("banned")`` and safe to submit again. ``resolve_within_ms`` bounds the asking
     about all of them; an item that it does not reach is ``OutcomeUnknown``.
     """
-    request = Request("POST", "/v1/commits", _JSON.encode_lines(txns), COMMITS_HEADERS, accepted_in_parts=True)
+    txns = [item.txn for item in items if item.txn is not None]
+    body = b"".join(item.data + b"\n" for item in items)
+    request = Request("POST", "/v1/commits", body, COMMITS_HEADERS, accepted_in_parts=True)
     _, reply, _ = yield from _submit(session, request, now_ms)
     assert isinstance(reply, Response | Failed), "this request is not shared"
     if isinstance(reply, Failed):
@@ -722,48 +724,35 @@ class Grouping:
 
     def __init__(self, session: Session, start: LogPosition, entropy: str) -> None:
         self._session = session
-        self._options = session.options
         self._read_version, self._log_id = start.version, start.log_id
         self._entropy = entropy
         self._number = 0
-        self._group: list[Transaction] = []
+        self._group: list[Item] = []
         self._size = 0
 
-    def add(self, txn: Transaction) -> list[Transaction]:
+    def add(self, txn: Transaction) -> list[Item]:
         """Add one; returns the group that it completes, or an empty list. Raises: InvalidRequest."""
         check_transaction(txn, txn.read_version)
-        newest = self._session.newest  # long streams outlive the conflict window of their start
+        newest, options = self._session.newest, self._session.options
         if newest is not None and newest.log_id == self._log_id:
+            # Long streams outlive the conflict window of their start.
             self._read_version = max(newest.version, self._read_version)
-        self._group.append(
+        drawn = self._session.draw_id(self._entropy, self._number)
+        self._number += 1
+        item = item_of(
             replace(
                 txn,
-                request_id=(
-                    txn.request_id if txn.request_id is not None else self._session.draw_id(self._entropy, self._number)
-                ),
-                read_version=txn.read_version if txn.read_version is not None else self._read_version,
-                log_id=txn.log_id if txn.log_id is not None else self._log_id,
+                request_id=drawn if txn.request_id is None else txn.request_id,
+                read_version=self._read_version if txn.read_version is None else txn.read_version,
+                log_id=self._log_id if txn.log_id is None else txn.log_id,
             )
         )
-        self._number += 1
-        self._size += _size_of(txn)
-        full = (
-            len(self._group) >= self._options.commits_per_request_max or self._size >= self._options.commits_bytes_max
-        )
-        return self.rest() if full else []
+        self._group.append(item)
+        self._size += len(item.data)
+        is_full = len(self._group) >= options.commits_per_request_max or self._size >= options.commits_bytes_max
+        return self.rest() if is_full else []
 
-    def rest(self) -> list[Transaction]:
+    def rest(self) -> list[Item]:
         """The incomplete group."""
         group, self._group, self._size = self._group, [], 0
         return group
-
-
-def _size_of(txn: Transaction) -> int:
-    total = 64 + sum(len(part) for part in txn.parts if part is not UNSET)
-    for operation in txn.operations:
-        total += 64
-        if isinstance(operation, RangeDelete):
-            total += len(operation.begin) + len(operation.end or b"")
-        else:
-            total += len(operation.key) + len(getattr(operation, "value", b""))
-    return total

@@ -100,9 +100,10 @@ def decode(response: Response, shape: type[Shape]) -> Shape:
 def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
     """The verdict in a commit's response, or None when it is unreadable."""
     try:
-        return _COMMIT.decode(body)
+        verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
     except UNDECODABLE:
         return None
+    return verdict
 
 
 def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ErrorBody]:

@@ -22,6 +22,7 @@ from holdfast.client.protocol.effects import (
     Effect,
     Event,
     Failed,
+    Item,
     KeyRead,
     Learn,
     Open,
@@ -252,7 +253,7 @@ class Client(Closing):
         for result in self._commit_group(grouping.rest()):
             yield result
 
-    def _commit_group(self, group: list[Transaction]) -> list[log_operations.ItemResult]:
+    def _commit_group(self, group: list[Item]) -> list[log_operations.ItemResult]:
         return self.run(log_operations.commit_group(self.session, group, now_ms())) if group else []
 
     def transact(

@@ -9,16 +9,13 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
 from holdfast.client import Client, ClientOptions
-from holdfast.client.protocol.effects import Procedure
+from holdfast.client.protocol.effects import Effect, Procedure, Reply
 from holdfast.errors import Unavailable
-
-if TYPE_CHECKING:
-    from holdfast.view import View
 
 log = structlog.get_logger("holdfast.spark")
 
@@ -59,15 +56,14 @@ class ServiceClient(Client):
     def run(
         self,
         procedure: Procedure[Result],
-        decide: Callable[[], None] | None = None,
-        view: View | None = None,
+        carry_out: Callable[[Effect], Reply] | None = None,
     ) -> Result:
         """Drive a procedure to its end. Raises: as the procedure."""
         timer = threading.Timer(SILENCE_SECONDS, self._report)
         timer.daemon = True
         timer.start()
         try:
-            return super().run(procedure, decide, view)
+            return super().run(procedure, carry_out)
         except Unavailable as error:
             if "endpoint" not in error.fields:  # the service has answered
                 raise
