@@ -14,8 +14,7 @@ from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, sto
 from holdfast.server.stores.deliveries import PIECE_BYTES, Poller
 from holdfast.server.stores.socket import UNSENT_BYTES_MAX
 from holdfast.stores.values.commands import Attach, Drop, Publish
-from holdfast.stores.values.messages import Portion
-from holdfast.wire.parts import Delivery, Message
+from holdfast.wire.parts import Delivery, Message, Portion
 
 pytestmark = pytest.mark.usefixtures("durability")
 

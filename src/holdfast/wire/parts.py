@@ -66,6 +66,18 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Of a dead letter."""
 
 
+class Portion(msgspec.Struct, frozen=True, gc=False):
+    """Messages that a subscriber gets together.
+
+    ``ack_wait_ms``: how long the application has for each, from the moment at which it gets it. ``buffer_wait_ms``: how
+    long they may wait for that moment. 0 is without a limit.
+    """
+
+    messages: list[Delivery]
+    ack_wait_ms: int = 0
+    buffer_wait_ms: int = 0
+
+
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What the store reports of a batch: its numbers, how many it had already, how many matched no durable.
 

@@ -60,8 +60,8 @@ class _Failures:
 
 
 def _refused(problem: str, **facts: object) -> InvalidRequest:
-    shown = {name: repr(value)[:80] for name, value in facts.items()}
-    return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, facts=shown)
+    texts = {name: repr(value)[:80] for name, value in facts.items()}
+    return InvalidRequest(problem, code=Code.BAD_CONFIGURATION, facts=texts)
 
 
 class Subscriber(Closing):

@@ -123,9 +123,9 @@ def transaction_of(
     jobs: Sequence[JobChange] = (),
 ) -> Transaction:
     """A commit request; its parts for the message stores are encoded here."""
-    named = request_id, leader_id, read_version, log_id
+    names = request_id, leader_id, read_version, log_id
     parts = _encoded(acknowledge), _encoded(maps), _encoded(publish)
-    return Transaction(list(operations), list(preconditions), *named, *parts, tuple(jobs))
+    return Transaction(list(operations), list(preconditions), *names, *parts, tuple(jobs))
 
 
 def _encoded(part: Sequence[object]) -> Part:
@@ -178,11 +178,11 @@ def _until_again(session: Session, budget: RetryBudget, asked: Endpoint, reply: 
     return (yield from wait_again(budget, asked, reply, session.refused(error, reply.status), again))
 
 
-def no_response(session: Session, budget: RetryBudget, asked: Endpoint, reply: Failed) -> tuple[HoldfastError, bool]:
+def no_response(session: Session, budget: RetryBudget, endpoint: Endpoint, reply: Failed) -> tuple[HoldfastError, bool]:
     """The error for a request without a response, and whether another try may help. Raises: as ``budget.missed``."""
-    budget.missed(asked, reply)
+    budget.missed(endpoint, reply)
     if not reply.too_large:
-        return budget.unreachable("the service cannot be reached", asked, reply), True
+        return budget.unreachable("the service cannot be reached", endpoint, reply), True
     return LimitExceeded(
         "the response is larger than this client takes",
         hint="ask for less, or raise response_bytes_max",
@@ -191,13 +191,13 @@ def no_response(session: Session, budget: RetryBudget, asked: Endpoint, reply: F
 
 
 def wait_again(
-    budget: RetryBudget, asked: Endpoint, reply: Response | Failed, error: HoldfastError, again: bool
+    budget: RetryBudget, endpoint: Endpoint, reply: Response | Failed, error: HoldfastError, again: bool
 ) -> Procedure[float]:
     """Wait before the next try. Raises: ``error`` without ``again``, or where no time is left for another try."""
     budget.now_ms = reply.now_ms
     if not again or budget.exhausted(reply.now_ms):
         raise error
-    now_ms = yield from pause(budget, asked, reply, error)
+    now_ms = yield from pause(budget, endpoint, reply, error)
     if budget.exhausted(now_ms):  # another try would have no time, and its failure would say less
         raise error
     return now_ms
@@ -602,7 +602,7 @@ def attempt(
 
 
 def commit(
-    session: Session, wanted: Transaction, entropy: str, now_ms: float, *, begun: Item | None = None
+    session: Session, request: Transaction, entropy: str, now_ms: float, *, begun: Item | None = None
 ) -> Procedure[CommitReceipt | NotCommitted]:
     """A commit until its outcome is final. ``begun``: its first attempt, if that has its answer.
 
@@ -610,24 +610,24 @@ def commit(
     one for every attempt. An attempt with defaults that ended without a verdict on its content (closed by asking, or
     too old from the start) is repeated; one with the caller's id is not. The default log is that of ``newest``.
     """
-    check_transaction(wanted, wanted.read_version)
-    chosen, draws_id = wanted.read_version is None, wanted.request_id is None
-    may_share = chosen and draws_id and wanted.leader_id is None and not wanted.has_store_parts
+    check_transaction(request, request.read_version)
+    chosen, draws_id = request.read_version is None, request.request_id is None
+    may_share = chosen and draws_id and request.leader_id is None and not request.has_store_parts
     number = 0
     while True:
         if begun is not None:
             assert begun.txn is not None, "it is a commit"
             txn = begun.txn
         else:
-            if wanted.read_version is None:
+            if request.read_version is None:
                 position = yield from newest_position(session, now_ms)
             else:
-                position = LogPosition(wanted.read_version, session.log_id)
+                position = LogPosition(request.read_version, session.log_id)
             txn = replace(
-                wanted,
-                request_id=session.draw_id(entropy, number) if draws_id else wanted.request_id,
+                request,
+                request_id=session.draw_id(entropy, number) if draws_id else request.request_id,
                 read_version=position.version,
-                log_id=wanted.log_id or position.log_id,
+                log_id=request.log_id or position.log_id,
             )
         made, begun = begun, None
         try:
@@ -639,7 +639,7 @@ def commit(
             of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH, Code.ROLLED_BACK)
             # After a fork the answer to an older version names one of the new log, and is taken for the old one's.
             tries_max = COMMIT_ATTEMPTS_MAX if error.code is Code.ROLLED_BACK else 1
-            is_bound = wanted.log_id is not None or wanted.preconditions
+            is_bound = request.log_id is not None or request.preconditions
             if not of_another_log or not chosen or number >= tries_max or is_bound:
                 raise
             session.newest = None  # another log is at this address now, and nothing was read from the one before
@@ -676,9 +676,9 @@ ItemResult = CommitReceipt | NotCommitted | HoldfastError
 def commit_group(session: Session, items: list[Item], now_ms: float) -> Procedure[list[ItemResult]]:
     """One request of a stream of commits; one result per item, in order.
 
-    The status of each item without a result line is asked: it is
-    committed, or closed as ``NotCommitted("banned")`` and safe to submit again. ``resolve_within_ms`` bounds the asking
-    about all of them; an item that it does not reach is ``OutcomeUnknown``.
+    The status of each item without a result line is asked: it is committed, or closed as ``NotCommitted("banned")`` and
+    safe to submit again. ``resolve_within_ms`` bounds the asking about all of them; an item that it does not reach is
+    ``OutcomeUnknown``.
     """
     txns = [item.txn for item in items if item.txn is not None]
     body = b"".join(item.data + b"\n" for item in items)

@@ -43,9 +43,8 @@ from holdfast.stores.values.commands import (
     Result,
 )
 from holdfast.stores.values.effects import REMOVED_CAUSES, Withdrawn
-from holdfast.stores.values.messages import Portion
 from holdfast.stores.values.sequence_set import SequenceSet
-from holdfast.wire.parts import Delivery
+from holdfast.wire.parts import Delivery, Portion
 
 _log = structlog.get_logger("holdfast.stores")
 

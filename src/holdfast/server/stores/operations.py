@@ -43,11 +43,11 @@ from holdfast.stores.values.commands import (
     Result,
     highest_of,
 )
-from holdfast.stores.values.messages import Portion, fields_hint
+from holdfast.stores.values.messages import fields_hint
 from holdfast.stores.values.ports import Entry
 from holdfast.view.storage import PAGE_BYTES
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode, require_few_values
-from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery
+from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery, Portion
 from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100

@@ -47,10 +47,9 @@ from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
-from holdfast.stores.values.messages import Portion
 from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode
-from holdfast.wire.parts import Delivery
+from holdfast.wire.parts import Delivery, Portion
 from holdfast.wire.stores import CREDIT_MAX, SUBPROTOCOLS
 
 FRAME_BYTES_MAX: Final = 1_048_576

@@ -6,8 +6,7 @@ that a durable wants; messages that durables with ``discard`` old will discard a
 A message that is sent again is stored once: only a publisher's last number + 1 is new. A lower number is a duplicate
 and gets the store's number of the first copy (the oldest known, if the copy is older than ``HISTORY_MAX`` batches); a
 higher number would leave a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than
-``PUBLISHERS_MAX``, is forgotten. If one of the last ``FORGOTTEN_MAX`` forgotten publishers sends its next number, it
-gets ``unknown_publisher``, because duplicates cannot be found any more.
+``PUBLISHERS_MAX``, is forgotten: one of the last ``FORGOTTEN_MAX`` gets ``unknown_publisher`` for its next number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch of messages, checked, and what a subscriber gets together. A message itself is in ``wire.parts``."""
+"""A batch of messages, checked. A message itself is in ``wire.parts``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
-from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, FieldValue, Message
+from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, FieldValue, Message
 
 FIELDS_RULE: Final = (
     f"a field has a text of at most {FIELD_BYTES_MAX} bytes, a whole number of 64 bits, or true or false: leave out a "
@@ -20,18 +18,6 @@ FIELDS_RULE: Final = (
 def fields_hint(problem: str) -> str:
     """What a field may have, where ``problem`` is about a field of a message."""
     return FIELDS_RULE if ".fields" in problem else ""
-
-
-class Portion(msgspec.Struct, frozen=True, gc=False):
-    """Messages that a subscriber gets together.
-
-    ``ack_wait_ms``: how long the application has for each, from the moment at which it gets it. ``buffer_wait_ms``: how
-    long they may wait for that moment. 0 is without a limit.
-    """
-
-    messages: list[Delivery]
-    ack_wait_ms: int = 0
-    buffer_wait_ms: int = 0
 
 
 BATCH_MESSAGES_MAX = 65_536
