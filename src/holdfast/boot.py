@@ -22,10 +22,10 @@ def boot_id() -> bytes:
     """The 16 bytes of the kernel's boot id; zeros where it is unknown. It cannot change while a process runs."""
     try:
         with open(BOOT_ID, encoding="ascii") as file:
-            found = bytes.fromhex(file.read(64).strip().replace("-", ""))
+            number = bytes.fromhex(file.read(64).strip().replace("-", ""))
     except (OSError, ValueError):
         return UNKNOWN_BOOT
-    return found if len(found) == len(UNKNOWN_BOOT) else UNKNOWN_BOOT
+    return number if len(number) == len(UNKNOWN_BOOT) else UNKNOWN_BOOT
 
 
 def clock_id() -> bytes:

@@ -39,8 +39,8 @@ def decode_sealed(data: bytes, kind: type[T]) -> T:
         fields = msgspec.json.decode(data, type=dict[str, object])
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from error
-    given = fields.pop(FIELD, None)
+    checksum = fields.pop(FIELD, None)
     plain = msgspec.json.encode(fields)
-    if given != sha256(plain).hexdigest():
+    if checksum != sha256(plain).hexdigest():
         raise msgspec.DecodeError("the record has another checksum than it says")
     return msgspec.json.decode(plain, type=kind)

@@ -39,16 +39,16 @@ def others_can_write(path: Path) -> bool:
 
 def openness_of(paths: Iterable[Path]) -> list[str]:
     """What is too open about files with secrets, a sentence each. A file that is not there has its own error."""
-    found: list[str] = []
+    problems: list[str] = []
     for path in paths:
         with suppress(OSError):
             mode, folder = path.stat().st_mode, path.parent.stat().st_mode
             if mode & stat.S_IWOTH:
-                found.append(f"every user can write {path}: chmod o-w it")
+                problems.append(f"every user can write {path}: chmod o-w it")
             elif mode & stat.S_IWGRP:
-                found.append(f"the group can write {path}: chmod g-w it")
+                problems.append(f"the group can write {path}: chmod g-w it")
             if mode & stat.S_IROTH:
-                found.append(f"every user can read {path}: chmod o-r it")
+                problems.append(f"every user can read {path}: chmod o-r it")
             if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
-                found.append(f"every user can replace {path}: its directory is open, chmod o-w {path.parent}")
-    return found
+                problems.append(f"every user can replace {path}: its directory is open, chmod o-w {path.parent}")
+    return problems

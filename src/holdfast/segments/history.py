@@ -192,7 +192,7 @@ class SegmentHistory:
                     async for rows in batches:
                         waiting += rows
                         # The last transaction may go on in the next batch; files never share one.
-                        whole = _whole(waiting)
+                        whole = bisect_left(waiting, waiting[-1].version, key=lambda row: row.version)
                         if whole:
                             yield waiting[:whole], prev
                             prev, waiting = waiting[whole - 1].version, waiting[whole:]
@@ -261,9 +261,9 @@ async def _rows_of(
             if rows and rows[0].version < newest:
                 raise OSError(f"the versions of a segment fall: {segment.path}")
             newest = rows[-1].version if rows else newest
-            wanted = [row for row in rows if after < row.version <= until]
-            if wanted:
-                yield wanted
+            portion = [row for row in rows if after < row.version <= until]
+            if portion:
+                yield portion
 
 
 async def _footer(store: ObjectReader, segment: Segment) -> tuple[int, bytes]:
@@ -272,9 +272,9 @@ async def _footer(store: ObjectReader, segment: Segment) -> tuple[int, bytes]:
     tail = await store.read(segment.path, start=start)
     if tail[-4:] != _MAGIC or start + len(tail) != segment.size:
         raise OSError(f"not a whole Parquet file: {segment.path}")
-    wanted = int.from_bytes(tail[-8:-4], "little") + 8
-    if wanted > len(tail):
-        start = max(0, segment.size - wanted)
+    size = int.from_bytes(tail[-8:-4], "little") + 8
+    if size > len(tail):
+        start = max(0, segment.size - size)
         tail = await store.read(segment.path, start=start)
     return start, tail
 
@@ -315,11 +315,6 @@ def _operation(kind: str, key: bytes, end: bytes | None, value: bytes | None) ->
     if kind == "job":
         return JobChange(key.decode(errors="replace"), value)
     raise OSError(f"a segment has a row of an unknown kind: {kind}")
-
-
-def _whole(rows: Sequence[_Row]) -> int:
-    """How many rows come before the last transaction."""
-    return bisect_left(rows, rows[-1].version, key=lambda row: row.version)
 
 
 def _bytes_of(row: _Row) -> int:

@@ -94,8 +94,8 @@ def version_of_manifest(key: str) -> int | None:
     >>> version_of_manifest(manifest_key(7)), version_of_manifest(part_key(7, part_name("00c0ffee", 0)))
     (7, None)
     """
-    found = _MANIFEST_KEY.fullmatch(key)
-    return None if found is None else int(found[1])
+    match = _MANIFEST_KEY.fullmatch(key)
+    return None if match is None else int(match[1])
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

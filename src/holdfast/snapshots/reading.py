@@ -140,8 +140,8 @@ async def load_view_file(
     with transaction(connection):
         tables: tuple[tuple[Table, list[Part]], ...] = ("latest", manifest.parts), ("jobs", manifest.jobs)
         for table, parts in tables:
-            async with aclosing(read_rows(store, manifest, parts)) as found:
-                async for rows in found:
+            async with aclosing(read_rows(store, manifest, parts)) as portions:
+                async for rows in portions:
                     insert_rows(connection, rows, table)
         write_position(connection, position)
     return position

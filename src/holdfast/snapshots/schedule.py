@@ -108,7 +108,7 @@ class SnapshotSchedule:
         total, after = 0, ""
         while total < self._options.every_bytes:
             rows = await self._store.list(PREFIX, after=after, limit=PAGE)
-            newer = [row for row in rows if (found := slot_of(row.key)) is not None and found < slot]
+            newer = [row for row in rows if (number := slot_of(row.key)) is not None and number < slot]
             total += sum(row.size for row in newer)
             if len(newer) < PAGE:
                 break

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -88,23 +86,17 @@ def require_few_values(data: bytes, values_max: int, wire_format: WireFormat = "
         )
 
 
-@contextmanager
-def _without_collections() -> Generator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def decode_each_once(data: bytes, kind: type[T], wire_format: WireFormat = "json") -> T:
     """What a user or a client wrote, as a value of ``kind``.
 
     *Raises*: ``UNDECODABLE``; ``GivenTwice`` is one of them.
     """
     if len(data) > LARGE_BYTES and gc.isenabled():
-        with _without_collections():
+        gc.disable()
+        try:
             return decode_each_once(data, kind, wire_format)
+        finally:
+            gc.enable()
     decoder = _decoders.get((kind, wire_format))
     if decoder is None:
         made = msgspec.json.Decoder if wire_format == "json" else msgspec.msgpack.Decoder

@@ -206,10 +206,10 @@ class SparkCommitter:
             is_given = True
         finally:
             self._end_to_wait(request_id, waiter, is_given=is_given)
-        found = committing.verdict_of(held.delivery.body)
-        if isinstance(found, CommitReceipt):
-            return found
-        raise found
+        outcome = committing.verdict_of(held.delivery.body)
+        if isinstance(outcome, CommitReceipt):
+            return outcome
+        raise outcome
 
     def _require_kept(self, name: str, receipt: Receipt) -> None:
         """Raises: NotFound, OutcomeUnknown. The count in a receipt is that of all messages of one HTTP request."""
@@ -257,23 +257,20 @@ class SparkCommitter:
                     del self._waiting[name]
             else:
                 held.takers -= 1
-                self._release(name, held, is_given=is_given)
+                if self._held.get(name) is not held:
+                    pass  # another waiter of the same request has given it
+                elif not is_given:
+                    self._unasked += held.takers == 0
+                else:
+                    del self._held[name]
+                    self._given[name] = None
+                    if len(self._given) > committing.HELD_MAX:
+                        self._given.popitem(last=False)
             if self._receiver is waiter:
                 others = next(iter(self._waiting.values()), None)
                 self._receiver = None if others is None else others[0]
                 if self._receiver is not None:
                     self._receiver.woken.set()
-
-    def _release(self, name: str, held: _Held, *, is_given: bool) -> None:
-        if self._held.get(name) is not held:
-            return  # another waiter of the same request has given it
-        if not is_given:
-            self._unasked += held.takers == 0
-            return
-        del self._held[name]
-        self._given[name] = None
-        if len(self._given) > committing.HELD_MAX:
-            self._given.popitem(last=False)
 
     async def _receive(self, request_id: str, left_s: float, end_ms: float) -> None:
         """Receive a message for all. Raises: OutcomeUnknown where none will come."""

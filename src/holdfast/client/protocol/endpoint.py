@@ -213,11 +213,11 @@ class Route:
         self._turn = (audible or others or turns)[0]
         self.current = self.configured[self._turn]
 
-    def follow(self, asked: Endpoint, address: str | None) -> bool:
-        """Follow the leader's address in a response. False when it is missing, unusable, silent, ``asked`` itself, or
+    def follow(self, by: Endpoint, address: str | None) -> bool:
+        """Follow the leader's address in a response. False when it is missing, unusable, silent, ``by`` itself, or
         may not get the token. An endpoint with TLS cannot redirect to one without."""
-        named = _named(address, secure=asked.secure)
-        if named is None or named == asked or named in self.silent or (asked.secure and not named.secure):
+        named = _named(address, secure=by.secure)
+        if named is None or named == by or named in self.silent or (by.secure and not named.secure):
             return False
         if not self._allows(named):
             self.not_followed = named

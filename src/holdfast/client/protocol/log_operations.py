@@ -160,22 +160,24 @@ def _request_within(
     now_ms = budget.now_ms
     while True:
         timeout_ms = min(session.options.request_timeout_ms, budget.left_ms(now_ms))
-        asked = session.route.current
-        reply = yield Send(asked, request, timeout_ms, in_turn)
+        endpoint = session.route.current
+        reply = yield Send(endpoint, request, timeout_ms, in_turn)
         assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         if isinstance(reply, Response) and reply.status == 200:
             budget.now_ms = reply.now_ms
             return reply
-        now_ms = yield from _until_again(session, budget, asked, reply)
+        now_ms = yield from _until_again(session, budget, endpoint, reply)
 
 
-def _until_again(session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed) -> Procedure[float]:
+def _until_again(
+    session: Session, budget: RetryBudget, endpoint: Endpoint, reply: Response | Failed
+) -> Procedure[float]:
     """Wait until a harmless request is sent again. Raises: what the reply means, where another try changes nothing."""
     if isinstance(reply, Failed):
-        return (yield from wait_again(budget, asked, reply, *no_response(session, budget, asked, reply)))
+        return (yield from wait_again(budget, endpoint, reply, *no_response(session, budget, endpoint, reply)))
     error = service_error(reply)
     again = error.code in REPEATABLE_CODES if error is not None else reply.status >= 500 or reply.status == 429
-    return (yield from wait_again(budget, asked, reply, session.refused(error, reply.status), again))
+    return (yield from wait_again(budget, endpoint, reply, session.refused(error, reply.status), again))
 
 
 def no_response(session: Session, budget: RetryBudget, endpoint: Endpoint, reply: Failed) -> tuple[HoldfastError, bool]:
@@ -209,11 +211,11 @@ def _share_read(session: Session, item: Item, now_ms: float) -> Procedure[KeyRea
     while True:
         if item.settled is None:
             yield Share(item, reads=True)
-        asked, reply = _answer(item)
+        endpoint, reply = _answer(item)
         assert isinstance(reply, KeyRead | Response | Failed), "a read is not a commit"
         if isinstance(reply, KeyRead) or (isinstance(reply, Response) and reply.status == 200):
             return reply
-        yield from _until_again(session, budget, asked, reply)
+        yield from _until_again(session, budget, endpoint, reply)
         item = item.again()
 
 
@@ -232,13 +234,13 @@ def _send(session: Session, request: Request, item: Item | None) -> Procedure[tu
     if item is not None:
         if item.settled is None:
             yield Share(item)
-        asked, answer = _answer(item)
+        endpoint, answer = _answer(item)
         assert isinstance(answer, SendReply), "a commit is not a read"
-        return asked, answer
-    asked = session.route.current
-    reply = yield Send(asked, request, session.options.request_timeout_ms)
+        return endpoint, answer
+    endpoint = session.route.current
+    reply = yield Send(endpoint, request, session.options.request_timeout_ms)
     assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
-    return asked, reply
+    return endpoint, reply
 
 
 def _submit(session: Session, request: Request, now_ms: float, item: Item | None = None) -> Procedure[Submitted]:
@@ -251,27 +253,27 @@ def _submit(session: Session, request: Request, now_ms: float, item: Item | None
     budget = RetryBudget(session, now_ms, session.options.give_up_after_ms)
     refusal: HoldfastError | None = None
     while True:
-        asked, reply = yield from _send(session, request, item)
+        endpoint, reply = yield from _send(session, request, item)
         if isinstance(reply, CommitReceipt | NotCommitted):
-            return asked, reply, None
+            return endpoint, reply, None
         if item is not None:
             item = item.again()
         if isinstance(reply, Failed):
-            budget.missed(asked, reply)
+            budget.missed(endpoint, reply)
             if reply.perhaps_accepted:
-                return asked, reply, None
+                return endpoint, reply, None
             if budget.exhausted(reply.now_ms):
-                raise budget.unreachable("the service cannot be reached", asked, reply)
+                raise budget.unreachable("the service cannot be reached", endpoint, reply)
         elif reply.status == 200:
-            return asked, reply, None
+            return endpoint, reply, None
         else:
             error = service_error(reply)
             if leaves_open(error, reply.status):
-                return asked, reply, error
+                return endpoint, reply, error
             refusal = session.refused(error, reply.status)
             if refusal.code not in REFUSED_BEFORE_ACCEPTANCE or budget.exhausted(reply.now_ms):
                 raise refusal
-        yield from pause(budget, asked, reply, refusal)
+        yield from pause(budget, endpoint, reply, refusal)
 
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
@@ -456,9 +458,9 @@ def read_range(
     def make(at: LogPosition | None) -> Request:
         return Request("GET", f"/v1/range{query_of(**bounds, limit=limit, at=at, consistency=consistency)}")
 
-    found = decode((yield from _read(session, make, at, now_ms)), FoundRange)
-    saw_in(session, at, found.version)
-    return require_progress(found, found.items, more=found.more)
+    page = decode((yield from _read(session, make, at, now_ms)), FoundRange)
+    saw_in(session, at, page.version)
+    return require_progress(page, page.items, more=page.more)
 
 
 def job(session: Session, name: str, at: Place | None, now_ms: float) -> Procedure[JobRecord | None]:
@@ -531,8 +533,8 @@ def _resolve(session: Session, txn: Transaction, budget: RetryBudget) -> Procedu
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
-        asked = LogPosition(txn.read_version, txn.log_id)
-        reply = yield from _ask_status(session, txn.request_id, asked, budget)
+        position = LogPosition(txn.read_version, txn.log_id)
+        reply = yield from _ask_status(session, txn.request_id, position, budget)
     except OutcomeUnknown:
         raise
     except HoldfastError as error:
@@ -584,7 +586,7 @@ def attempt(
     item = item_of(txn) if begun is None else begun
     request = Request("POST", "/v1/commit", item.data, COMMIT_HEADERS)
     shared = item if may_share and session.options.gather and len(item.data) <= ITEM_BYTES_MAX else None
-    asked, reply, error = yield from _submit(session, request, now_ms, shared)
+    endpoint, reply, error = yield from _submit(session, request, now_ms, shared)
     if isinstance(reply, CommitReceipt | NotCommitted):
         session.saw(reply.version, txn.log_id)
         return reply
@@ -593,7 +595,7 @@ def attempt(
         return verdict
     names_leader = error is not None and error.code in COORDINATION_CODES
     if error is not None and names_leader and session.options.follow_leader:
-        session.route.follow(asked, error.leader_address)
+        session.route.follow(endpoint, error.leader_address)
     budget = RetryBudget(session, reply.now_ms, session.options.resolve_within_ms)
     verdict = yield from _resolve(session, txn, budget)
     if isinstance(reply, Response) and names_leader and txn.leader_id is not None and isinstance(verdict, NotCommitted):
@@ -629,9 +631,9 @@ def commit(
                 read_version=position.version,
                 log_id=request.log_id or position.log_id,
             )
-        made, begun = begun, None
+        first, begun = begun, None
         try:
-            verdict = yield from attempt(session, txn, now_ms, may_share=may_share, begun=made)
+            verdict = yield from attempt(session, txn, now_ms, may_share=may_share, begun=first)
         except InvalidRequest as error:
             if error.code is Code.ID_NEEDS_TAG and draws_id and number < COMMIT_ATTEMPTS_MAX:
                 number += 1  # it was not accepted, and the next id begins with the tag that the refusal named

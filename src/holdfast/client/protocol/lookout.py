@@ -116,12 +116,12 @@ class Lookout:
             overdue = ()  # nobody else could lead
         asks_all = any(endpoint in self._route.silent for endpoint in overdue)
         silent = [endpoint for endpoint, seen in self._seen.items() if seen.silent_until_ms]
-        wanted = dict.fromkeys((*(each for each in everyone if asks_all or each in overdue), *silent))
-        self._seen = {endpoint: self._seen.get(endpoint) or _Seen() for endpoint in wanted}
-        asked = [endpoint for endpoint, seen in self._seen.items() if not seen.is_asked and seen.due_ms <= now_ms]
-        for endpoint in asked:
+        relevant = dict.fromkeys((*(each for each in everyone if asks_all or each in overdue), *silent))
+        self._seen = {endpoint: self._seen.get(endpoint) or _Seen() for endpoint in relevant}
+        endpoints = [endpoint for endpoint, seen in self._seen.items() if not seen.is_asked and seen.due_ms <= now_ms]
+        for endpoint in endpoints:
             self._seen[endpoint].is_asked = True
-        return asked
+        return endpoints
 
     def answered(self, endpoint: Endpoint, leads_now: bool | None, now_ms: float) -> list[Endpoint]:
         """The endpoint said whether it leads, or gave no answer (None). Returns where every wait ends now."""

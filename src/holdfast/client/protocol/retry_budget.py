@@ -112,7 +112,7 @@ class Turns:
 
     def after(
         self,
-        asked: Endpoint,
+        endpoint: Endpoint,
         code: Code | None = None,
         *,
         leader_address: object = None,
@@ -122,20 +122,20 @@ class Turns:
     ) -> Wait:
         """The wait before the next request, which goes to ``route.current``; 0 for a request at once.
 
-        ``code``: of the error. ``is_lost``: ``asked`` gave no response, or is to be left for another endpoint.
+        ``code``: of the error. ``is_lost``: ``endpoint`` gave no response, or is to be left for another endpoint.
         ``at_least_ms``: what it asked for.
         """
-        self._asked.add(asked)
+        self._asked.add(endpoint)
         self.sent_by = None
         is_led_elsewhere = code in COORDINATION_CODES
         if is_led_elsewhere:
             named = leader_address if isinstance(leader_address, str) and self._options.follow_leader else None
-            if self._route.follow(asked, named):
-                self.sent_by = asked
+            if self._route.follow(endpoint, named):
+                self.sent_by = endpoint
             else:
-                self._route.failed(asked)
+                self._route.failed(endpoint)
         elif is_lost:
-            self._route.failed(asked)
+            self._route.failed(endpoint)
         self._at_least_ms = max(self._at_least_ms, at_least_ms)
         is_take_over = is_led_elsewhere or is_lost
         if is_take_over and self._turned_to_a_new_one():
@@ -151,13 +151,13 @@ class Turns:
                 spread_ms = min(spread_ms, TAKE_OVER_WAIT_MS_MAX)
         return Wait(at_least_ms, at_least_ms + spread_ms, reason)
 
-    def after_error(self, asked: Endpoint, error: HoldfastError | None, reply: Response | Failed) -> Wait:
+    def after_error(self, endpoint: Endpoint, error: HoldfastError | None, reply: Response | Failed) -> Wait:
         """As ``after``, for an error that was made of a response."""
         if isinstance(reply, Failed):
-            return self.after(asked, is_lost=reply.asked, reason=reply.reason)
+            return self.after(endpoint, is_lost=reply.asked, reason=reply.reason)
         assert error is not None, "a response that is not a success means an error"
         return self.after(
-            asked,
+            endpoint,
             error.code,
             leader_address=error.fields.get("leader_address"),
             at_least_ms=float(error.retry_after_ms or retry_after_ms(reply.headers) or 0),
@@ -214,28 +214,28 @@ class RetryBudget:
         """Time until this operation gives up, at least one millisecond."""
         return max(1.0, self._end_ms - now_ms)
 
-    def missed(self, asked: Endpoint, reply: Failed) -> None:
-        """``asked`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
+    def missed(self, endpoint: Endpoint, reply: Failed) -> None:
+        """``endpoint`` has not responded: the next request goes to another endpoint, unless it was not asked at all.
         Raises: InvalidRequest (bad_configuration) when no configured endpoint is usable, nor a leader it named."""
         sent_by = self.turns.sent_by
         if reply.asked:
-            self._session.route.failed(asked)
-        if reply.problem is not None and self.unusable.met(reply.problem, asked, sent_by):
+            self._session.route.failed(endpoint)
+        if reply.problem is not None and self.unusable.met(reply.problem, endpoint, sent_by):
             raise reply.problem
 
-    def unreachable(self, what: str, asked: Endpoint, reply: Failed, after: int | None = None) -> Unavailable:
+    def unreachable(self, what: str, endpoint: Endpoint, reply: Failed, after: int | None = None) -> Unavailable:
         """The error when time is up."""
-        elsewhere = self.unusable.elsewhere(asked)
-        return Unavailable(f"{what}: {reply.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
+        elsewhere = self.unusable.elsewhere(endpoint)
+        return Unavailable(f"{what}: {reply.reason}", endpoint=endpoint, elsewhere=elsewhere, after=after)
 
 
 def pause(
-    budget: RetryBudget, asked: Endpoint, reply: Response | Failed, error: HoldfastError | None
+    budget: RetryBudget, endpoint: Endpoint, reply: Response | Failed, error: HoldfastError | None
 ) -> Procedure[float]:
     """Wait as the response asks, or not at all where another endpoint is asked first. ``error``: of a response."""
     if isinstance(reply, Response):
-        budget.unusable.heard(asked)
-    wait = budget.turns.after_error(asked, error, reply)
+        budget.unusable.heard(endpoint)
+    wait = budget.turns.after_error(endpoint, error, reply)
     if not wait.at_most_ms:
         return reply.now_ms
     woken = yield budget.within(wait, reply.now_ms)

@@ -22,7 +22,6 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-from urllib.parse import urlencode
 
 import msgspec
 from msgspec import UNSET
@@ -46,7 +45,7 @@ from holdfast.client.protocol.effects import (
 )
 from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.log_operations import REPEATABLE_CODES
-from holdfast.client.protocol.messages import base64url, error_of, service_error
+from holdfast.client.protocol.messages import base64url, error_of, query_of, service_error
 from holdfast.client.protocol.retry_budget import RetryBudget, Session, pause
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.values import LogPosition
@@ -96,12 +95,6 @@ class Filter:
     def everything(self) -> bool:
         """No transaction is left out."""
         return not self.begin and self.end is None and not self.prefix
-
-    def query(self) -> dict[str, str]:
-        """As query parameters."""
-        bounds = (("begin", self.begin), ("end", self.end), ("prefix", self.prefix))
-        query = {name: base64url(value) for name, value in bounds if value}
-        return query | ({"stores": ",".join(self.stores)} if self.stores else {})
 
 
 class ServerSentEvents:
@@ -364,12 +357,17 @@ class Delivery:
 
 
 def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> Request:
-    after = str(LogPosition(continuity.position, continuity.log_id))
-    query = {"after": after, "durable": "true" if durable else "false", **keys.query()}
+    bounds = (("begin", keys.begin), ("end", keys.end), ("prefix", keys.prefix))
+    query = query_of(
+        after=LogPosition(continuity.position, continuity.log_id),
+        durable="true" if durable else "false",
+        stores=",".join(keys.stores) or None,
+        **{name: base64url(bound) for name, bound in bounds if bound},
+    )
     headers: tuple[tuple[str, str], ...] = (("accept", "text/event-stream"),)
     if continuity.last_id:
         headers += (("last-event-id", continuity.last_id),)
-    return Request("GET", f"/v1/subscribe?{urlencode(query)}", b"", headers)
+    return Request("GET", f"/v1/subscribe{query}", b"", headers)
 
 
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
@@ -382,18 +380,18 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
     options = session.options
     budget = RetryBudget(session, now_ms, options.stream_give_up_after_ms)
     while True:
-        asked = session.route.current
-        reply = yield Open(asked, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
+        endpoint = session.route.current
+        reply = yield Open(endpoint, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
         if isinstance(reply, Opened):
             heard, reply = yield from _read(session, continuity)
             if heard:
                 budget = RetryBudget(session, reply.now_ms, options.stream_give_up_after_ms)
         assert isinstance(reply, Response | Failed), "the reply to Open is Opened, Response or Failed"
-        yield from pause_or_give_up(session, budget, asked, reply, continuity.position)
+        yield from pause_or_give_up(session, budget, endpoint, reply, continuity.position)
 
 
 def pause_or_give_up(
-    session: Session, budget: RetryBudget, asked: Endpoint, reply: Response | Failed, position: int
+    session: Session, budget: RetryBudget, endpoint: Endpoint, reply: Response | Failed, position: int
 ) -> Procedure[None]:
     """Wait before a stream that broke, or could not be opened, is opened again. Raises: why it never will be."""
     refusal: HoldfastError | None = None
@@ -404,10 +402,10 @@ def pause_or_give_up(
         if not repeat or budget.exhausted(reply.now_ms):
             raise refusal
     else:
-        budget.missed(asked, reply)
+        budget.missed(endpoint, reply)
         if budget.exhausted(reply.now_ms):
-            raise budget.unreachable("the stream cannot be opened", asked, reply, position)
-    yield from pause(budget, asked, reply, refusal)
+            raise budget.unreachable("the stream cannot be opened", endpoint, reply, position)
+    yield from pause(budget, endpoint, reply, refusal)
 
 
 def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:
@@ -527,29 +525,25 @@ class SnapshotProgress:
         if last_line.startswith(_ERROR_BEGINS):
             whole, self.why_it_ended = begun, _error_of_line(last_line)
         try:
-            found = _ROWS.decode_lines(whole)
+            rows = _ROWS.decode_lines(whole)
         except msgspec.DecodeError as error:
             raise CorruptData("a row of a snapshot cannot be read", after=self._last_key) from error
         self._rest = rest
         last = self._last_key
-        for row in found:
+        for row in rows:
             if last is not None and row.key <= last:
                 raise CorruptData("the rows of a snapshot are not in order", key=row.key, after=last)
             last = row.key
         self._last_key = last
-        self._received += len(found)
+        self._received += len(rows)
         if self._received > self.rows:
             raise CorruptData("a snapshot has more rows than it said", rows=self.rows)
-        return found
+        return rows
 
     def request(self) -> Request:
         """What is asked for next."""
-        query = {"format": "ndjson"}
-        if self.position is not None:
-            query["version"] = str(self.position)
-        if self._last_key is not None:
-            query["after"] = base64url(self._last_key)
-        return Request("GET", f"/v1/snapshot?{urlencode(query)}")
+        after = None if self._last_key is None else base64url(self._last_key)
+        return Request("GET", f"/v1/snapshot{query_of(format='ndjson', version=self.position, after=after)}")
 
 
 def load_snapshot(session: Session, progress: SnapshotProgress, now_ms: float) -> Procedure[None]:
@@ -561,8 +555,8 @@ def load_snapshot(session: Session, progress: SnapshotProgress, now_ms: float) -
     options = session.options
     budget = RetryBudget(session, now_ms, options.stream_give_up_after_ms)
     while True:
-        asked = session.route.current
-        reply = yield Open(asked, progress.request(), options.request_timeout_ms)
+        endpoint = session.route.current
+        reply = yield Open(endpoint, progress.request(), options.request_timeout_ms)
         if isinstance(reply, Opened):
             progress.begin(reply)
             while not progress.is_complete:
@@ -580,4 +574,4 @@ def load_snapshot(session: Session, progress: SnapshotProgress, now_ms: float) -
                 return
         assert isinstance(reply, Response | Failed), "the reply to Open is Opened, Response or Failed"
         position = 0 if progress.position is None else progress.position.version
-        yield from pause_or_give_up(session, budget, asked, reply, position)
+        yield from pause_or_give_up(session, budget, endpoint, reply, position)

@@ -279,8 +279,8 @@ class TransactionBuilder:
 
     def require_unchanged(self, key: bytes, version: int | None = None) -> None:
         """Require that ``key`` is unchanged after ``version`` (default: the read version), without reading it."""
-        wanted = self.read_version if version is None else version
-        self._points[key] = min(wanted, self._points.get(key, wanted))
+        bound = self.read_version if version is None else version
+        self._points[key] = min(bound, self._points.get(key, bound))
 
     def reading(self, key: bytes, now_ms: float) -> Procedure[bytes | None]:
         """Read one key."""
@@ -293,20 +293,20 @@ class TransactionBuilder:
 
     def reading_many(self, keys: Iterable[bytes], now_ms: float) -> Procedure[dict[bytes, bytes | None]]:
         """Read several keys. Those of one response are of one version."""
-        found: dict[bytes, bytes | None] = {}
+        values: dict[bytes, bytes | None] = {}
         left: list[bytes] = []
         for key in dict.fromkeys(keys):
             if key in self._own:
-                found[key] = self._own[key]
+                values[key] = self._own[key]
             elif any(_inside(key, begin, end) for begin, end in self._cleared):
-                found[key] = None
+                values[key] = None
             else:
                 left.append(key)
         while left:
             read = yield from self._asking(self._source.get_many(left, self.read_version, now_ms))
-            found |= self._take(left, read)
+            values |= self._take(left, read)
             left = left[len(read.values) :]
-        return found
+        return values
 
     def _asking(self, procedure: Procedure[Result]) -> Procedure[Result]:
         """Read. Raises: as the procedure; SnapshotMoved where another log is there now."""
@@ -322,12 +322,12 @@ class TransactionBuilder:
         """The first of ``keys`` were read: their values."""
         self._saw(max((stored[1] for stored in read.values if stored is not None), default=0), read.version)
         version = self.read_version
-        found: dict[bytes, bytes | None] = {}
+        values: dict[bytes, bytes | None] = {}
         for key, stored in zip(keys, read.values, strict=False):
             # Of two reads of one key at different versions, the older one must hold.
             self._points[key] = min(version, self._points.get(key, version))
-            found[key] = None if stored is None else stored[0]
-        return found
+            values[key] = None if stored is None else stored[0]
+        return values
 
     def reading_range(
         self, begin: bytes, end: bytes | None, limit: int, now_ms: float

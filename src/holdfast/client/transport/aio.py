@@ -510,8 +510,8 @@ class Pool:
 
     def reader_for(self, connection: Connection) -> ResponseReader:
         """For the response to the next request on it."""
-        known, perhaps_tls = connection.known_head, connection.perhaps_tls
-        return ResponseReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+        head, perhaps_tls = connection.known_head, connection.perhaps_tls
+        return ResponseReader(self._options.response_bytes_max, head, perhaps_tls=perhaps_tls)
 
     def encode(self, request: Request, endpoint: Endpoint) -> bytes:
         """The bytes of a request."""
@@ -570,12 +570,12 @@ class Pool:
 
     def awaited(self, at_ms: float) -> list[tuple[Endpoint, float]]:
         """See ``Waiting``."""
-        found = list(self._making.values())
+        waits = list(self._making.values())
         for connection in self._everything:
             since_ms = connection.awaited_since_ms(at_ms)
             if since_ms is not None and connection.endpoint is not None:
-                found.append((connection.endpoint, since_ms))
-        return found
+                waits.append((connection.endpoint, since_ms))
+        return waits
 
     def leave(self, endpoints: Collection[Endpoint], at_ms: float) -> None:
         """See ``Waiting``."""

@@ -233,9 +233,7 @@ class Connection:
 
     def is_alive(self) -> bool:
         """Whether an idle connection is usable: a readable one was closed by the peer, or has unexpected bytes."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return not poll.poll(0)
+        return not self.is_readable(0)
 
     def cut_off(self) -> None:
         """End the wait of another thread, which then closes the connection."""

@@ -16,7 +16,7 @@ from holdfast.client.protocol.log_operations import no_response, wait_again
 from holdfast.client.protocol.messages import query_of
 from holdfast.client.protocol.retry_budget import RetryBudget, Session
 from holdfast.client.protocol.stores.messages import PASSING_CODES, coded_error, is_unclear
-from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
+from holdfast.errors import OutcomeUnknown, Unavailable
 
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with the values in force and its counts."""
@@ -37,31 +37,27 @@ def ask(
     """The response to one request. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
     budget = RetryBudget(session, now_ms, within_ms)
     while True:
-        asked = session.route.current
+        endpoint = session.route.current
         timeout_ms = session.options.request_timeout_ms
         if within_ms > 0:  # without retries, the first try still has its time
             timeout_ms = min(timeout_ms, budget.left_ms(now_ms))
-        reply = yield Send(asked, request, timeout_ms)
+        reply = yield Send(endpoint, request, timeout_ms)
         assert isinstance(reply, Response | Failed), "the reply to Send is Response or Failed"
         if isinstance(reply, Response) and reply.status < 300:
             return reply
         if isinstance(reply, Failed):
             is_open = reply.perhaps_accepted
-            error, again = no_response(session, budget, asked, reply)
+            error, again = no_response(session, budget, endpoint, reply)
         else:
-            error, again, is_open = _meaning(reply)
+            coded = coded_error(reply.status, reply.headers, reply.body)
+            if coded is None:
+                error = Unavailable("something before the service answered with an error", status=reply.status)
+                again, is_open = reply.status >= 500 or reply.status == 429, reply.status >= 500
+            else:
+                error, again, is_open = coded, coded.code in PASSING_CODES, is_unclear(coded, reply.status)
         if is_open and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
-        now_ms = yield from wait_again(budget, asked, reply, error, again)
-
-
-def _meaning(reply: Response) -> tuple[HoldfastError, bool, bool]:
-    """The error, whether a retry may help, and whether the request may have been carried out."""
-    error = coded_error(reply.status, reply.headers, reply.body)
-    if error is None:
-        unclear = Unavailable("something before the service answered with an error", status=reply.status)
-        return unclear, reply.status >= 500 or reply.status == 429, reply.status >= 500
-    return error, error.code in PASSING_CODES, is_unclear(error, reply.status)
+        now_ms = yield from wait_again(budget, endpoint, reply, error, again)
 
 
 def browse_target(
