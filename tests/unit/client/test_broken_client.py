@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Client
 from holdfast.aio import Client as AsyncClient
-from holdfast.client.protocol.effects import Decide, Procedure
+from holdfast.client.protocol.effects import Decide, Effect, Procedure, Reply
 from holdfast.client.protocol.gathering import Gathering
 from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.transport import aio_gathering
@@ -139,7 +139,7 @@ def test_an_application_whose_own_assertion_fails_keeps_its_client(service: Sile
     def procedure() -> Procedure[None]:
         yield Decide()
 
-    def decide() -> None:
+    def decide(_: Effect) -> Reply:
         raise AssertionError("the application's")
 
     with Client(service.url) as client:
