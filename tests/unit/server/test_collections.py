@@ -26,10 +26,7 @@ class Collection:
 
     def page(self, query: list[tuple[str, str]], after: str | None, page_max: int) -> dict[str, Any]:
         given = [*query, ("max", str(page_max)), *([("after", after)] if after else [])]
-        params = SimpleNamespace(multi_items=lambda: given)
-        call = SimpleNamespace(
-            request=SimpleNamespace(query_params=params), text=lambda _: after, number=lambda *_, **__: page_max
-        )
+        call = SimpleNamespace(query=given, text=lambda _: after, number=lambda *_, **__: page_max)
         answering = SimpleNamespace(call=call, answer=lambda answered: answered)
         names = [f"d{number:05d}" for number in range(COUNT)]
         return cast("dict[str, Any]", collection(cast(Any, answering), "durables", names, self.document))

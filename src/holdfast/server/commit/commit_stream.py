@@ -15,8 +15,6 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from starlette.requests import ClientDisconnect
-
 from holdfast.commit.format.json_request import JsonTransaction
 from holdfast.commit.format.transaction import Transaction
 from holdfast.errors import Code, HoldfastError, Unavailable
@@ -26,6 +24,7 @@ from holdfast.server.commit.stream_items import StreamItems
 from holdfast.server.commit.whole_stream import WholeStream
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.buffers import MARK_BYTES
+from holdfast.server.http.exchange import ClientDisconnect
 from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.rights_table import ScopeRule
 from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS

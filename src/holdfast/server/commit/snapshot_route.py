@@ -76,7 +76,7 @@ class SnapshotSender:
         media_type = _media_type(call)
         after = call.key("after")
         manifest = await self._find(call)
-        if call.request.method == "HEAD":
+        if call.method == "HEAD":
             await call.start(200, _headers(manifest), media_type)
             await call.finish()
             return

@@ -432,7 +432,7 @@ class Subscriptions:
             if first.done():
                 first.result()
             await call.start(200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, MEDIA_TYPE)
-            if call.request.method == "HEAD":
+            if call.method == "HEAD":
                 await call.finish()
                 return
             self.open.add(subscriber)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, cast
 
 import httptools
@@ -27,7 +27,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, 
 from holdfast.server.http.auth import ClientKey
 from holdfast.server.http.browsing import problem_with_name
 from holdfast.server.http.buffers import MARK_BYTES, Buffers
-from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, App, Exchange, Framework, MakeSocket
+from holdfast.server.http.exchange import HEAD_BYTES_MAX, REASONS, Exchange, Framework, MakeSocket
 from holdfast.server.http.requests import problem_with_host
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.state import JSON, FastRequest, HotRoutes, HttpState, LongPoll, PendingResponse
@@ -882,8 +882,14 @@ class FastResponse(PendingResponse):
 class ConnectionContext(Framework):
     """What the connections of one server share: routes, prepared bytes, and the connections themselves."""
 
-    def __init__(self, state: HttpState, hot: HotRoutes, app: App, socket: MakeSocket | None) -> None:
-        super().__init__(state, app, socket)
+    def __init__(
+        self,
+        state: HttpState,
+        hot: HotRoutes,
+        serve: Callable[[Exchange], Awaitable[None]],
+        socket: MakeSocket | None,
+    ) -> None:
+        super().__init__(state, serve, socket)
         self.state = state
         self.counters = state.counters
         self.hot = hot

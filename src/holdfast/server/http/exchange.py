@@ -11,10 +11,10 @@ after the request waits in the connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -33,10 +33,12 @@ PIECE_BYTES: Final = 65_536
 REASONS: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 _END: Final = b"\r\n\r\n"
 
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
 """Makes the protocol of a WebSocket. It gets the bytes of the request first; its argument is called at the end."""
+
+
+class ClientDisconnect(Exception):
+    """Nobody waits for the response any more."""
 
 
 class Carrier(Sending, Protocol):
@@ -69,12 +71,14 @@ class Carrier(Sending, Protocol):
 
 
 class Framework:
-    """What the exchanges of one server share."""
+    """What the exchanges of one server share. ``serve`` answers the request of one."""
 
-    def __init__(self, state: HttpState, app: App, socket: MakeSocket | None) -> None:
+    def __init__(
+        self, state: HttpState, serve: Callable[[Exchange], Awaitable[None]], socket: MakeSocket | None
+    ) -> None:
         self.loop = state.loop
         self.tasks = state.tasks
-        self.app = app
+        self.serve = serve
         self.socket = socket
         self.seconds = 0
         """Ticks since the start; ages are counted in them, so no request reads a clock."""
@@ -87,13 +91,13 @@ class Framework:
 
 
 class Exchange:
-    """See the docstring of the module. Its parser calls it, and the framework receives and sends by it."""
+    """See the docstring of the module. Its parser calls it, and the framework reads and writes by it."""
 
     __slots__ = (
         "_chunked", "_expects_continue", "_framework", "_head_bytes", "_hosts", "_left", "_length_left", "_parser",
-        "_tail", "_unsent_head", "_waiter", "_was_read", "authorization", "body", "body_bytes", "body_since",
-        "connection", "has_begun", "has_responded", "head_since", "headers", "is_full", "is_gone", "is_whole",
-        "keep_alive", "method", "offer", "on_end", "url",
+        "_tail", "_unsent_head", "_waiter", "authorization", "body", "body_bytes", "body_since", "connection",
+        "has_begun", "has_responded", "head_since", "headers", "is_full", "is_gone", "is_whole", "keep_alive", "method",
+        "offer", "on_end", "path", "query", "url",
     )  # fmt: skip
 
     def __init__(self, connection: Carrier, framework: Framework) -> None:
@@ -107,8 +111,8 @@ class Exchange:
         """When its head began to come; None once it is complete."""
         self.offer: bytes | None = None
         """The head of a request for a WebSocket."""
-        self.method = ""
-        self.url = b""
+        self.method = self.path = ""
+        self.url = self.query = b""
         self.authorization: bytes | None = None
         """The first one."""
         self.headers: list[tuple[bytes, bytes]] = []
@@ -118,12 +122,11 @@ class Exchange:
         self._length_left = 0
         """Bytes of the body that are due, where it has a length."""
         self.body = bytearray()
-        """What came of the body, and the framework has not received."""
+        """What came of the body, and the framework has not read."""
         self.is_whole = False
         """Whether the last byte of the request has come."""
         self.is_full = False
         """Whether nothing is read until the framework asks for more."""
-        self._was_read = False
         self.body_since: int | None = None
         """Since when the rest of a body, or of an item of it, is awaited; None where none is due."""
         self.body_bytes = 0
@@ -211,23 +214,10 @@ class Exchange:
         raw_path = url.path or b""
         if not raw_path.isascii():
             raise _not_http()
-        path = raw_path.decode()
+        self.path, self.query = unquote(raw_path.decode()), url.query or b""
         if not self.is_whole:
             self.body_since = self._framework.seconds
-        scope: Message = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "method": self.method,
-            "scheme": "http",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": url.query or b"",
-            "root_path": "",
-            "headers": self.headers,
-            "state": {"exchange": self},
-        }
-        task = self._framework.loop.create_task(self._run(scope))
+        task = self._framework.loop.create_task(self._run())
         self._framework.tasks.add(task)
         task.add_done_callback(self._framework.tasks.discard)
 
@@ -282,30 +272,29 @@ class Exchange:
 
     # What the framework does
 
-    async def _run(self, scope: Message) -> None:
+    async def _run(self) -> None:
         try:
-            await self._framework.app(scope, self.receive, self.send)
+            await self._framework.serve(self)
         except Exception:  # noqa: BLE001  # the last resort: a bug must not take the connection's task with it
-            _log.exception("request failed", path=scope["path"], method=self.method)
+            _log.exception("request failed", path=self.path, method=self.method)
         finally:
             if not (self.has_responded or self.is_gone):
                 self.connection.close()
 
-    async def receive(self) -> Message:
-        """The next part of the body, or that nobody waits for the response any more."""
+    async def part(self) -> bytes:
+        """The next part of the body, empty after the last one. Raises: ClientDisconnect."""
         transport = self.connection.transport
         if self._expects_continue and transport is not None and not self.is_whole:
             self._expects_continue = False
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.is_gone or self.has_responded):
-            if self.body or (self.is_whole and not self._was_read):
+            if self.body or self.is_whole:
                 body, self.body = bytes(self.body), bytearray()
-                self._was_read = self.is_whole
-                return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+                return body
             self._take_more()
             self._waiter = self._framework.loop.create_future()
             await self._waiter
-        return {"type": "http.disconnect"}
+        raise ClientDisconnect
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -317,51 +306,53 @@ class Exchange:
             self.is_full = False
             self.connection.read_on()
 
-    async def send(self, message: Message) -> None:
-        """The head of the response, or a part of its body."""
-        connection = self.connection
-        if not (self.is_gone or connection.takes_more):
-            await connection.until_it_takes_more()
-        if self.is_gone or connection.transport is None:
-            return
-        if message["type"] == "http.response.start":
-            head = self._head_of(message["status"], message["headers"])
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the head of the response."""
+        if await self._may_write():
+            head = self._head_of(status, headers)
             if self._left < 0:
-                connection.write(head)
+                self.connection.write(head)
             else:
                 self._unsent_head = head  # the body follows at once
+
+    async def write(self, body: bytes, *, is_last: bool) -> None:
+        """Send a part of the response's body. Waits while the connection holds more unsent bytes than it may."""
+        if not await self._may_write():
             return
-        body: bytes = message.get("body", b"")
-        ends = not message.get("more_body", False)
         parts, self._unsent_head = [self._unsent_head], b""
         if self.method == "HEAD":
             self._left = 0
         elif self._left < 0:
             parts += (b"%x\r\n" % len(body), body, b"\r\n") if body else ()
-            parts += (b"0\r\n\r\n",) if ends else ()
+            parts += (b"0\r\n\r\n",) if is_last else ()
         else:
             self._left -= len(body)
             assert self._left >= 0, "a body is as long as was said"
             parts.append(body)
-        connection.write(b"".join(parts))
-        if ends:
+        self.connection.write(b"".join(parts))
+        if is_last:
             assert self._left <= 0, "a body is as long as was said"
             self.has_responded = True
             self.body.clear()
             self._wake()
             self._take_more()
-            connection.responded()
+            self.connection.responded()
 
-    def _head_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    async def _may_write(self) -> bool:
+        connection = self.connection
+        if not (self.is_gone or connection.takes_more):
+            await connection.until_it_takes_more()
+        return not self.is_gone and connection.transport is not None
+
+    def _head_of(self, status: int, headers: Mapping[str, str]) -> bytes:
         assert not self.has_begun, "a request has one response"
         self.has_begun = True
         self._expects_continue = False
-        given = dict(headers)
-        length = given.get(b"content-length")
+        length = headers.get("content-length")
         self._left = -1 if length is None else int(length)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Error")), self._framework.date]
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        if b"close" in given.get(b"connection", b""):
+        lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+        if "close" in headers.get("connection", ""):
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close\r\n")

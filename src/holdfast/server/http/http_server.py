@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import resource
 import socket
 import ssl
@@ -22,17 +23,14 @@ from functools import partial
 from typing import Final
 
 import structlog
-from starlette.convertors import Convertor, register_url_convertor
-from starlette.routing import compile_path
-from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.server.http.connection import Connection, ConnectionContext
-from holdfast.server.http.exchange import MakeSocket
+from holdfast.server.http.exchange import Exchange, MakeSocket
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
-from holdfast.server.http.routes import Endpoint, HotHandler, Route
-from holdfast.server.http.state import JSON, UNKNOWN_PART, FastMatcher, HotRoutes, HttpState
+from holdfast.server.http.routes import Endpoint, HotHandler, Response, Route, respond
+from holdfast.server.http.state import UNKNOWN_PART, FastMatcher, HotRoutes, HttpState
 from holdfast.values import UNIX
 
 _log = structlog.get_logger("holdfast.server")
@@ -70,7 +68,7 @@ class HttpServer:
         lines = {line: request for route in routes for line, request in route.fast_lines.items()}
         matchers: list[FastMatcher] = [HotHandler(state, route) for route in routes if route.is_hot]
         hot = HotRoutes(lines, matchers if matcher is None else [matcher, *matchers])
-        self.context = ConnectionContext(state, hot, self.app, socket)
+        self.context = ConnectionContext(state, hot, self.app.serve, socket)
         self.addresses: list[str] = []
         self._tls = tls
         self._store_connections = store_connections
@@ -379,21 +377,18 @@ class Listener:
                 left -= len(data)
 
 
-class _AnyText(Convertor[str]):
-    """The rest of a path, whatever it holds: the framework's own ``path`` stops at a line feed."""
-
-    regex = "(?s:.*)"
-
-    def convert(self, value: str) -> str:
-        """The text as it is."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """The text as it is."""
-        return value
+_PART: Final = re.compile(r"\{(\w+)(:any)?\}")
 
 
-register_url_convertor("any", _AnyText())
+def pattern_of(path: str) -> re.Pattern[str]:
+    """What the paths of a route match. A part of a path ends before a slash; one with ``:any`` is the whole rest.
+
+    >>> pattern_of("/v1/keys/{key:any}").fullmatch("/v1/keys/a/b")["key"], pattern_of("/a/{b}").fullmatch("/a/b/c")
+    ('a/b', None)
+    """
+    literals = _PART.split(path)[::3]
+    parts = [f"(?P<{part[1]}>{'(?s:.*)' if part[2] else '[^/]+'})" for part in _PART.finditer(path)]
+    return re.compile("".join(re.escape(text) + part for text, part in zip(literals, [*parts, ""], strict=True)))
 
 
 class Path:
@@ -401,20 +396,15 @@ class Path:
 
     def __init__(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
         self.path = path
-        self.regex, _, _ = compile_path(path)
+        self.pattern = pattern_of(path)
         self.beginning = path.partition("{")[0]
         self.endpoints = dict(endpoints)
         if "GET" in endpoints:
             self.endpoints["HEAD"] = endpoints["GET"]  # whose body the exchange leaves out
 
-    @property
-    def methods(self) -> list[str]:
-        """In order."""
-        return sorted(self.endpoints)
-
 
 class Application:
-    """The ASGI application that serves ``routes``."""
+    """Serves every request by the first row of ``routes`` with its path and method."""
 
     def __init__(self, state: HttpState, routes: Sequence[Route]) -> None:
         self._state = state
@@ -423,29 +413,21 @@ class Application:
             by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
         self.routes = [Path(path, endpoints) for path, endpoints in by_path.items()]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request by the first row with its path and method."""
-        path, method = scope["path"], scope["method"]
-        allowed: list[str] | None = None
+    async def serve(self, exchange: Exchange) -> None:
+        """Serve one request."""
+        allowed: list[str] = []
         for row in self.routes:
-            if path.startswith(row.beginning) and (match := row.regex.match(path)) is not None:
-                endpoint = row.endpoints.get(method)
+            if exchange.path.startswith(row.beginning) and (match := row.pattern.fullmatch(exchange.path)) is not None:
+                endpoint = row.endpoints.get(exchange.method)
                 if endpoint is not None:
-                    scope["path_params"] = match.groupdict()
-                    await endpoint(scope, receive, send)
+                    await endpoint.answer(exchange, match.groupdict())
                     return
-                allowed = allowed or row.methods
-        if allowed is None:
-            await self._refuse(send, NotFound("there is no such route", hint="GET /openapi.json lists them"))
-        else:
-            allow = ", ".join(allowed)
-            problem = InvalidRequest("the route has other methods", code=Code.METHOD_NOT_ALLOWED, allow=allow)
-            await self._refuse(send, problem)
-
-    async def _refuse(self, send: Send, problem: HoldfastError) -> None:
+                allowed = allowed or sorted(row.endpoints)
+        problem = (
+            InvalidRequest("the route has other methods", code=Code.METHOD_NOT_ALLOWED, allow=", ".join(allowed))
+            if allowed
+            else NotFound("there is no such route", hint="GET /openapi.json lists them")
+        )
         status, headers, body = error_response(problem, self._state.leader)
         self._state.counters.answers["unknown", status] += 1
-        headers |= {"Content-Type": JSON, "Content-Length": str(len(body))}
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
-        await send({"type": "http.response.body", "body": body})
+        await respond(exchange, Response(body, status, headers))

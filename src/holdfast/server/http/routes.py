@@ -14,11 +14,10 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
@@ -26,7 +25,7 @@ from holdfast.server.http.answers import Room
 from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.connection import Connection
-from holdfast.server.http.exchange import Exchange
+from holdfast.server.http.exchange import ClientDisconnect, Exchange
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import Need, ScopeRule, need_of
@@ -75,34 +74,30 @@ class Call(PendingResponse):
     """One request in a handler's hands. It is also its own response where the handler is that of a fast route."""
 
     __slots__ = (
-        "_body_ended",
-        "_fields",
-        "_responded",
-        "_room",
-        "_route",
-        "need",
-        "state",
-        "exchange",
-        "receive",
-        "request",
-        "send",
-        "started",
-    )
+        "_fields", "_query", "_responded", "_room", "_route", "accept", "authorization", "content_type", "exchange",
+        "need", "path", "started", "state",
+    )  # fmt: skip
 
-    def __init__(self, state: HttpState, route: Route, need: Need, scope: Scope, receive: Receive, send: Send) -> None:
+    authorization: bytes | None
+    """The header, None when there was none, as with the next two."""
+    content_type: str | None
+    accept: str | None
+
+    def __init__(self, state: HttpState, route: Route, need: Need, exchange: Exchange, path: dict[str, str]) -> None:
         self.state = state
         self._route = route
         self.need = need
         self._responded: asyncio.Future[Response] | None = None
-        self.request = Request(scope, receive)
-        self.exchange: Exchange = scope["state"]["exchange"]
+        self.exchange = exchange
         """What is under it."""
-        self._fields: dict[bytes, bytes] | None = None
-        self.receive = receive
-        self.send = send
+        self.path = path
+        """Its parts that the route names."""
+        self._fields = dict(reversed(exchange.headers))
+        self._query: list[tuple[str, str]] | None = None
         self.started = False
-        self._body_ended = False
         self._room: Room | None = None
+        self.authorization = exchange.authorization
+        self.content_type, self.accept = self.header("content-type"), self.header("accept")
 
     @property
     def connection(self) -> Connection:
@@ -110,27 +105,21 @@ class Call(PendingResponse):
         return cast(Connection, self.exchange.connection)
 
     @property
-    def authorization(self) -> bytes | None:
-        """The header, None when there was none."""
-        return self.exchange.authorization
+    def method(self) -> str:
+        """``HEAD`` is served by the handler of ``GET``."""
+        return self.exchange.method
 
     def header(self, name: str) -> str | None:
         """A header by its name in small letters, the first of several; None when there was none."""
-        fields = self._fields
-        if fields is None:
-            fields = self._fields = dict(reversed(self.exchange.headers))
-        value = fields.get(name.encode())
+        value = self._fields.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
     @property
-    def content_type(self) -> str | None:
-        """The header, None when there was none."""
-        return self.header("content-type")
-
-    @property
-    def accept(self) -> str | None:
-        """The header, None when there was none."""
-        return self.header("accept")
+    def query(self) -> list[tuple[str, str]]:
+        """The parameters of the query, in order."""
+        if self._query is None:
+            self._query = parse_qsl(self.exchange.query.decode("latin-1"), keep_blank_values=True)
+        return self._query
 
     @property
     def peer(self) -> object:
@@ -142,7 +131,7 @@ class Call(PendingResponse):
         guard, route = self.state.guard, self._route
         if guard is None or not isinstance(self.peer, tuple):  # no browser asks on a Unix socket
             return None
-        by_get = route.changes and self.request.method in ("GET", "HEAD")
+        by_get = route.changes and self.method in ("GET", "HEAD")
         return problem_with_browser(guard, self.header, browsers=route.browsers, changes_by_get=by_get)
 
     @property
@@ -202,11 +191,11 @@ class Call(PendingResponse):
 
     def path_text(self, name: str) -> str:
         """A part of the path, percent-decoded."""
-        return str(self.request.path_params[name])
+        return self.path[name]
 
     def require_known_parameters(self, known: frozenset[str]) -> None:
         """Refuse a query parameter that the route does not have. Raises: InvalidRequest naming it."""
-        for name in self.request.query_params if self.request.scope["query_string"] else ():
+        for name, _ in self.query:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise InvalidRequest(f"the route has no query parameter {name[:64]!r}: {has}")
@@ -220,10 +209,10 @@ class Call(PendingResponse):
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
-        given = self.request.query_params.getlist(name)
-        if len(given) > 1:
+        values = [value for key, value in self.query if key == name]
+        if len(values) > 1:
             raise InvalidRequest(f"{name} is given more than once")
-        return given[0] if given else None
+        return values[0] if values else None
 
     def number(self, name: str, *, low: int = 0, high: int = VERSION_MAX) -> int | None:
         """A query parameter that is a whole number from ``low`` to ``high``, or None. Raises: InvalidRequest."""
@@ -288,14 +277,8 @@ class Call(PendingResponse):
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The remaining parts of the body as they arrive. Raises: ClientDisconnect."""
-        while not self._body_ended:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            self._body_ended = not message.get("more_body", False)
-            part = cast(bytes, message.get("body", b""))
-            if part:
-                yield part
+        while part := await self.exchange.part():
+            yield part
 
     async def body(self, bytes_max: int | None = None) -> bytes:
         """The whole body. Raises: LimitExceeded above ``bytes_max``, by default the bound of every request;
@@ -343,17 +326,16 @@ class Call(PendingResponse):
     async def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
         """Send the head of a streamed answer."""
         self.started = True
-        raw = [(b"content-type", media_type.encode("latin-1"))]
-        raw += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+        lower = {name.lower(): value for name, value in headers.items()}
+        await self.exchange.start(status, {"content-type": media_type, **lower})
 
     async def write(self, data: bytes) -> None:
         """Send a part of a streamed answer. Waits while the connection holds more unsent bytes than it may."""
-        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        await self.exchange.write(data, is_last=False)
 
     async def finish(self) -> None:
         """End a streamed answer."""
-        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.exchange.write(b"", is_last=True)
 
     def refused(self) -> None:
         """The rest of its body is not wanted."""
@@ -365,10 +347,17 @@ class Call(PendingResponse):
 
     async def answer(self, answer: Response) -> None:
         """Send a whole answer."""
-        headers = dict(answer.headers)
-        headers["Content-Length"] = str(len(answer.body))
-        await self.start(answer.status, headers, answer.media_type)
-        await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
+        self.started = True
+        await respond(self.exchange, answer)
+
+
+async def respond(exchange: Exchange, answer: Response) -> None:
+    """Send a whole answer."""
+    headers = {"content-type": answer.media_type}
+    headers |= {name.lower(): value for name, value in answer.headers.items()}
+    headers["content-length"] = str(len(answer.body))
+    await exchange.start(answer.status, headers)
+    await exchange.write(answer.body, is_last=True)
 
 
 @contextlib.contextmanager
@@ -451,8 +440,8 @@ class Route:
 
     @property
     def name(self) -> str:
-        """How metrics and the description call it: the path without the framework's converters."""
-        return self.path.replace(":any}", "}").replace(":name}", "}")
+        """How metrics and the description call it: the path without ``:any``."""
+        return self.path.replace(":any}", "}")
 
     @property
     def need(self) -> Need:
@@ -473,7 +462,7 @@ class Route:
 
 
 class Endpoint:
-    """A route as an ASGI application."""
+    """Serves the requests of a route."""
 
     def __init__(self, state: HttpState, route: Route) -> None:
         assert route.handler or route.stream or route.fast, "a route is served"
@@ -483,9 +472,9 @@ class Endpoint:
         self._need = route.need
         self._query_names = route.query_names
 
-    def hot_call(self, given: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse) -> HotCall:
+    def hot_call(self, plain: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse) -> HotCall:
         """A plain request of this route."""
-        return HotCall(self._state, self._route, self._need, given, body, fields, response)
+        return HotCall(self._state, self._route, self._need, plain, body, fields, response)
 
     def answered_at_once(self, call: HotCall) -> bool:
         """Whether the answer needed nothing to wait for, and was given."""
@@ -503,9 +492,9 @@ class Endpoint:
         call.give(answer)
         return True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, exchange: Exchange, path: dict[str, str]) -> None:
         """Serve one request."""
-        await self.serve(Call(self._state, self._route, self._need, scope, receive, send))
+        await self.serve(Call(self._state, self._route, self._need, exchange, path))
 
     async def serve(self, call: Call) -> None:
         """Serve one request."""
@@ -568,14 +557,14 @@ class Endpoint:
 class HotCall(Call):
     """A plain request of a hot route, which no framework has read."""
 
-    __slots__ = ("_accept", "_authorization", "_body", "_content_type", "_given", "_response")
+    __slots__ = ("_body", "_plain", "_response")
 
     def __init__(
         self,
         state: HttpState,
         route: Route,
         need: Need,
-        given: PlainRequest,
+        plain: PlainRequest,
         body: bytes,
         fields: RequestFields,
         response: PendingResponse,
@@ -583,33 +572,19 @@ class HotCall(Call):
         self.state = state
         self._route = route
         self.need = need
+        self.path = plain.path
         self.started = False
         self._room = None
-        self._given = given
+        self._plain = plain
         self._body = body
-        self._authorization = fields.authorization
-        self._content_type, self._accept = _text_of(fields.content_type), _text_of(fields.accept)
+        self.authorization = fields.authorization
+        self.content_type, self.accept = _text_of(fields.content_type), _text_of(fields.accept)
         self._response = response
 
     @property
     def connection(self) -> Connection:
         """See ``Call``."""
         return cast(Connection, self._response.connection)
-
-    @property
-    def authorization(self) -> bytes | None:
-        """See ``Call``."""
-        return self._authorization
-
-    @property
-    def content_type(self) -> str | None:
-        """See ``Call``."""
-        return self._content_type
-
-    @property
-    def accept(self) -> str | None:
-        """See ``Call``."""
-        return self._accept
 
     def problem_with_browser(self) -> None:
         """The connection has looked: what a browser sends goes to the framework."""
@@ -623,13 +598,9 @@ class HotCall(Call):
     def require_known_parameters(self, known: frozenset[str]) -> None:
         """``HotHandler`` has looked."""
 
-    def path_text(self, name: str) -> str:
-        """See ``Call``."""
-        return self._given.path[name]
-
     def text(self, name: str) -> str | None:
         """See ``Call``."""
-        return self._given.query.get(name)
+        return self._plain.query.get(name)
 
     async def body(self, bytes_max: int | None = None) -> bytes:
         """See ``Call``. It has come, within the bound of every request."""

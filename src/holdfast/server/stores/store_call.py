@@ -91,8 +91,8 @@ class StoreCall:
     @property
     def durable(self) -> str:
         """The durable of the path, or the map."""
-        parameters = self.call.request.path_params
-        return str(parameters["durable"] if "durable" in parameters else parameters["map"])
+        path = self.call.path
+        return path["durable"] if "durable" in path else path["map"]
 
     async def raw_body(self) -> bytes:
         """The request's body as it came. Raises: LimitExceeded; PermissionDenied for a right that has ended."""
@@ -137,8 +137,7 @@ class StoreCall:
         """
         for given in (of_body, self.call.text("token") if self._has_token else None):
             if given:
-                parameters = self.call.request.path_params
-                durable = self.durable if "durable" in parameters or "map" in parameters else None
+                durable = self.durable if "durable" in self.call.path or "map" in self.call.path else None
                 # The subscriber's own durable is looked up later, and so is its token.
                 named = None if durable == DEFAULT_DURABLE else durable
                 self.opened.service.require(given, self.store, named, through=partial(self._through, self.call))
@@ -156,7 +155,7 @@ class StoreCall:
 
 
 def _store_of(call: Call) -> str:
-    return str(call.request.path_params.get("store", CLUSTER))
+    return call.path.get("store", CLUSTER)
 
 
 StoreHandler = Callable[[StoreCall], Awaitable[Response]]

@@ -53,8 +53,7 @@ def collection(call: StoreCall, what: str, names: Iterable[str], document: Calla
 
     Documents are made until the page is full, so that reading all pages makes each at most twice.
     """
-    query = call.call.request.query_params.multi_items()
-    filters = [(name, value) for name, value in query if name not in ("after", "max")]
+    filters = [(name, value) for name, value in call.call.query if name not in ("after", "max")]
     after, page_max = call.call.text("after"), call.call.number("max", low=1, high=PAGE_MAX)
     if after is None and page_max is None:
         return call.answer({what: filtered((document(name) for name in names), filters)})

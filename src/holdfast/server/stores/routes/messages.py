@@ -94,10 +94,6 @@ async def _rewind(call: StoreCall) -> Response:
     return call.answer(wire.NothingMore())
 
 
-def _number(call: StoreCall) -> int:
-    return _number_in(call.call)
-
-
 def _number_in(call: Call) -> int:
     text = call.path_text("seq")
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
@@ -106,14 +102,14 @@ def _number_in(call: Call) -> int:
 
 
 async def _explain_message(call: StoreCall) -> Response:
-    explanation = explain(call.opened.state, call.store, _number(call))
+    explanation = explain(call.opened.state, call.store, _number_in(call.call))
     await call.opened.service.wait_until_safe()
     return call.answer(explanation)
 
 
 async def _drop(call: StoreCall) -> Response:
     await call.submit(
-        call.opened.service.submit(commands.Drop(0, call.store, call.durable, _number(call))), commands.Done
+        call.opened.service.submit(commands.Drop(0, call.store, call.durable, _number_in(call.call))), commands.Done
     )
     return call.answer(wire.NothingMore())
 
@@ -327,7 +323,7 @@ async def _delete_entry(call: StoreCall) -> Response:
 
 
 async def _change_one(call: StoreCall, value: bytes | None) -> Response:
-    change = (call.call.path_text("key"), value, _condition(call))
+    change = (call.call.path_text("key"), value, _revision_in(call.call))
     return await _change(
         call, commands.MapChange(0, call.store, call.durable, [change], call.call.number("fence") or 0)
     )
@@ -344,13 +340,8 @@ async def _change(call: StoreCall, command: commands.MapChange) -> Response:
     return call.answer(ChangedResponse(result.revision, result.changed), headers={"ETag": f'"{result.revision}"'})
 
 
-def _condition(call: StoreCall) -> int | None:
-    return _revision_in(call.call)
-
-
 def _revision_in(call: Call) -> int | None:
-    headers = call.request.headers
-    matches, none_matches = headers.get("if-match"), headers.get("if-none-match")
+    matches, none_matches = call.header("if-match"), call.header("if-none-match")
     if none_matches is not None:
         if none_matches.strip() != "*" or matches is not None:
             raise InvalidRequest("If-None-Match is * and stands alone")
