@@ -20,7 +20,7 @@ from tests.rgw import free_port
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.auth import Role
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
-from holdfast.server.http.token_file import read_token_file
+from holdfast.server.reloading import read_token_file
 
 OLD, NEW, READ = "old-token-of-sixteen", "new-token-of-sixteen", "reads-and-nothing-else"
 

@@ -17,8 +17,7 @@ from tests.matrix import matrix
 
 from holdfast.errors import HoldfastError, PermissionDenied
 from holdfast.server.commit import sse
-from holdfast.server.http.auth import Authenticator, HeldRight
-from holdfast.server.http.rights_watch import RightsWatch
+from holdfast.server.http.auth import Authenticator, HeldRight, RightsWatch
 from holdfast.server.http.routes import Call
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.socket import SubscribeSocket

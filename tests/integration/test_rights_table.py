@@ -24,10 +24,9 @@ from tests.integration.whole_application import Application, application
 from tests.matrix import matrix
 
 from holdfast.server.http import rights_table
-from holdfast.server.http.auth import Authenticator, Grant, HeldRight, Role
+from holdfast.server.http.auth import Authenticator, Grant, HeldRight, RightsWatch, Role
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope, tag_of
 from holdfast.server.http.rights_table import DEAD_LETTERS, RIGHTS, Need, ScopeRule
-from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.routes import Call, Route
 from holdfast.server.stores.access import StoreAccess
 from holdfast.stores.definitions.permissions import Right

@@ -13,7 +13,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.key_scope import PREFIX_BYTES_MAX, KeyScope, tag_of
-from holdfast.server.http.token_file import read_token_file
+from holdfast.server.reloading import read_token_file
 
 SCOPED, WHOLE = "scoped-0123456789", "whole-0123456789abc"
 NAME = "a-request-id-of-enough-characters"

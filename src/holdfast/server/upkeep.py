@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Final
 
@@ -67,11 +67,8 @@ class Upkeep:
         self._watch = watch
         self._view = view
         self._readings = Readings(settings.log.scrub_bytes_per_second)
-        self._reading: asyncio.Task[None] | None = None
-        self._scrubbing: asyncio.Task[None] | None = None
-        self._truncating: asyncio.Task[None] | None = None
+        self._work: list[asyncio.Task[None]] = []
         self._snapshotting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     def lead(self, service: CommitService) -> None:
         """Answer for retention from now on; nothing begins yet."""
@@ -80,11 +77,11 @@ class Upkeep:
     def begin(self, service: CommitService) -> None:
         """Begin all of it."""
         self._begin_scrub(service)
-        self._begin_reading(service)
-        self._truncating = asyncio.ensure_future(self._retention.leading().run())
-        self._truncating.add_done_callback(partial(_tell_ended, "retention_failed"))
-        self._watching = asyncio.ensure_future(ClockWatch(service, service.store, now).run())
-        self._watching.add_done_callback(partial(_tell_ended, "clock_watch_failed"))
+        self._work += (
+            _begin(self._foundation_scrub(service).run(), "scrub_failed"),
+            _begin(self._retention.leading().run(), "retention_failed"),
+            _begin(ClockWatch(service, service.store, now).run(), "clock_watch_failed"),
+        )
         self._begin_snapshots(service)
 
     async def end(self) -> None:
@@ -92,24 +89,12 @@ class Upkeep:
         if self._snapshotting is not None:  # before the jobs: the schedule begins one
             self._snapshotting.cancel()
             await asyncio.wait({self._snapshotting})
-            self._snapshotting = None
         await self._jobs.end()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-            self._watching = None
-        if self._truncating is not None:
-            self._truncating.cancel()
-            await asyncio.wait({self._truncating})
-            self._truncating = self._retention.truncator = None
-        if self._scrubbing is not None:
-            self._scrubbing.cancel()
-            await asyncio.wait({self._scrubbing})
-            self._scrubbing = self._metrics.scrub = None
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
-            self._reading = self._watch.foundations = None
+        for task in self._work:
+            task.cancel()
+        if self._work:
+            await asyncio.wait(self._work)
+        self._retention.truncator = self._metrics.scrub = self._watch.foundations = None
 
     def _begin_scrub(self, service: CommitService) -> None:
         settings = self._settings.log
@@ -125,10 +110,9 @@ class Upkeep:
             start=random.random,
             removed=lambda newest: slot_through(service.store, service.claim, newest, newest.truncated_through),
         )
-        self._scrubbing = asyncio.ensure_future(scrub.run())
-        self._scrubbing.add_done_callback(partial(_tell_ended, "scrub_failed"))
+        self._work.append(_begin(scrub.run(), "scrub_failed"))
 
-    def _begin_reading(self, service: CommitService) -> None:
+    def _foundation_scrub(self, service: CommitService) -> FoundationScrub:
         settings = self._settings.log
         scrub = self._watch.foundations = FoundationScrub(
             service.store,
@@ -140,8 +124,7 @@ class Upkeep:
             bytes_per_second=settings.scrub_bytes_per_second,
             chain_passes=lambda: 0 if self._metrics.scrub is None else self._metrics.scrub.passes,
         )
-        self._reading = asyncio.ensure_future(scrub.run())
-        self._reading.add_done_callback(partial(_tell_ended, "scrub_failed"))
+        return scrub
 
     def _begin_snapshots(self, service: CommitService) -> None:
         settings, log_settings = self._settings.snapshots, self._settings.log
@@ -175,8 +158,7 @@ class Upkeep:
         snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
         verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
         self._jobs.lead(snapshot, verify)
-        self._snapshotting = asyncio.ensure_future(schedule.run())
-        self._snapshotting.add_done_callback(partial(_tell_ended, "snapshots_ended"))
+        self._snapshotting = _begin(schedule.run(), "snapshots_ended")
 
     async def _job_holds(self, version: int) -> list[JobHold]:
         rows: list[Row] = []
@@ -221,6 +203,13 @@ def wall_ms() -> int:
 def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:
     after, through = str(parameters["after"]), str(parameters["through"])
     return "log", "verify", log_url, "--after", after, "--through", through, *printed
+
+
+def _begin(work: Coroutine[object, object, None], event: str) -> asyncio.Task[None]:
+    """Begin some work. ``event`` is logged if it fails."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(partial(_tell_ended, event))
+    return task
 
 
 def _tell_ended(event: str, work: asyncio.Task[None]) -> None:

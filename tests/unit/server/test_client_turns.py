@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import suppress
 
-from holdfast.server.http.client_turns import ClientTurns
+from holdfast.server.http.answers import ClientTurns
 
 
 async def settle() -> None:

@@ -12,8 +12,7 @@ from holdfast.console.options import read_tokens
 from holdfast.errors import Code, InvalidRequest
 from holdfast.files.private_files import openness_of
 from holdfast.server.http.auth import Authenticator, Role
-from holdfast.server.http.token_file import read_token_file
-from holdfast.server.reloading import Reloading, tokens_of, warn_about_open_files
+from holdfast.server.reloading import Reloading, read_token_file, tokens_of, warn_about_open_files
 from holdfast.settings import load_configuration
 
 OLD, NEW = "an-old-token-0123456789", "a-new-token-0123456789"

@@ -13,9 +13,8 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
-from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.auth import Authenticator, RightsWatch
 from holdfast.server.http.buffers import Buffers
-from holdfast.server.http.rights_watch import RightsWatch
 from holdfast.server.http.turns import Turns
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.machine.state import State

@@ -23,11 +23,11 @@ from holdfast.server.commit.routes import COMMIT_CODES
 from holdfast.server.commit.stream_items import StreamItems
 from holdfast.server.commit.whole_stream import WholeStream
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.auth import LAST_WORDS_SECONDS
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.exchange import ClientDisconnect
 from holdfast.server.http.key_scope import EVERYTHING
 from holdfast.server.http.rights_table import ScopeRule
-from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import Call, Route
 from holdfast.wire.formats import MSGPACK, NDJSON, WireFormat
 from holdfast.wire.log import CommitReceipt, ItemError, NotCommitted

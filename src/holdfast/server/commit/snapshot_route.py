@@ -28,9 +28,9 @@ from holdfast.retention.policies import LOAD_PREFIX, Hold, release_hold, set_hol
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.snapshot_readers import SnapshotReaders
 from holdfast.server.gateway import Gateway
+from holdfast.server.http.auth import LAST_WORDS_SECONDS
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
 from holdfast.server.http.responses import LeaderHint, error_body
-from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, ended_by_disconnect, key_parameters
 from holdfast.snapshots.manifest import Manifest, Part
 from holdfast.snapshots.part import SCHEMA

@@ -37,11 +37,11 @@ from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderCh
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.commit.stream_source import READERS_MAX, READERS_OF_CLIENT, StreamSource
 from holdfast.server.gateway import Gateway, ShownStores
+from holdfast.server.http.answers import ClientTurns
+from holdfast.server.http.auth import LAST_WORDS_SECONDS
 from holdfast.server.http.buffers import MARK_BYTES
-from holdfast.server.http.client_turns import ClientTurns
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
 from holdfast.server.http.responses import LeaderHint, error_body
-from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
     Call,

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 from holdfast.commit.reading.feed import EventBatch
+from holdfast.server.http.answers import ClientTurns
 from holdfast.server.http.auth import ClientKey
-from holdfast.server.http.client_turns import ClientTurns
 
 STALLED_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 2.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -79,63 +79,36 @@ class LeaderHint:
 _NAMES_THE_LEADER: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
 
 
+_OWN_FIELDS: Final[Mapping[str, tuple[type, Collection[Code]]]] = {
+    "roll_back_to": (int, frozenset(Code)),
+    "log_id": (str, (Code.LOG_MISMATCH, Code.ROLLED_BACK)),
+    "holder": (str, (Code.DURABLE_BUSY,)),
+    "since_ms": (int, (Code.DURABLE_BUSY,)),
+    "at": (int, (Code.NOT_FOUND,)),
+    "tag": (str, (Code.ID_NEEDS_TAG,)),
+}
+"""Facts that have a field of their own in the body: their type, and the codes that have them."""
+
+
 def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     """The body of an error, which states each fact once: in a field of its own, or in the message.
 
     The leader is named where that helps the caller. A process names itself only in the response to a request for
     another leader, which ``requests.problem_with`` marks with the field ``leader_id``.
     """
-    about_the_leader = error.code in _NAMES_THE_LEADER
-    names = about_the_leader and (
-        not leader.is_this_process
-        or (error.code is Code.LEADER_CHANGED and error.fields.get("leader_id") == leader.leader_id)
-    )
-    leader_id = (leader.leader_id or None) if names else None
-    leader_address = (leader.address or None) if names else None
-    roll_back_to = error.fields.get("roll_back_to")
-    if not isinstance(roll_back_to, int):
-        roll_back_to = None
-    log_id = error.fields.get("log_id") if error.code in (Code.LOG_MISMATCH, Code.ROLLED_BACK) else None
-    if not isinstance(log_id, str):
-        log_id = None
-    is_busy = error.code is Code.DURABLE_BUSY
-    holder, since_ms = error.fields.get("holder"), error.fields.get("since_ms")
-    holder = holder if is_busy and isinstance(holder, str) else None
-    since_ms = since_ms if is_busy and isinstance(since_ms, int) else None
-    at = error.fields.get("at") if error.code is Code.NOT_FOUND else None
-    at = at if isinstance(at, int) else None
-    tag = error.fields.get("tag") if error.code is Code.ID_NEEDS_TAG else None
-    tag = tag if isinstance(tag, str) else None
-    own = {
-        "at": at,
-        "tag": tag,
-        "leader_id": leader_id,
-        "leader_address": leader_address,
-        "roll_back_to": roll_back_to,
-        "log_id": log_id,
-        "holder": holder,
-        "since_ms": since_ms,
+    own: dict[str, Any] = {
+        name: fact
+        for name, (kind, codes) in _OWN_FIELDS.items()
+        if error.code in codes and isinstance(fact := error.fields.get(name), kind)
     }
-    return ErrorBody(
-        code=str(error.code),
-        message=error.statement(
-            without=[
-                name
-                for name, value in own.items()
-                if value is not None or (about_the_leader and name in ("leader_id", "leader_address"))
-            ]
-        ),
-        leader_id=leader_id,
-        leader_address=leader_address,
-        retry_after_ms=error.retry_after_ms,
-        roll_back_to=roll_back_to,
-        log_id=log_id,
-        holder=holder,
-        since_ms=since_ms,
-        at=at,
-        tag=tag,
-        hint=error.hint,
-    )
+    elsewhere = [*own]
+    if error.code in _NAMES_THE_LEADER:
+        elsewhere += ("leader_id", "leader_address")
+        is_asked_for = error.code is Code.LEADER_CHANGED and error.fields.get("leader_id") == leader.leader_id
+        if not leader.is_this_process or is_asked_for:
+            own |= {"leader_id": leader.leader_id or None, "leader_address": leader.address or None}
+    message = error.statement(without=elsewhere)
+    return ErrorBody(code=str(error.code), message=message, retry_after_ms=error.retry_after_ms, hint=error.hint, **own)
 
 
 def error_response(error: HoldfastError, leader: LeaderHint) -> tuple[int, dict[str, str], bytes]:

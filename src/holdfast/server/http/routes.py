@@ -23,10 +23,10 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, PermissionDenied
 from holdfast.server.http.answers import Room
 from holdfast.server.http.auth import ClientKey, HeldRight
-from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.connection import Connection
 from holdfast.server.http.exchange import ClientDisconnect, Exchange
 from holdfast.server.http.key_scope import KeyScope
+from holdfast.server.http.requests import Browsers, problem_with_browser
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import Need, ScopeRule, need_of
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse, RequestFields

@@ -17,12 +17,10 @@ from typing import Final, Protocol
 from holdfast.browsers import BrowserGuard
 from holdfast.errors import HoldfastError
 from holdfast.server.http.answers import Answers, Sending
-from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.auth import Authenticator, RightsWatch
 from holdfast.server.http.buffers import CLIENT_PART, Buffers
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.http.rights_watch import RightsWatch
-from holdfast.server.http.turns import Turns
-from holdfast.server.http.unknown_connections import UnknownConnections
+from holdfast.server.http.turns import Turns, UnknownConnections
 
 JSON: Final = "application/json"
 UNKNOWN_BYTES_MAX: Final = 40 * 1_048_576

@@ -1,4 +1,4 @@
-"""How much of one turn of the event loop the connections get, so that none of them keeps the others waiting.
+"""Fairness among connections: what each gets of a turn of the event loop, and how many may be without a valid token.
 
 A request costs 1 and 1 more for each ``BYTES_PER_UNIT`` of it; for a WebSocket see its module. One connection gets
 ``VISIT`` a turn, and all together ``TURN``, of which those that have not sent a valid token share ``UNKNOWN``, in
@@ -24,7 +24,7 @@ BYTES_PER_UNIT: Final = 4_096
 
 
 class Visited(Protocol):
-    """A connection with input that waits for its visit."""
+    """A connection, with input that waits for its visit or without a valid token."""
 
     @property
     def is_known(self) -> bool:
@@ -33,6 +33,10 @@ class Visited(Protocol):
 
     def go_on(self) -> None:
         """Take more input now. It may wait again."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
         ...
 
 
@@ -81,3 +85,38 @@ class Turns:
             if not self._ends and any(self._waiting):
                 self._ends = True
                 self._call_soon(self._next)
+
+
+class UnknownConnections:
+    """Those that are open without a valid token, the longest silent one first. ``most`` of them may be open.
+
+    Cost: a move in a dict for each read of such a connection. Memory: one entry for each.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.closed = 0
+        """How many had to go."""
+        self._open: dict[Visited, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, connection: Visited) -> None:
+        """One more. At the bound the one that has been silent longest is closed."""
+        if len(self._open) >= self.most:
+            silent = next(iter(self._open))
+            del self._open[silent]
+            self.closed += 1
+            silent.abort()
+        self._open[connection] = None
+
+    def heard(self, connection: Visited) -> None:
+        """It has sent something."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
+
+    def ended(self, connection: Visited) -> None:
+        """It is gone, or has sent a valid token."""
+        self._open.pop(connection, None)

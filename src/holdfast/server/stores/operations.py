@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.server.http.auth import HeldRight
-from holdfast.server.http.rights_watch import RightsWatch
+from holdfast.server.http.auth import HeldRight, RightsWatch
 from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, wall_ms
 from holdfast.server.stores.figures import Latency
 from holdfast.stores.definitions.cluster import (

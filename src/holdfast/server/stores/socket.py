@@ -35,12 +35,11 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
-from holdfast.server.http.auth import ClientKey, HeldRight
-from holdfast.server.http.browsing import problem_with_browser
+from holdfast.server.http.auth import LAST_WORDS_SECONDS, ClientKey, HeldRight
 from holdfast.server.http.buffers import MARK_BYTES
+from holdfast.server.http.requests import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
-from holdfast.server.http.rights_watch import LAST_WORDS_SECONDS
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
