@@ -1,7 +1,7 @@
 """Whether the invariants of an object of the program hold. One that failed makes the object unusable.
 
 From then on every call raises the same InternalError, also calls that wait, and nothing more is written or sent. A
-service's process ends instead (``server.process_end``): ``report_broken`` reports to its event loop.
+service's process ends instead (``server.exits``): ``report_broken`` reports to its event loop.
 """
 
 from __future__ import annotations

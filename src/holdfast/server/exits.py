@@ -1,10 +1,24 @@
-"""What an error that ends the process means: its exit code, and a hint of what to do."""
+"""The end of a service's process: what the error means that ends it, an end at once, and the time of a stop.
+
+An assertion that fails ends the process at once with its children, by exit code 70: what it believes may be wrong then,
+so it answers nothing and writes nothing more. Clients see a dropped connection, which means "unknown".
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import os
+import sys
+import threading
+import time
+from typing import Any, Final, NoReturn
+
+import structlog
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.server.children.background_process import kill_all
+
+log = structlog.get_logger("holdfast.server")
 
 BUG: Final = 70
 """The exit code of a bug."""
@@ -56,3 +70,62 @@ def hint_of(error: HoldfastError) -> str:
     if isinstance(error, InvalidRequest):
         return "correct what the message names; `holdfast check-config` shows what is in force"
     return "docs/reference/exit-codes.md says what the exit code means"
+
+
+def end_process(error: BaseException) -> NoReturn:
+    """End this process and its children now. The children of the view and of a directory end with their sockets."""
+    try:
+        log.error("invariant_violated", exc_info=error)
+        sys.stderr.flush()
+        kill_all()
+    finally:
+        os._exit(BUG)
+
+
+def end_on_broken_invariants(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on an assertion that fails in a callback of the loop, or is reported to it, ends the process."""
+    loop.set_exception_handler(_handle)
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if isinstance(error, AssertionError):
+        end_process(error)
+    loop.default_exception_handler(context)
+
+
+CLOSING_SECONDS_MAX: Final = 5.0
+"""Reserved for replies and closing, after the log was drained."""
+
+
+class StopBound:
+    """One stop, which takes at most ``seconds_max`` from ``begin`` on. With ``exits`` the process is ended then."""
+
+    def __init__(self, seconds_max: float, *, exits: bool) -> None:
+        self._seconds_max = seconds_max
+        self._exits = exits
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """The process is about to end. Only the first call counts."""
+        if self._began is not None:
+            return
+        self._began = time.monotonic()
+        if self._exits:
+            timer = threading.Timer(self._seconds_max, self._give_up)
+            timer.daemon = True
+            timer.start()
+
+    def seconds_left(self) -> float:
+        """How long the stop may still take, at least a moment."""
+        began = time.monotonic() if self._began is None else self._began
+        return max(0.01, began + self._seconds_max - time.monotonic())
+
+    def drain_seconds(self) -> float:
+        """How long draining may take, so that there is time left to answer and to close."""
+        return max(0.01, self.seconds_left() - min(CLOSING_SECONDS_MAX, self._seconds_max / 2))
+
+    def _give_up(self) -> None:
+        log.error("stop_given_up", seconds=self._seconds_max)
+        sys.stderr.flush()
+        os._exit(6)

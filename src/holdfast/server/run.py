@@ -56,7 +56,7 @@ from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.replaced_log import require_places_of_this_log, require_raced, segment_history
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
-from holdfast.server.exits import BUG, exit_code_of, hint_of
+from holdfast.server.exits import BUG, StopBound, end_on_broken_invariants, exit_code_of, hint_of
 from holdfast.server.gateway import Gateway, GatewayLimits
 from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
@@ -64,7 +64,6 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.http.responses import LeaderHint
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.process_end import end_on_broken_invariants
 from holdfast.server.reloading import (
     Reloading,
     peer_tls_of,
@@ -74,7 +73,6 @@ from holdfast.server.reloading import (
     warn_of_unverified,
 )
 from holdfast.server.route_table import route_table
-from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.commit_parts import PartsOfCommits
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores

@@ -1,6 +1,6 @@
 """Worlds in which an assertion of a leader fails now and then, before or after a step has changed its state.
 
-The process ends there, as that of a service does (``holdfast.server.process_end``): a caller sees a dropped connection,
+The process ends there, as that of a service does (``holdfast.server.exits``): a caller sees a dropped connection,
 which means "unknown". All promises of other worlds hold, so no outcome is wrong and each is found. One more: after the
 failure nothing of the process happens any more.
 """
