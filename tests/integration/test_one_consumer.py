@@ -19,7 +19,7 @@ from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import StoreClient, SubscriberOptions
 from holdfast.errors import AlreadyOpen, Code, Fenced
 from holdfast.server.http.auth import Role
-from holdfast.server.stores.deliveries import Poller
+from holdfast.server.stores.subscribers import Poller
 from holdfast.stores.values.commands import Attach, Publish
 from holdfast.wire.parts import Message
 

@@ -11,8 +11,9 @@ import pytest
 from tests.integration.http_harness import request, run, until
 from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, stores_serving
 
-from holdfast.server.stores.deliveries import PIECE_BYTES, Poller
+from holdfast.server.stores.deliveries import PIECE_BYTES
 from holdfast.server.stores.socket import UNSENT_BYTES_MAX
+from holdfast.server.stores.subscribers import Poller
 from holdfast.stores.values.commands import Attach, Drop, Publish
 from holdfast.wire.parts import Delivery, Message, Portion
 

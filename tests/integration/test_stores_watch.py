@@ -16,7 +16,7 @@ from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.stores import StoreClient as BlockingClient
 from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.server.stores.deliveries import Poller
+from holdfast.server.stores.subscribers import Poller
 
 pytestmark = pytest.mark.usefixtures("durability")
 

@@ -34,11 +34,10 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.stores import in_log
-from holdfast.server.stores.commit_parts import PartsOfCommits, StoresOfCommits
+from holdfast.server.stores.commit_parts import PartsOfCommits, PublishedStores, StoresOfCommits
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
-from holdfast.server.stores.published import PublishedStores
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.messages import ViewStart

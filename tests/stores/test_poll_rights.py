@@ -10,7 +10,7 @@ import pytest
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import stores_serving
 
-from holdfast.server.stores.deliveries import Poller
+from holdfast.server.stores.subscribers import Poller
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -73,12 +73,11 @@ from holdfast.server.reloading import (
     warn_of_unverified,
 )
 from holdfast.server.route_table import route_table
-from holdfast.server.stores.commit_parts import PartsOfCommits
+from holdfast.server.stores.commit_parts import PartsOfCommits, PublishedStores
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, require_durability
 from holdfast.server.stores.opening import Opening, read_definitions
-from holdfast.server.stores.published import PublishedStores
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.server.upkeep import Upkeep
 from holdfast.server.view.embedded_view import EmbeddedView

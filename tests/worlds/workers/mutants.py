@@ -23,8 +23,9 @@ from tests.worlds.workers.world import run_world
 from holdfast.client.protocol.stores.acknowledgements import AckBatcher, InWork, Window
 from holdfast.client.protocol.stores.buffer import Buffer
 from holdfast.client.protocol.stores.subscriber import SubscriberMachine
-from holdfast.server.stores.deliveries import STOPPING, Deliveries, Subscriber
+from holdfast.server.stores.deliveries import STOPPING, Deliveries
 from holdfast.server.stores.socket import SubscribeSocket
+from holdfast.server.stores.subscribers import Subscriber
 from holdfast.stores.durables import consumption
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The parts of commits, between their requests and the stores of the log.
+"""The stores of the log in commits and in the change stream: the parts of commits, and what was published.
 
 ``read_parts`` turns what a commit says into one command and checks all that needs no state. ``StoresOfCommits`` is what
 the commit service asks when it decides: the stores carry the command out in that moment, or refuse it.
@@ -6,7 +6,7 @@ the commit service asks when it decides: the stores carry the command out in tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -15,12 +15,13 @@ import msgspec
 from holdfast.commit.format.json_request import undecodable
 from holdfast.commit.format.transaction import StoreRefusal, Transaction
 from holdfast.commit.stages.events import CommitEntry
-from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.http.rights_table import ACKNOWLEDGE, MAPS, PUBLISHES, need_of
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, NotFound
+from holdfast.server.http.auth import HeldRight
+from holdfast.server.http.rights_table import ACKNOWLEDGE, MAPS, PUBLISHES, STORES, need_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.operations import ranges_of
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.frames import decode_frame
+from holdfast.stores.storage.frames import decode_frame, removals_of, runs_of
 from holdfast.stores.values.commands import (
     Acknowledge,
     CommitPart,
@@ -32,6 +33,7 @@ from holdfast.stores.values.commands import (
 )
 from holdfast.stores.values.messages import fields_hint
 from holdfast.wire.formats import UNDECODABLE, WireFormat
+from holdfast.wire.log import StreamMessage
 from holdfast.wire.stores import AcknowledgePart, MapPart, PublishPart
 
 MESSAGES_MAX: Final = 10_000
@@ -201,3 +203,60 @@ def _refusal(command: CommitParts, position: int, error: HoldfastError) -> Store
     index = sum(type(part) is kind for part in command.parts[:position])
     name = {Acknowledge: "acknowledge", MapChange: "maps", Publish: "publish"}[kind]
     return StoreRefusal(name, index, str(error.code), error.statement())
+
+
+class PublishedStores:
+    """The stores of this process, as far as streams need them."""
+
+    def __init__(self, host: StoreHost) -> None:
+        self._host = host
+
+    def watch(self, authorization: bytes | None, stores: Sequence[str]) -> WatchedStores:
+        """The messages of these stores, for a caller that may subscribe to each.
+
+        Raises: InvalidRequest (``stores_not_in_log``), PermissionDenied, NotFound (no such store), Fenced, Unavailable.
+        """
+        opened = self._host.opened()
+        if not opened.service.lives_in_log:
+            raise not_in_log()
+        rights: list[HeldRight] = []
+        needed = need_of("GET", "/v1/subscribe").right_of(STORES)
+        for store in stores:
+            right = opened.access.held(authorization, needed, store)
+            if (problem := right.problem()) is not None:
+                raise problem
+            rights.append(right)
+            if store not in opened.state.definition.stores or store in opened.state.definition.volatile_stores:
+                raise NotFound("the log has no such store", store=store)
+        return WatchedStores(frozenset(stores), rights)
+
+
+class WatchedStores:
+    """The stores that one stream shows."""
+
+    def __init__(self, stores: frozenset[str], rights: Sequence[HeldRight]) -> None:
+        self._stores = stores
+        self._rights = rights
+
+    def problem(self) -> HoldfastError | None:
+        """Why the caller may not see them any more, or None."""
+        return next((problem for right in self._rights if (problem := right.problem()) is not None), None)
+
+    def messages(self, records: Iterable[bytes]) -> list[StreamMessage]:
+        """What these records published in the stores, in order. Cost: each record is decoded. Raises: CorruptData."""
+        found: list[StreamMessage] = []
+        for record in records:
+            frame = decode_frame(record, 0)
+            removals = removals_of(frame)
+            for run in runs_of(frame):
+                if run.store in self._stores:
+                    found += [
+                        StreamMessage(
+                            run.store, seq, run.published_ms,
+                            None if (run.store, seq) in removals else message.body,
+                            message.fields, message.key, message.publisher_seq, message.ttl_ms, message.deliver_at_ms,
+                            message.origin,
+                        )
+                        for seq, message in enumerate(run.messages, run.first_seq)
+                    ]  # fmt: skip
+        return found

@@ -19,19 +19,21 @@ from holdfast.errors import (
     Backpressure,
     Code,
     Conflict,
+    CorruptData,
     HoldfastError,
     InternalError,
     InvalidRequest,
     NotFound,
     Unavailable,
 )
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.identity import replaced, settled
 from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Backlog, Deliveries
 from holdfast.server.stores.figures import Statistics
-from holdfast.server.stores.open_place import OpenPlace
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
 from holdfast.soundness import report_broken
@@ -376,3 +378,39 @@ class ParkingLog:
             parked=parked,
             hint="holdfast stores redeliver puts them back; a dead_letter_store would take them",
         )
+
+
+HINT: Final = "what was confirmed is in the directory that was open: put that one back at its path, then start again"
+
+
+class OpenPlace:
+    """The directory of stores in files, as it was opened: whether its path still names it. The stores write through
+    open files, which follow a move. It is held open, so that no other directory gets its inode.
+
+    Raises: Unavailable (``store_unfit``) where the file system has no lasting inodes, or refuses.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._files = PosixFiles()
+        self._directory = directory
+        try:
+            self._handle, self._identity = settled(self._files, directory)
+        except OSError as error:
+            raise Unavailable(
+                f"the stores cannot be opened: {error.strerror or error}", code=Code.STORE_UNFIT, path=directory
+            ) from error
+
+    def problem(self) -> HoldfastError | None:
+        """What stands at the path instead, if anything does. Cost: one ``stat``."""
+        try:
+            now = self._files.identity_at(self._directory)
+        except OSError:
+            now = None
+        if now == self._identity:
+            return None
+        text = str(replaced(self._directory, now).strerror)
+        return CorruptData(text, code=Code.DIRECTORY_REPLACED, hint=HINT, directory=self._directory)
+
+    def close(self) -> None:
+        """Give the directory back."""
+        self._files.close(self._handle)

@@ -13,9 +13,9 @@ from holdfast.errors import HoldfastError
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, Need, need_of
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
-from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PendingPoll, PollRequest, decode
+from holdfast.server.stores.subscribers import address_of
 from holdfast.wire.formats import MSGPACK, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest
 

@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.http.auth import HeldRight, RightsWatch
-from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, wall_ms
+from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Latency
+from holdfast.server.stores.subscribers import Polled, Poller, wall_ms
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,

@@ -40,10 +40,11 @@ from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.requests import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
-from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING, Subscriber, address_of, wall_ms
+from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
+from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
 from holdfast.wire import stores as wire

@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from holdfast.errors import Code, HoldfastError, NotFound
-from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.figures import attached_names
+from holdfast.server.stores.subscribers import wall_ms
 from holdfast.stores.definitions.built_in import STATISTICS_BYTES_MAX, STATISTICS_MESSAGES_MAX
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption

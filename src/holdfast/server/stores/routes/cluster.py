@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
+from holdfast.server.stores.routes.store_call import DOCUMENT, StoreCall, store_route
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.wire.stores import BackupRequest, NothingMore, QuorumResponse
 

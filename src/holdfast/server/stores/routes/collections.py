@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.errors import InvalidRequest
 from holdfast.server.http.routes import Response
-from holdfast.server.stores.store_call import StoreCall, parameter
+from holdfast.server.stores.routes.store_call import StoreCall, parameter
 
 PAGE_MAX: Final = 1_000
 PAGING: Final = (

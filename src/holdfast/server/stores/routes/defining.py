@@ -11,7 +11,7 @@ from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.server.http.rights_table import DEAD_LETTERS
 from holdfast.server.http.routes import Response
 from holdfast.server.stores.routes.messages import flag
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, StoreHandler, parameter, store_route
+from holdfast.server.stores.routes.store_call import DOCUMENT, StoreCall, StoreHandler, parameter, store_route
 from holdfast.stores.definitions.cluster import ClusterDefinition
 from holdfast.stores.definitions.parts import dead_letter_stores, full_parts, new_dead_letters, with_parts
 from holdfast.stores.definitions.permissions import Right

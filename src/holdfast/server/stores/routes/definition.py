@@ -8,7 +8,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.server.http.routes import Response, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes.defining import DEFINE_CODES, DELETE, change_route, define, defining
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
+from holdfast.server.stores.routes.store_call import DOCUMENT, StoreCall, store_route
 from holdfast.stores.definitions.changes import patched
 from holdfast.stores.definitions.cluster import ClusterDefinition, definition_of
 from holdfast.stores.definitions.parts import parts_between

@@ -12,11 +12,11 @@ import msgspec
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.http.rights_table import ORIGIN
 from holdfast.server.http.routes import GET_OR_POST, Call, Parameter, Response, Route
-from holdfast.server.stores.deliveries import address_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, PollRequest
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
+from holdfast.server.stores.routes.store_call import DOCUMENT, StoreCall, parameter, store_route
+from holdfast.server.stores.subscribers import address_of
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher

@@ -10,12 +10,12 @@ import msgspec
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, NotFound
 from holdfast.server.http.rights_table import DYNAMIC
 from holdfast.server.http.routes import Response, Route
-from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.figures import attached_names, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.routes.collections import PAGING, collection
 from holdfast.server.stores.routes.defining import DEFINE_CODES, DELETE, change_route, define, defining
-from holdfast.server.stores.store_call import DOCUMENT, EVERY_STORE, StoreCall, store_route
+from holdfast.server.stores.routes.store_call import DOCUMENT, EVERY_STORE, StoreCall, store_route
+from holdfast.server.stores.subscribers import Subscriber
 from holdfast.stores.definitions.changes import (
     patched_part,
     patched_store,
