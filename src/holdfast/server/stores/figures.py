@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import structlog
@@ -39,30 +39,24 @@ class DurableFigures:
     delivered: int = 0
     redelivered: int = 0
     acknowledged: int = 0
-    lapsed: int = 0
+    ack_wait_lapsed: int = 0
     dead_letters: int = 0
     oldest_ms: int = 0
     subscribers: int = 0
-    causes: Mapping[str, int] = field(default_factory=dict[str, int])
+    expired: Mapping[str, int] = field(default_factory=dict[str, int])
     """Lost messages by cause: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
+
+    @property
+    def oldest_timestamp_seconds(self) -> float:
+        """``oldest_ms`` in seconds."""
+        return self.oldest_ms / 1000
 
     def document(self) -> Json:
         """As JSON."""
-        return {
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "backlog": self.backlog,
-            "unacknowledged": self.unacknowledged,
-            "dying": self.dying,
-            "parked": self.parked,
-            "delivered": self.delivered,
-            "redelivered": self.redelivered,
-            "acknowledged": self.acknowledged,
-            "ack_wait_lapsed": self.lapsed,
-            "dead_letters": self.dead_letters,
-            "oldest_ms": self.oldest_ms,
-            "expired": dict(self.causes),
-        }
+        return {name: getattr(self, name) for name in _SHOWN}
+
+
+_SHOWN: Final = tuple(each.name for each in fields(DurableFigures) if each.name != "subscribers")
 
 
 def figures_of(durable: Durable) -> DurableFigures:
@@ -79,11 +73,11 @@ def figures_of(durable: Durable) -> DurableFigures:
             delivered=tally.delivered,
             redelivered=tally.redelivered,
             acknowledged=tally.acknowledged,
-            lapsed=tally.lapsed,
+            ack_wait_lapsed=tally.lapsed,
             dead_letters=tally.dead_letters,
             oldest_ms=durable.oldest_ms(),
             subscribers=len(durable.leases.of),
-            causes=durable.causes,
+            expired=durable.causes,
         )
     keyed = durable.keyed
     return DurableFigures(
@@ -92,7 +86,7 @@ def figures_of(durable: Durable) -> DurableFigures:
         keyed.messages,
         oldest_ms=keyed.oldest_ms if keyed.messages else 0,
         subscribers=len(durable.subscribers()) if isinstance(durable, LastValue) else 0,
-        causes=keyed.causes,
+        expired=keyed.causes,
     )
 
 
@@ -186,7 +180,7 @@ class Statistics:
                     figures.acknowledged, self._acknowledged.get((store_name, name)), seconds
                 ),
                 redelivered=figures.redelivered,
-                expired=sum(figures.causes.values()),
+                expired=sum(figures.expired.values()),
             )
         self._acknowledged = acknowledged
         if len(busy) > DURABLES_MAX:

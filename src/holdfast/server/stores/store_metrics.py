@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from holdfast.server.metric_catalogue import counter, cumulative_buckets, gauge, histogram, labelled
-from holdfast.server.stores.figures import LATENCY_BOUNDS_SECONDS, DurableFigures, figures_of
+from holdfast.server.stores.figures import LATENCY_BOUNDS_SECONDS, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.stores.machine.store import Store
 from holdfast.stores.storage.disk_limit import disk_use
@@ -34,10 +34,7 @@ def store_metrics(host: StoreHost) -> Iterator[Metric]:
 
 def _used(messages: int, message_limit: int, size: int, bytelimit: int) -> float:
     """How much of the nearer of two limits is used. A limit of 0 is none."""
-    return max(
-        messages / message_limit if message_limit else 0.0,
-        size / bytelimit if bytelimit else 0.0,
-    )
+    return max(messages / message_limit if message_limit else 0.0, size / bytelimit if bytelimit else 0.0)
 
 
 _OF_A_STORE: Final[tuple[tuple[str, Callable[[Store], float]], ...]] = (
@@ -55,20 +52,11 @@ _OF_A_STORE: Final[tuple[tuple[str, Callable[[Store], float]], ...]] = (
     ),
 )
 
-_OF_A_DURABLE: Final[tuple[tuple[str, Callable[[DurableFigures], float]], ...]] = (
-    ("messages", lambda one: one.messages),
-    ("bytes", lambda one: one.bytes),
-    ("backlog", lambda one: one.backlog),
-    ("unacknowledged", lambda one: one.unacknowledged),
-    ("parked", lambda one: one.parked),
-    ("subscribers", lambda one: one.subscribers),
-    ("oldest_timestamp_seconds", lambda one: one.oldest_ms / 1000),
-    ("delivered", lambda one: one.delivered),
-    ("redelivered", lambda one: one.redelivered),
-    ("acknowledged", lambda one: one.acknowledged),
-    ("ack_wait_lapsed", lambda one: one.lapsed),
-    ("dead_letters", lambda one: one.dead_letters),
+_OF_A_DURABLE: Final = (
+    *("messages", "bytes", "backlog", "unacknowledged", "parked", "subscribers", "oldest_timestamp_seconds"),
+    *("delivered", "redelivered", "acknowledged", "ack_wait_lapsed", "dead_letters"),
 )
+"""Of ``DurableFigures``."""
 
 
 def _stores(opened: OpenStores) -> Iterator[Metric]:
@@ -142,7 +130,7 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
 
 
 def _durables(opened: OpenStores) -> Iterator[Metric]:
-    families = [(labelled(f"holdfast_durable_{name}"), value) for name, value in _OF_A_DURABLE]
+    families = [(labelled(f"holdfast_durable_{name}"), name) for name in _OF_A_DURABLE]
     expired = labelled("holdfast_durable_expired")
     shown = left_out = 0
     for store in opened.state.defined_stores():
@@ -152,9 +140,9 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
                 continue
             shown += 1
             figures = figures_of(store.durables[name])
-            for family, value in families:
-                family.add_metric([store.name, name], value(figures))
-            for cause, count in sorted(figures.causes.items()):
+            for family, of_figures in families:
+                family.add_metric([store.name, name], getattr(figures, of_figures))
+            for cause, count in sorted(figures.expired.items()):
                 expired.add_metric([store.name, name, cause], count)
     yield from (family for family, _ in families)
     yield expired
