@@ -31,7 +31,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
-from holdfast.server.stores.routes.table import store_routes
+from holdfast.server.stores.routes import store_routes
 from holdfast.server.stores.socket import SubscribeSocket
 from holdfast.settings import load_configuration
 from holdfast.stores.service import StoreService

@@ -11,7 +11,7 @@ from tests.integration.http_harness import Answered, Client, Serving, commit, re
 from tests.integration.stores_harness import JSON, Subscriber, stores_serving
 
 from holdfast.server.http.auth import Role
-from holdfast.server.stores.routes.table import store_routes
+from holdfast.server.stores.routes import store_routes
 
 REQUEST_ID = "r" * 20
 TOKEN = "0123456789abcdef-token"

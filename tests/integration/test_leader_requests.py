@@ -111,7 +111,7 @@ async def read_all(service: CommitService) -> None:
 
 async def serving(store: Held, chosen: Settings) -> tuple[serve._Process, Any, CommitService]:
     """A leader as ``holdfast serve`` makes one, and the store as it uses it."""
-    process = serve._Process(chosen, init=False, take_over=True, standby=False)
+    process = serve._Process(chosen, serve.Serving(take_over=True), exits=False)
     process._gateway = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
     process._stop = asyncio.get_running_loop().create_future()
     budgeted = serve._budgeted(store, chosen)

@@ -66,12 +66,12 @@ def serve(
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     # The only import of the server in cli: see the contract "tops" in pyproject.toml.
+    from holdfast.server.run import Serving
     from holdfast.server.run import main as run_server
 
     in_force = result.settings
     init = not read_only and (init or in_force.log.init_implied)
-    code = run_server(
-        in_force,
+    serving = Serving(
         init=init,
         take_over=take_over,
         standby=standby,
@@ -80,7 +80,7 @@ def serve(
         configuration=_shown(result),
         console=console_options,
     )
-    raise typer.Exit(code)
+    raise typer.Exit(run_server(in_force, serving))
 
 
 def _console_options(listen: str, token_file: Path | None) -> tuple[str, ...]:

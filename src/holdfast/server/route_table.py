@@ -17,7 +17,7 @@ from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.openapi import describe
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes.table import store_routes
+from holdfast.server.stores.routes import store_routes
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.server.view.routes import job_routes, view_routes
 from holdfast.wire.log import ConfigurationAnswer

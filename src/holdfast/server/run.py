@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -99,45 +100,37 @@ READER_CONNECTIONS: Final = 8
 log = structlog.get_logger("holdfast.server")
 
 
-def main(
-    settings: Settings,
-    *,
-    init: bool,
-    take_over: bool,
-    standby: bool,
-    force_new: bool = False,
-    read_only: bool = False,
-    configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
-    console: Sequence[str] | None = None,
-) -> int:
-    """Serve until a signal or the end of the leadership, and return the exit code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a process serves, in addition to its settings.
 
     ``init`` allows a new log where there is none; ``force_new`` also where another log left something. ``read_only``
     never leads, and serves readers. ``configuration`` is what ``/v1/configuration`` shows. ``console``: options of a
     web console that this process starts and ends; None for none.
     """
+
+    init: bool = False
+    take_over: bool = False
+    standby: bool = False
+    force_new: bool = False
+    read_only: bool = False
+    configuration: ConfigurationAnswer = ConfigurationAnswer()  # noqa: RUF009  # it is frozen
+    console: Sequence[str] | None = None
+
+
+def main(settings: Settings, serving: Serving) -> int:
+    """Serve until a signal or the end of the leadership, and return the exit code."""
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
     ask_for_time_slice(COMPUTING_NS)
     keep_pandas_out()
     try:
-        if not read_only:
+        if not serving.read_only:
             require_writable_place(settings.log.url)
             _warn_without_temporary_files(settings)
         require_credentials(settings.log.url, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            process = _Process(
-                settings,
-                init=init,
-                take_over=take_over,
-                standby=standby,
-                force_new=force_new,
-                read_only=read_only,
-                exits=True,
-                configuration=configuration,
-                console=console,
-            )
-            return runner.run(process.run())
+            return runner.run(_Process(settings, serving, exits=True).run())
     except HoldfastError as error:
         log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=hint_of(error))
         return exit_code_of(error)
@@ -147,31 +140,12 @@ def main(
 
 
 class _Process:
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        init: bool,
-        take_over: bool,
-        standby: bool,
-        force_new: bool = False,
-        read_only: bool = False,
-        exits: bool = False,
-        configuration: ConfigurationAnswer = ConfigurationAnswer(),  # noqa: B008  # it is frozen
-        console: Sequence[str] | None = None,
-    ) -> None:
-        """``read_only``: never claim. ``exits``: this very process ends after an assertion failed, or a stop that takes
-        too long."""
+    def __init__(self, settings: Settings, serving: Serving, *, exits: bool) -> None:
+        """``exits``: this very process ends after an assertion failed, or a stop that takes too long."""
         self._settings = settings
-        self._configuration = configuration
-        self._console_options = console
+        self._serving = serving
         self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._exits = exits
-        self._init = init
-        self._force_new = force_new
-        self._take_over = take_over
-        self._standby = standby
-        self._read_only = read_only
         self._tls = tls_of(settings.server)
         self._peers = peer_tls_of(settings.server)
         if settings.server.has_peer_files:
@@ -190,7 +164,7 @@ class _Process:
 
     def _hosted_stores(self, settings: Settings) -> StoreHost | None:
         stores = settings.stores
-        if stores.hosted is None or self._read_only:
+        if stores.hosted is None or self._serving.read_only:
             return None
         host = StoreHost(
             self._gateway,
@@ -218,7 +192,7 @@ class _Process:
             names=_own_names(settings.server),
             hosts=settings.server.hosts,
         )
-        self._gateway.read_only = self._read_only
+        self._gateway.read_only = self._serving.read_only
         self._metrics = ServerMetrics(self._gateway)
         self._watch = StoreWatch(self._gateway, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
         self._subscriptions = Subscriptions(self._gateway, self._subscribe)
@@ -275,12 +249,12 @@ class _Process:
     @contextlib.asynccontextmanager
     async def _with_console(self, bound: str) -> AsyncGenerator[None]:
         """A console runs, if one was asked for."""
-        if self._console_options is None:
+        if self._serving.console is None:
             yield
             return
         url = url_for_console(bound, self._address, with_tls=self._tls is not None)
         trusted = self._settings.server.peer_ca_file
-        options = (*self._console_options, *(() if trusted is None else ("--ca-file", trusted)))
+        options = (*self._serving.console, *(() if trusted is None else ("--ca-file", trusted)))
         console = ConsoleChild(options, url, _say)
         try:
             yield
@@ -299,7 +273,7 @@ class _Process:
             jobs=self._jobs,
             version=__version__,
             stores=stores,
-            configuration=self._configuration,
+            configuration=self._serving.configuration,
         )
         return HttpServer(
             self._gateway,
@@ -317,7 +291,7 @@ class _Process:
         settings = self._settings
         opened = open_store(
             settings.log.url,
-            create_missing=self._init,
+            create_missing=self._serving.init,
             request_timeout_ms=int(settings.persist.request_timeout_ms),
             connections_max=settings.persist.target_pool_size,
             retry=None,
@@ -326,10 +300,10 @@ class _Process:
         self._metrics.store = self._watch.store = budgeted.metrics
         store = RetryingStore(budgeted, ANSWERING, metrics=budgeted.metrics)
         try:
-            if self._read_only:
+            if self._serving.read_only:
                 return await self._serve_readers(store, addresses)
             looking = asyncio.gather(
-                require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new),
+                require_places_of_this_log(store, settings, init=self._serving.init, force_new=self._serving.force_new),
                 require_raced(store, settings.log.url),
             )
             if not await self._ends_before_stop(asyncio.ensure_future(looking)):
@@ -362,12 +336,12 @@ class _Process:
 
     def _stands_by(self) -> bool:
         """Whether the process waits for its turn when its leadership is over."""
-        return (self._standby or self._gateway.stands_by_next) and not self._stop.done()
+        return (self._serving.standby or self._gateway.stands_by_next) and not self._stop.done()
 
     async def _lead(self, store: ObjectStore, own: ObjectStore) -> CommitService | None:
         """Become the leader. None when a signal comes first."""
         leading = asyncio.ensure_future(CommitService.lead(store, self._options(), own))
-        if not (self._standby or self._gateway.stands_by_next):
+        if not (self._serving.standby or self._gateway.stands_by_next):
             return leading.result() if await self._ends_before_stop(leading) else None
         following = asyncio.ensure_future(self._follow_while_standing_by(store))
         try:
@@ -502,7 +476,7 @@ class _Process:
                 leader=service if service.claim.stores_mode is StoresMode.LOG else None,
                 local_copy=self._local_copy,
                 checkpoint_wanted=lambda: retention.state.warning == STORES_NEED_IT,
-                force_new=self._force_new,
+                force_new=self._serving.force_new,
             )
             self._local_copy = None
             await self._opening.begin()
@@ -559,11 +533,11 @@ class _Process:
             address=self._address,
             address_is_bound=self._address_is_bound,
             bound=self._bound,
-            allow_new=self._init,
+            allow_new=self._serving.init,
             stores_mode=StoresMode.LOG if settings.stores.durability == "log" else StoresMode.DISK,
             # Once it has stood by, it deposes no leader.
-            take_over=self._take_over and not self._gateway.stands_by_next,
-            standby=self._standby or self._gateway.stands_by_next,
+            take_over=self._serving.take_over and not self._gateway.stands_by_next,
+            standby=self._serving.standby or self._gateway.stands_by_next,
             following=self._stand_by,
             ask_leader=partial(ask_leader, tls=self._peers),
             rules=PipelineRules(

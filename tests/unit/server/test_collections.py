@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.server.stores.routes.collections import collection, filtered
+from holdfast.server.stores.routes.parts import collection, filtered
 
 COUNT = 400
 

@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.routes.table import store_routes
+from holdfast.server.stores.routes import store_routes
 from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.permissions import (
     CLUSTER,

@@ -7,6 +7,7 @@ A ``Connection`` finds them by their request line (``HotStores.match``). Other l
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from holdfast.errors import HoldfastError
@@ -14,7 +15,7 @@ from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, Need, need_of
 from holdfast.server.http.state import JSON, FastRequest, PendingResponse, RequestFields
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PendingPoll, PollRequest, decode
+from holdfast.server.stores.operations import PendingPoll, PollRequest, decode
 from holdfast.server.stores.subscribers import address_of
 from holdfast.wire.formats import MSGPACK, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest
@@ -35,7 +36,7 @@ _PARAMETERS: Final = frozenset({"subscriber", "max", "wait_ms", "token"})
 
 
 class HotRequest(FastRequest):
-    """A publish, an acknowledgement, or a poll."""
+    """A publish, an acknowledgement, or a poll with its query parameters."""
 
     __slots__ = ("_host", "_need", "_right", "durable", "poll", "store")
 
@@ -46,7 +47,7 @@ class HotRequest(FastRequest):
         need: Need,
         store: str,
         durable: str = "",
-        poll: dict[str, str] | PollRequest | None = None,
+        poll: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(route, host.request_bytes_max)
         self._host = host
@@ -90,9 +91,7 @@ class HotRequest(FastRequest):
                 held = opened.access.held(authorization, right, self.store)
                 if (problem := held.problem()) is not None:
                     raise problem
-                asked = self.poll
-                if isinstance(asked, dict):
-                    asked = _poll_of(self, asked, address_of(response.peer))
+                asked = PollRequest.read(self.store, self.durable, self.poll, address_of(response.peer))
                 if asked.take_over:
                     opened.access.require(authorization, self._need.right_of(TAKE_OVER), self.store)
                 opened.statistics.want(self.store)
@@ -151,22 +150,5 @@ class HotStores:
         # The framework refuses doubled, unknown and missing parameters, in its words.
         if len(parameters) != len(pairs) or not parameters.keys() <= _PARAMETERS or "subscriber" not in parameters:
             return None
-        if not all(parameters.get(name, "1").isdigit() for name in ("max", "wait_ms")):
-            return None
         need = need_of("GET", POLL_ROUTE)
         return HotRequest(host, POLL_ROUTE, need, match[1].decode(), match[2].decode(), parameters)
-
-
-def _poll_of(request: HotRequest, parameters: dict[str, str], address: str) -> PollRequest:
-    count = parameters.get("max", str(POLL_MESSAGES_DEFAULT))
-    wait_ms = parameters.get("wait_ms", "0")
-    subscriber = parameters["subscriber"]
-    token = parameters.get("token", "")
-    return PollRequest(
-        request.store, request.durable, subscriber, _whole(count), _whole(wait_ms), address=address, token=token
-    )
-
-
-def _whole(digits: str) -> int:
-    """A number that is compared with a bound; one of very many digits is above each."""
-    return int(digits) if len(digits) <= 9 else 10**9

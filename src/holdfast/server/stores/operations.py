@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.http.auth import HeldRight, RightsWatch
+from holdfast.server.http.routes import whole_number
 from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Latency
 from holdfast.server.stores.subscribers import Polled, Poller, wall_ms
@@ -368,39 +369,38 @@ def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, i
     return page, page[-1][0] if len(seqs) > count else None
 
 
-class PollRequest:
+class PollRequest(NamedTuple):
     """``GET .../messages`` as it was asked."""
 
-    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "take_over", "token", "wait_seconds")
+    store: str
+    durable: str
+    subscriber: str
+    count: int
+    wait_seconds: float
+    key: str | None
+    take_over: bool
+    address: str
+    token: str
 
-    def __init__(
-        self,
-        store: str,
-        durable: str,
-        subscriber: str,
-        count: int,
-        wait_ms: int,
-        key: str | None = None,
-        *,
-        take_over: bool = False,
-        address: str = "",
-        token: str = "",
-    ) -> None:
-        if not subscriber or len(subscriber) > 256:
+    @classmethod
+    def read(cls, store: str, durable: str, parameters: Mapping[str, str], address: str) -> PollRequest:
+        """A request with these query parameters. Raises: InvalidRequest."""
+        subscriber, text = parameters.get("subscriber", ""), parameters.get
+        if not 1 <= len(subscriber) <= 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
-        if not 1 <= count <= POLL_MESSAGES_MAX:
-            raise InvalidRequest(f"max is a whole number from 1 to {POLL_MESSAGES_MAX}")
-        if not 0 <= wait_ms <= POLL_WAIT_MS_MAX:
-            raise InvalidRequest(f"wait_ms is a whole number from 0 to {POLL_WAIT_MS_MAX}")
-        self.store = store
-        self.durable = durable
-        self.subscriber = subscriber
-        self.count = count
-        self.wait_seconds = wait_ms / 1000
-        self.key = key
-        self.take_over = take_over
-        self.address = address
-        self.token = token
+        count = whole_number("max", text("max", str(POLL_MESSAGES_DEFAULT)), low=1, high=POLL_MESSAGES_MAX)
+        wait_ms = whole_number("wait_ms", text("wait_ms", "0"), low=0, high=POLL_WAIT_MS_MAX)
+        take_over = flag("take_over", text("take_over"))
+        return cls(
+            store, durable, subscriber, count, wait_ms / 1000, text("key"), take_over, address, text("token", "")
+        )
+
+
+def flag(name: str, text: str | None) -> bool:
+    """A query parameter that is true or false. Raises: InvalidRequest."""
+    if text not in (None, "true", "false"):
+        raise InvalidRequest(f"{name} is true or false")
+    return text == "true"
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:

@@ -14,9 +14,8 @@ from holdfast.server.http.rights_table import ORIGIN
 from holdfast.server.http.routes import GET_OR_POST, Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import ACKS_ROUTE, POLL_ROUTE, PUBLISH_ROUTE
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, PollRequest
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, POLL_MESSAGES_MAX, POLL_WAIT_MS_MAX, flag
 from holdfast.server.stores.routes.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.server.stores.subscribers import address_of
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.explain import explain
 from holdfast.stores.matching import Matcher
@@ -37,19 +36,9 @@ async def _publish(call: StoreCall) -> Response:
 
 
 async def _poll(call: StoreCall) -> Response:
-    query = call.call
-    asked = PollRequest(
-        call.store,
-        call.durable,
-        query.text("subscriber") or "",
-        query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
-        query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
-        query.text("key"),
-        take_over=flag("take_over", query.text("take_over")),
-        address=address_of(query.connection.peer),
-        token=query.text("token") or "",
-    )
-    return await call.hot(POLL_ROUTE, durable=call.durable, poll=asked)
+    texts = {name: call.call.text(name) for name in ("subscriber", "max", "wait_ms", "key", "take_over", "token")}
+    parameters = {name: text for name, text in texts.items() if text is not None}
+    return await call.hot(POLL_ROUTE, durable=call.durable, poll=parameters)
 
 
 async def _acknowledge(call: StoreCall) -> Response:
@@ -71,13 +60,6 @@ async def _browse(call: StoreCall) -> Response:
     token = call.token
     await call.opened.service.wait_until_safe()
     return call.answer(wire.Page(messages, next_after, [one.seq for one in messages if one.seq in parked], token))
-
-
-def flag(name: str, text: str | None) -> bool:
-    """A query parameter that is true or false. Raises: InvalidRequest."""
-    if text not in (None, "true", "false"):
-        raise InvalidRequest(f"{name} is true or false")
-    return text == "true"
 
 
 async def _purge(call: StoreCall) -> Response:

@@ -11,7 +11,7 @@ from holdfast.server.http.responses import without_traceback
 from holdfast.server.http.routes import Call, Parameter, Response, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotRequest
-from holdfast.server.stores.operations import DEFAULT_DURABLE, PollRequest, decode
+from holdfast.server.stores.operations import DEFAULT_DURABLE, decode
 from holdfast.stores.definitions.permissions import CLUSTER
 from holdfast.wire.formats import (
     MSGPACK,
@@ -124,7 +124,7 @@ class StoreCall:
         return Response(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
     async def hot(
-        self, route: str, body: bytes = b"", *, durable: str = "", poll: PollRequest | None = None
+        self, route: str, body: bytes = b"", *, durable: str = "", poll: Mapping[str, str] | None = None
     ) -> Response:
         """Serve a hot route by the handler of both kinds of connection."""
         return await self.call.serve(HotRequest(self.host, route, self.call.need, self.store, durable, poll), body)
