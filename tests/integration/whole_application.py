@@ -34,7 +34,7 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.stores import in_log
-from holdfast.server.stores.commit_parts import PartsOfCommits, PublishedStores, StoresOfCommits
+from holdfast.server.stores.commit_parts import StoresOfCommits, GatewayStores
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
@@ -113,7 +113,7 @@ async def application(
         retention, jobs = RetentionHost(front), LogJobs(front)
         retention.truncator = Truncator(service, store, TruncatorOptions(), clock)
         host = StoreHost(front, str(folder), request_bytes_max=16 << 20)
-        front.parts, front.published = PartsOfCommits(host), PublishedStores(host)
+        front.stores = GatewayStores(host)
         rows = route_table(
             front, metrics=metrics, watch=watch, subscriptions=subscriptions, view=view, retention=retention,
             jobs=jobs, version="test", stores=host,

@@ -60,14 +60,6 @@ class GatewayLimits(HttpLimits):
     """How long what was accepted may be answered for after its token has ended."""
 
 
-class PartsReader(Protocol):
-    """The stores, as far as the requests of commits need them."""
-
-    def read(self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat) -> tuple[object, bytes]:
-        """What the stores are to do for a commit, and a digest of how it was sent. Raises: HoldfastError."""
-        ...
-
-
 class ShownStores(Protocol):
     """The stores that one change stream shows."""
 
@@ -80,8 +72,14 @@ class ShownStores(Protocol):
         ...
 
 
-class PublishedReader(Protocol):
-    """The stores, as far as change streams need them."""
+class HostedStores(Protocol):
+    """The stores, as far as commits and change streams need them."""
+
+    def read_parts(
+        self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat
+    ) -> tuple[object, bytes]:
+        """What the stores are to do for a commit, and a digest of how it was sent. Raises: HoldfastError."""
+        ...
 
     def watch(self, authorization: bytes | None, stores: Sequence[str]) -> ShownStores:
         """These stores, for a reader that may see each. Raises: HoldfastError."""
@@ -121,9 +119,8 @@ class Gateway(HttpState):
         self.answers = CommitResponses(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
-        self.parts: PartsReader | None = None
-        self.published: PublishedReader | None = None
-        """Both None where the service hosts no stores."""
+        self.stores: HostedStores | None = None
+        """None where the service hosts none."""
         self.draining = False
         self.stands_by_next = False
         """Whether the leadership that ends was asked to stand by: the process waits for its next turn, and runs on."""
@@ -251,10 +248,10 @@ class Gateway(HttpState):
                 return None
         if not self.authenticator.scope_of(authorization).is_everything:
             return PermissionDenied("a token with key prefixes may not name stores in a commit")
-        if self.parts is None:
+        if self.stores is None:
             return _no_stores()
         try:
-            entry.parts, entry.parts_digest = self.parts.read(entry.txn, authorization, wire_format)
+            entry.parts, entry.parts_digest = self.stores.read_parts(entry.txn, authorization, wire_format)
         except HoldfastError as error:
             return without_traceback(error)
         return None
@@ -263,9 +260,9 @@ class Gateway(HttpState):
         """The stores that a change stream shows to this caller. Raises: HoldfastError."""
         if not self.authenticator.scope_of(authorization).is_everything:
             raise PermissionDenied("a token with key prefixes may not name stores")
-        if self.published is None:
+        if self.stores is None:
             raise _no_stores()
-        return self.published.watch(authorization, stores)
+        return self.stores.watch(authorization, stores)
 
     def submit(self, entries: list[CommitEntry], size: int) -> None:
         """Hand admitted commits to the service. It takes them at the end of this turn of the loop, with all others.

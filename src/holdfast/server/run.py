@@ -74,7 +74,7 @@ from holdfast.server.reloading import (
     warn_of_unverified,
 )
 from holdfast.server.route_table import route_table
-from holdfast.server.stores.commit_parts import PartsOfCommits, PublishedStores
+from holdfast.server.stores.commit_parts import GatewayStores
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, require_durability
@@ -213,8 +213,7 @@ class _Process:
         self._stores = self._hosted_stores(settings)
         self._metrics.stores = self._stores
         if self._stores is not None:
-            self._gateway.parts = PartsOfCommits(self._stores)
-            self._gateway.published = PublishedStores(self._stores)
+            self._gateway.stores = GatewayStores(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
         self._jobs = LogJobs(self._gateway)
         server = self._server = self._http_server()

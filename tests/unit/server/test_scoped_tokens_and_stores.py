@@ -31,7 +31,7 @@ class EveryRight:
         self.asked.append(stores)
         return self
 
-    def read(self, txn: object, authorization: bytes | None, wire_format: object) -> tuple[object, bytes]:
+    def read_parts(self, txn: object, authorization: bytes | None, wire_format: object) -> tuple[object, bytes]:
         self.asked.append(txn)
         return self, b""
 
@@ -55,7 +55,7 @@ def reached(code: ModuleType, authorization: bytes) -> list[object]:
         tokens = {SCOPED.decode()[7:]: scoped, WHOLE.decode()[7:]: Grant(Role.WRITE)}
         front: Gateway = code.Gateway(limits=GatewayLimits(), authenticator=Authenticator(tokens))
         stores = EveryRight()
-        front.parts = front.published = stores  # type: ignore[assignment]
+        front.stores = stores  # type: ignore[assignment]
         with refusals("a token with key prefixes may not name stores"):
             front.shown_stores(authorization, ["orders"])
         entry = CommitEntry(Transaction([]), lambda _: None)

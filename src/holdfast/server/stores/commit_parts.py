@@ -47,13 +47,15 @@ _DECODERS: Final[dict[WireFormat, tuple[Any, ...]]] = {
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class PartsOfCommits:
-    """Reads the parts of commits for the gateway."""
+class GatewayStores:
+    """The stores of this process, for the gateway: see ``HostedStores``."""
 
     def __init__(self, host: StoreHost) -> None:
         self._host = host
 
-    def read(self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat) -> tuple[CommitParts, bytes]:
+    def read_parts(
+        self, txn: Transaction, authorization: bytes | None, wire_format: WireFormat
+    ) -> tuple[CommitParts, bytes]:
         """The command for the stores, and a digest of what was sent.
 
         Raises: InvalidRequest (``stores_not_in_log``, ``duplicate_part``, ``malformed``, ``bad_request_id``),
@@ -74,6 +76,25 @@ class PartsOfCommits:
         _require_limits(parts)
         tokens = [part.token for parts_of_kind in sent for part in parts_of_kind]
         return CommitParts(0, parts, tokens), blake2b(_encode(sent), digest_size=16).digest()
+
+    def watch(self, authorization: bytes | None, stores: Sequence[str]) -> WatchedStores:
+        """The messages of these stores, for a caller that may subscribe to each.
+
+        Raises: InvalidRequest (``stores_not_in_log``), PermissionDenied, NotFound (no such store), Fenced, Unavailable.
+        """
+        opened = self._host.opened()
+        if not opened.service.lives_in_log:
+            raise not_in_log()
+        rights: list[HeldRight] = []
+        needed = need_of("GET", "/v1/subscribe").right_of(STORES)
+        for store in stores:
+            right = opened.access.held(authorization, needed, store)
+            if (problem := right.problem()) is not None:
+                raise problem
+            rights.append(right)
+            if store not in opened.state.definition.stores or store in opened.state.definition.volatile_stores:
+                raise NotFound("the log has no such store", store=store)
+        return WatchedStores(frozenset(stores), rights)
 
 
 def not_in_log() -> InvalidRequest:
@@ -203,32 +224,6 @@ def _refusal(command: CommitParts, position: int, error: HoldfastError) -> Store
     index = sum(type(part) is kind for part in command.parts[:position])
     name = {Acknowledge: "acknowledge", MapChange: "maps", Publish: "publish"}[kind]
     return StoreRefusal(name, index, str(error.code), error.statement())
-
-
-class PublishedStores:
-    """The stores of this process, as far as streams need them."""
-
-    def __init__(self, host: StoreHost) -> None:
-        self._host = host
-
-    def watch(self, authorization: bytes | None, stores: Sequence[str]) -> WatchedStores:
-        """The messages of these stores, for a caller that may subscribe to each.
-
-        Raises: InvalidRequest (``stores_not_in_log``), PermissionDenied, NotFound (no such store), Fenced, Unavailable.
-        """
-        opened = self._host.opened()
-        if not opened.service.lives_in_log:
-            raise not_in_log()
-        rights: list[HeldRight] = []
-        needed = need_of("GET", "/v1/subscribe").right_of(STORES)
-        for store in stores:
-            right = opened.access.held(authorization, needed, store)
-            if (problem := right.problem()) is not None:
-                raise problem
-            rights.append(right)
-            if store not in opened.state.definition.stores or store in opened.state.definition.volatile_stores:
-                raise NotFound("the log has no such store", store=store)
-        return WatchedStores(frozenset(stores), rights)
 
 
 class WatchedStores:
