@@ -34,7 +34,7 @@ from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.stores import in_log
-from holdfast.server.stores.commit_parts import StoresOfCommits, GatewayStores
+from holdfast.server.stores.commit_parts import GatewayStores, StoresOfCommits
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.hot_routes import HotStores
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
