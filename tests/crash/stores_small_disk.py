@@ -87,7 +87,7 @@ async def full(directory: Path) -> Happened:
     ballast.write_bytes(bytes(4 << 20))
     service = await open_service(directory, 0)
     failures: list[BaseException] = []
-    service.on_failure(failures.append)
+    service.observer.fail = failures.append  # type: ignore[method-assign]
     last, refusal = await publish_until_refused(service)
     await service.close()
     service = await open_service(directory, 0)

@@ -60,13 +60,20 @@ class Loop:
         self.told: list[tuple[str, BaseException | None, int]] = []
         self.groups = GroupCommit(
             self.log,  # type: ignore[arg-type]  # what is called of a log is there
-            closing=self._closing,
-            completed=lambda: None,
-            failed=self.failures.append,
+            self,
             clock=lambda: self.log.now,
         )
 
-    def _closing(self) -> None:
+    def after_group(self) -> None:
+        pass
+
+    def group_failed(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    def disk_changed(self) -> None:
+        raise AssertionError("a full disk ends these stores")
+
+    def before_group(self) -> None:
         self.closings += 1
         if self.broken:
             raise RuntimeError("nobody can be asked")

@@ -62,16 +62,18 @@ class Stores:
         self.files = Files()
         self.told: list[tuple[str, object]] = []
         self.failures: list[BaseException] = []
-        self.closing: Callable[[], None] = lambda: None
-        self.groups = LogCommit(
-            self.files,  # type: ignore[arg-type]
-            self.log,
-            closing=lambda: self.closing(),
-            completed=lambda: None,
-            failed=self.failures.append,
-        )
+        self.before_group: Callable[[], None] = lambda: None
+        self.groups = LogCommit(self.files, self.log, self)  # type: ignore[arg-type]
         self.changes: asyncio.Queue[bool] = asyncio.Queue()
-        self.groups.on_full = lambda: self.changes.put_nowait(self.groups.disk_is_full)
+
+    def after_group(self) -> None:
+        pass
+
+    def group_failed(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    def disk_changed(self) -> None:
+        self.changes.put_nowait(self.groups.disk_is_full)
 
     def add(self, name: str, *, kind: bytes | None = RECORD) -> None:
         frame = None if kind is None else kind + name.encode()
@@ -159,7 +161,7 @@ def test_an_ended_group_is_an_entry_of_its_own() -> None:
 def test_what_closing_adds_joins_the_same_entry() -> None:
     async def work(stores: Stores) -> None:
         deliveries = ["delivery"]
-        stores.closing = lambda: stores.add(deliveries.pop()) if deliveries else None
+        stores.before_group = lambda: stores.add(deliveries.pop()) if deliveries else None
         stores.add("a")
         await turns()
         assert stores.log.entries[0][0] == [("s", RECORD + b"a"), ("s", RECORD + b"delivery")]

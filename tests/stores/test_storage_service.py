@@ -129,7 +129,7 @@ def test_nobody_is_asked_for_deliveries_while_who_publishes_is_still_at_it(tmp_p
     async def check(service: StoreService) -> None:
         at_it: list[bool] = [False]
         asked: list[bool] = []
-        service.on_ready(lambda _store, _durable: asked.append(at_it[0]))
+        service.observer.ready = lambda _store, _durable: asked.append(at_it[0])  # type: ignore[method-assign]
 
         async def publish_alone() -> None:
             at_it[0] = True
@@ -183,7 +183,7 @@ def test_a_publication_and_its_delivery_share_one_sync(tmp_path: Path) -> None:
             assert isinstance(result, Delivered)
             delivered.set_result([one.seq for one in service.messages("orders", result.runs)])
 
-        service.on_ready(lambda store, durable: service.submit_nowait(Deliver(0, store, durable, "s", 10), done))
+        service.observer.ready = lambda store, durable: service.submit_nowait(Deliver(0, store, durable, "s", 10), done)  # type: ignore[method-assign]
         groups = service._groups.groups
         published = asyncio.ensure_future(publish(service, 3))
         assert await delivered == [1, 2, 3]
@@ -199,7 +199,7 @@ def test_after_a_failed_sync_everyone_is_told_and_nothing_more_is_accepted(tmp_p
         await publish(service, 1)
         slow = Slow(service._storage)
         failures: list[BaseException] = []
-        service.on_failure(failures.append)
+        service.observer.fail = failures.append  # type: ignore[method-assign]
         waiting = [asyncio.ensure_future(publish(service, 1)) for _ in range(3)]
         await slow.arrived.wait()
         late = asyncio.ensure_future(publish(service, 1))
@@ -301,7 +301,7 @@ def test_what_is_being_written_while_another_command_ends_the_service_is_not_cal
 def test_damage_found_while_a_command_is_carried_out_is_no_refusal(tmp_path: Path) -> None:
     async def check(service: StoreService) -> None:
         failures: list[BaseException] = []
-        service.on_failure(failures.append)
+        service.observer.fail = failures.append  # type: ignore[method-assign]
 
         def damaged(*_: object) -> None:
             raise CorruptData("damaged")
@@ -366,7 +366,7 @@ def test_what_was_published_before_a_definition_without_sync_is_synced(tmp_path:
 def test_an_answer_that_raises_ends_the_service_and_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def check(service: StoreService) -> None:
         failures: list[BaseException] = []
-        service.on_failure(failures.append)
+        service.observer.fail = failures.append  # type: ignore[method-assign]
 
         def broken(_: Result | HoldfastError) -> None:
             raise RuntimeError("a bug")
@@ -385,13 +385,13 @@ def test_who_raises_before_a_group_is_taken_ends_the_service_and_keeps_nobody_wa
 ) -> None:
     async def check(service: StoreService) -> None:
         failures: list[BaseException] = []
-        service.on_failure(failures.append)
+        service.observer.fail = failures.append  # type: ignore[method-assign]
         await service.submit(Attach(0, "orders", "work", "s"))
 
         def broken(_store: str, _durable: str) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
-        service.on_ready(broken)
+        service.observer.ready = broken  # type: ignore[method-assign]
         for kind in (OutcomeUnknown, Closed):
             with pytest.raises(kind, match="cause=database or disk is full"):
                 await publish(service, 1)
@@ -604,7 +604,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(tmp_path: Path) -> None:
         await service.submit(Attach(0, "orders", "work", "s"))
         await publish(service, 1)
         assert await deliver(service, 1) == [1]
-        service.on_ready(lambda *_: ready.set())
+        service.observer.ready = lambda *_: ready.set()  # type: ignore[method-assign]
         await ready.wait()
         found = await service.submit(Deliver(0, "orders", "work", "s", 1))
         assert found == Delivered([(1, 1, 2)])
@@ -684,7 +684,7 @@ def test_a_message_that_was_dying_when_the_process_ended_is_buried_after_the_sta
 def test_effects_come_when_their_command_is_safe(tmp_path: Path) -> None:
     async def check(service: StoreService) -> None:
         effects: list[Effect] = []
-        service.on_effect(effects.append)
+        service.observer.carry_out = effects.append  # type: ignore[method-assign]
         slow = Slow(service._storage)
         gone = service.submit(Define(0, document(), service.state.revision + 1))
         await slow.arrived.wait()

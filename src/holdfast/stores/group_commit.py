@@ -1,8 +1,9 @@
 """Group commit: a reply waits until the log has the frame of its command.
 
 Each reply is given once, in the order of the commands. It is never given before the log holds the command as safely as
-the persistence demands. After the first error of a write, a sync, ``closing`` or a reply, every waiting and later reply
-gets this error, and ``failed`` is called once. The content of the disk is then unknown, and memory is ahead of it.
+the persistence demands. After the first error of a write, a sync, ``before_group`` or a reply, every waiting and later
+reply gets this error, and ``group_failed`` is called once. The content of the disk is then unknown, and memory is ahead
+of it.
 
 Frames gather while the thread writes the previous group. Together they are the next group: one write, one sync, one
 wake-up of the loop. So a reply waits for two syncs at most. If no write is under way, a group is taken in the next turn
@@ -20,7 +21,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
 from holdfast.stores.storage.log import MessageLog
 
@@ -35,11 +36,30 @@ FAST_GROUPS = 32
 LOOP_BYTES_MAX = 64 << 10
 
 
+class GroupOwner(Protocol):
+    """The stores whose commands a group has: what is called around it, on the loop."""
+
+    def before_group(self) -> None:
+        """A group is about to be taken. This may add to it."""
+        ...
+
+    def after_group(self) -> None:
+        """The replies of a group were given."""
+        ...
+
+    def group_failed(self, error: BaseException) -> None:
+        """The final error. Called once."""
+        ...
+
+    def disk_changed(self) -> None:
+        """``disk_is_full`` is another one now."""
+        ...
+
+
 class GroupCommit:
     """One log, one thread, one event loop. Every method belongs on the loop.
 
-    ``closing`` is called before each group is taken and may add to it, ``completed`` after its replies; ``failed`` gets
-    the final error. ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the
+    ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the
     operating system has it.
     """
 
@@ -48,21 +68,11 @@ class GroupCommit:
     disk_is_full: Final = False
     """Only ``LogCommit`` survives a full disk."""
 
-    def __init__(
-        self,
-        log: MessageLog,
-        *,
-        closing: Callable[[], None],
-        completed: Callable[[], None],
-        failed: Callable[[BaseException], None],
-        clock: Callable[[], float] = perf_counter,
-    ) -> None:
+    def __init__(self, log: MessageLog, owner: GroupOwner, *, clock: Callable[[], float] = perf_counter) -> None:
         self._log = log
+        self._owner = owner
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._closing = closing
-        self._completed = completed
-        self._failed = failed
         self.disk_is_busy = False  # then the thread writes all groups, because a sync may take long
         self._syncs = True
         self._owes_sync = False
@@ -96,7 +106,7 @@ class GroupCommit:
         """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
 
         Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
-        ``closing`` may be called. ``store`` is for ``LogCommit``.
+        ``before_group`` may be called. ``store`` is for ``LogCommit``.
         """
         del store
         if frame is not None:
@@ -127,7 +137,7 @@ class GroupCommit:
         single = len(self._replies) == 1
         if self.failure is None:
             try:
-                self._closing()
+                self._owner.before_group()
             except Exception as error:  # noqa: BLE001 - reported to every waiting caller, or they would wait forever
                 self._fail(error)
                 self._loop.call_soon(self._take)  # who has just come hears of it when its call has returned
@@ -214,7 +224,7 @@ class GroupCommit:
             except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
                 self._fail(bug)
         if self.failure is None:
-            self._completed()
+            self._owner.after_group()
         if self._frames or self._replies:
             self._single_groups = 0
             self._loop.call_soon(self._take)
@@ -229,7 +239,7 @@ class GroupCommit:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            self._failed(error)
+            self._owner.group_failed(error)
 
     def poison(self, error: BaseException) -> None:
         """Memory cannot be trusted any more: write nothing of it, and fail every waiting reply with this error."""

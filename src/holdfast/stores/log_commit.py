@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
-from holdfast.stores.group_commit import Reply
+from holdfast.stores.group_commit import GroupOwner, Reply
 from holdfast.stores.storage.frames import RECORD, with_version
 from holdfast.stores.storage.storage import Storage
 
@@ -72,28 +72,18 @@ def disk_full() -> Unavailable:
 
 
 class LogCommit:
-    """One journal, one cache, one event loop. Every method belongs on the loop. See ``GroupCommit`` for the callbacks.
+    """One journal, one cache, one event loop. Every method belongs on the loop.
 
     ``syncs`` is of no effect: a record is durable before its reply in any case.
     """
 
     frame_overhead: Final = len(with_version(RECORD, 1)) - len(RECORD)
 
-    def __init__(
-        self,
-        storage: Storage,
-        journal: Journal,
-        *,
-        closing: Callable[[], None],
-        completed: Callable[[], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, storage: Storage, journal: Journal, owner: GroupOwner) -> None:
         self._storage = storage
+        self._owner = owner
         self._journal = journal
         self._loop = asyncio.get_running_loop()
-        self._closing = closing
-        self._completed = completed
-        self._failed = failed
         self.syncs = True
         self.disk_is_busy = False
         self.failure: BaseException | None = None
@@ -109,8 +99,6 @@ class LogCommit:
         self._kept_back_bytes_max = 0
         self._files_are_held = False
         self.disk_is_full = False
-        self.on_full: Callable[[], None] = lambda: None
-        """Called when ``disk_is_full`` changes."""
         self._again: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
 
@@ -136,7 +124,7 @@ class LogCommit:
         if self.failure is None:
             self._is_closing = True
             try:
-                self._closing()
+                self._owner.before_group()
             except Exception as error:  # noqa: BLE001 - reported to every waiting caller, or they would wait forever
                 self._fail(error)
             finally:
@@ -251,7 +239,7 @@ class LogCommit:
             self._kept_back_bytes_max = self.kept_back_bytes + self.waiting_bytes + KEPT_BACK_BYTES_MAX
         if is_full is not self.disk_is_full:
             self.disk_is_full = is_full
-            self.on_full()
+            self._owner.disk_changed()
 
     def _append_again(self) -> None:
         if self._again is not None:
@@ -306,14 +294,14 @@ class LogCommit:
             except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
                 self._fail(bug)
         if self.failure is None:
-            self._completed()
+            self._owner.after_group()
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is not None:
             return
         self.failure = error
         if not isinstance(error, Fenced):  # the log says itself that its leadership is over
-            self._failed(error)
+            self._owner.group_failed(error)
 
     def poison(self, error: BaseException) -> None:
         """As ``GroupCommit.poison``."""

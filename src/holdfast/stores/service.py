@@ -5,14 +5,14 @@ given when its record is as safe as the cluster's ``persistence`` demands. Every
 that a thread does most of the writing:
 
 1. ``submit`` gives the command its time, which never goes back within one log, and applies it;
-2. its record waits for the next group of records. Just before that group is taken, ``on_ready`` is called for each
-   durable that can serve a subscriber. A ``Deliver`` that is submitted in this call joins the same group. So one sync
-   is enough from the publisher to the subscriber of a message;
-3. the group is written and synced; then replies are given and ``on_effect`` is called, in the order of the commands.
+2. its record waits for the next group of records. Just before that group is taken, ``StoreObserver.ready`` is called
+   for each durable that can serve a subscriber. A ``Deliver`` that is submitted in this call joins the same group. So
+   one sync is enough from the publisher to the subscriber of a message;
+3. the group is written and synced; then replies are given and effects carried out, in the order of the commands.
 
 After a failed write or sync, a command that was applied and waits for its reply gets ``outcome_unknown``. Every other
-command gets ``closed``. ``on_failure`` is called, so that the process can end. Commands of stores that are kept only in
-memory are not logged.
+command gets ``closed``, and the observer's ``fail`` is called. Commands of stores that are kept only in memory are not
+logged.
 """
 
 from __future__ import annotations
@@ -122,6 +122,41 @@ _logger = logging.getLogger(__name__)
 _GROWING: Final = (commands.Publish, commands.MapChange)
 
 
+Done = Callable[[Result | HoldfastError], None]
+"""Gets the outcome of a command. Called once, on the loop; never raises."""
+
+
+def _ignore(_outcome: Result | HoldfastError) -> None:
+    """Nobody waits for this outcome: a refusal means that the command is not needed any more."""
+
+
+class StoreObserver:
+    """Who serves the stores to subscribers: what a service calls, on its loop. This one does nothing."""
+
+    def ready(self, store: str, durable: str) -> None:
+        """The durable can serve a subscriber: submit ``Deliver`` at once, and nothing else.
+
+        The group is about to be taken: what made the durable ready is not safe yet.
+        """
+
+    def before_lapse(self, now_ms: int) -> None:
+        """Deadlines are about to be carried out: submit what must count first."""
+
+    def contended(self, now_ms: int) -> list[tuple[str, str]]:
+        """Which standard durables subscribers wait for, as ``Expire.contended``."""
+        del now_ms
+        return []
+
+    def carry_out(self, effect: Effect) -> None:
+        """An effect, whose command is safe."""
+
+    def fail(self, error: BaseException) -> None:
+        """The log has failed: nothing more is accepted, and the process should end. Called once."""
+
+    def tell_disk(self) -> None:
+        """``disk_is_full`` is another one now."""
+
+
 class StoreService:
     """All stores of one service. Make it with ``open``; every method belongs on the event loop that did.
 
@@ -149,18 +184,13 @@ class StoreService:
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
         self.lives_in_log = journal is not None
-        self._groups = self._group_commit(storage, journal)
+        self._groups = GroupCommit(storage.log, self) if journal is None else LogCommit(storage, journal, self)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
         self._checkpoints.after = self.compaction.consider
         self.disk_limit = DiskLimit(storage.log.directory)
         self._ready: dict[Ready, None] = {}
-        self._ready_callbacks: list[Callable[[str, str], None]] = []
-        self._effect_callbacks: list[Callable[[Effect], None]] = []
-        self._failure_callbacks: list[Callable[[BaseException], None]] = []
-        self._lapse_callbacks: list[Callable[[int], None]] = []
-        self._contended_callbacks: list[Callable[[int], list[tuple[str, str]]]] = []
-        self._disk_callbacks: list[Callable[[], None]] = []
+        self.observer = StoreObserver()
         self._timer = DeadlineTimer(storage.state, now_ms=self.now_ms, on_timer=self._expire)
         self.written_bytes = 0  # bytes of the records written to the log since the service was opened
         self._replies: list[Reply] = []
@@ -212,19 +242,11 @@ class StoreService:
         if service.state.stores.keys() - service.state.volatile_names:
             service._inherit()
         if service.state.is_held():
-            service.submit_nowait(commands.Restarted(0), _ignore)
+            service.submit_nowait(commands.Restarted(0))
         for effect in storage.effects:
             service._carry_out(effect)
-        service._arm()
+        service.after_group()
         return service
-
-    def _group_commit(self, storage: Storage, journal: Journal | None) -> GroupCommit | LogCommit:
-        closing, completed, failed = self._before_group, self._arm, self._fail
-        if journal is None:
-            return GroupCommit(storage.log, closing=closing, completed=completed, failed=failed)
-        groups = LogCommit(storage, journal, closing=closing, completed=completed, failed=failed)
-        groups.on_full = self._disk_changed
-        return groups
 
     def submit(self, command: Command) -> asyncio.Future[Result]:
         """Apply a command; the future completes when it is safe. Sets ``at_ms`` of the command.
@@ -245,7 +267,7 @@ class StoreService:
         self.submit_nowait(command, done)
         return completed
 
-    def submit_nowait(self, command: Command, done: Callable[[Result | HoldfastError], None]) -> None:
+    def submit_nowait(self, command: Command, done: Done = _ignore) -> None:
         """As ``submit``; ``done`` is called with the result or the error, never before this returns."""
         failure = self._groups.failure
         if self._closed or failure is not None:
@@ -301,7 +323,7 @@ class StoreService:
         """Let the stores know in which history their numbers are given out, before the first one is."""
         history = history_part(self._history)
         if self.state.lineage.history != history:
-            self.submit_nowait(commands.Inherit(0, history), _ignore)
+            self.submit_nowait(commands.Inherit(0, history))
 
     def draw_id(self) -> int:
         """The id of a store that no command makes."""
@@ -463,7 +485,7 @@ class StoreService:
                     break
         return await self.submit(command)
 
-    def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
+    def _give_up(self, error: BaseException, done: Done) -> None:
         """The machine may be half changed: nothing that it says from here on may reach the log or a client."""
         self._groups.poison(error)
         self._loop.call_soon(done, own_failure(error))
@@ -499,7 +521,7 @@ class StoreService:
                 reply(self._groups.failure)
             except Exception as bug:  # noqa: BLE001
                 self._groups.poison(bug)
-        self._arm()
+        self.after_group()
 
     def _configure(self) -> None:
         definition = self.state.definition
@@ -519,7 +541,7 @@ class StoreService:
         self.disk_limit.check(now_ms, size, self._groups.waiting_bytes, is_full=self._groups.disk_is_full)
 
     def _note_ready(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects that wait for the log; the others are for ``_before_group``."""
+        """Return the effects that wait for the log; the others are for ``before_group``."""
         waiting: list[Effect] = []
         for effect in effects:
             if type(effect) is Ready:
@@ -528,8 +550,8 @@ class StoreService:
                 waiting.append(effect)
         return waiting
 
-    def _before_group(self) -> None:
-        """Request deliveries now, so that they are in the group with what made them possible."""
+    def before_group(self) -> None:
+        """See ``GroupOwner``. Request deliveries now, so that they are in the group with what made them possible."""
         self._ask_for_deliveries()
         self._checkpoints.consider()
 
@@ -537,28 +559,7 @@ class StoreService:
         while self._ready:
             ready, self._ready = self._ready, {}
             for durable in ready:
-                for callback in self._ready_callbacks:
-                    callback(durable.store, durable.durable)
-
-    def on_ready(self, callback: Callable[[str, str], None]) -> None:
-        """Call back with a store and a durable that can serve a subscriber: submit ``Deliver`` at once.
-
-        It is called before the group is taken and may only submit commands: what made the durable ready is not safe
-        yet.
-        """
-        self._ready_callbacks.append(callback)
-
-    def on_effect(self, callback: Callable[[Effect], None]) -> None:
-        """Call back with every other effect, when its command is safe."""
-        self._effect_callbacks.append(callback)
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call back once if the log fails: nothing more is accepted, and the process should end."""
-        self._failure_callbacks.append(callback)
-
-    def on_disk_full(self, callback: Callable[[], None]) -> None:
-        """Call back when ``disk_is_full`` changes."""
-        self._disk_callbacks.append(callback)
+                self.observer.ready(durable.store, durable.durable)
 
     @property
     def disk_is_full(self) -> bool:
@@ -575,27 +576,19 @@ class StoreService:
         """What ended this service, None while it works."""
         return self._groups.failure
 
-    def _fail(self, error: BaseException) -> None:
+    def group_failed(self, error: BaseException) -> None:
+        """See ``GroupOwner``."""
         self._timer.stop()
-        for callback in self._failure_callbacks:
-            callback(error)
+        self.observer.fail(error)
 
-    def _disk_changed(self) -> None:
+    def disk_changed(self) -> None:
+        """See ``GroupOwner``."""
         self._groups.wake()  # a checkpoint that was put off may begin, also without another command
-        for callback in self._disk_callbacks:
-            callback()
+        self.observer.tell_disk()
 
     def _refusal(self) -> HoldfastError:
         failure = self._groups.failure
         return Closed("the stores are closed") if failure is None else not_done(failure)
-
-    def on_lapse(self, callback: Callable[[int], None]) -> None:
-        """Call back with the time just before deadlines are carried out: submit what must count first."""
-        self._lapse_callbacks.append(callback)
-
-    def on_contended(self, callback: Callable[[int], list[tuple[str, str]]]) -> None:
-        """Ask with the time which standard durables subscribers wait for, as ``Expire.contended``."""
-        self._contended_callbacks.append(callback)
 
     def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
         """The messages of ``Delivered.runs``, without those that were deleted meanwhile.
@@ -608,7 +601,8 @@ class StoreService:
         """How many messages of a store in memory are swapped to disk, and their bytes."""
         return self._storage.volatile.swapped(store)
 
-    def _arm(self) -> None:
+    def after_group(self) -> None:
+        """See ``GroupOwner``."""
         if not self._closed and self._groups.failure is None:
             self._timer.arm()
 
@@ -621,11 +615,10 @@ class StoreService:
         for volatile in (False, True):
             due_ms = self.state.next_deadline_ms(volatile=volatile)
             if due_ms is not None and due_ms <= now_ms:
-                for callback in self._lapse_callbacks:
-                    callback(now_ms)
-                contended = [each for asked in self._contended_callbacks for each in asked(now_ms)]
-                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile, contended=contended), _ignore)
-        self._arm()
+                self.observer.before_lapse(now_ms)
+                contended = self.observer.contended(now_ms)
+                self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile, contended=contended))
+        self.after_group()
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
         """Carry out effects whose command is safe."""
@@ -639,8 +632,7 @@ class StoreService:
             return
         if type(effect) is DeadLettering:
             self._bury(effect)
-        for callback in self._effect_callbacks:
-            callback(effect)
+        self.observer.carry_out(effect)
 
     def _bury(self, dying: DeadLettering) -> None:
         try:
@@ -658,13 +650,11 @@ class StoreService:
             # If it is refused, or no durable wants it, the message stays with the dying ones and is reported again.
             def kept(outcome: Result | HoldfastError) -> None:
                 if isinstance(outcome, commands.Published) and not outcome.unmatched:
-                    self.submit_nowait(
-                        commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore
-                    )
+                    self.submit_nowait(commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""))
 
             self.submit_nowait(commands.Publish(0, to_store, "", [letter]), kept)
             return
-        self.submit_nowait(commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
+        self.submit_nowait(commands.DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store))
 
     def _report_unreadable(self, dying: DeadLettering, error: CorruptData) -> None:
         """Log each damage once: it may affect many messages, and each is retried."""
@@ -761,7 +751,7 @@ class _Reply:
 
     def __init__(
         self,
-        done: Callable[[Result | HoldfastError], None],
+        done: Done,
         outcome: Result | HoldfastError,
         effects: Iterable[Effect],
         service: StoreService,
@@ -790,7 +780,3 @@ def _first_of(batch: commands.Publish) -> int:
 
 def _store_of(command: Command) -> str:
     return "" if isinstance(command, _OF_ANY_STORE) else command.store
-
-
-def _ignore(_outcome: Result | HoldfastError) -> None:
-    """Of a command of the service's own: a refusal means that it is not needed any more."""

@@ -152,9 +152,7 @@ class NodeStores:
         self._groups = LogCommit(
             cache,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             LogJournal(service),
-            closing=_nothing,
-            completed=_nothing,
-            failed=self._world.promises.trouble,
+            self,
         )
         service.serve_stores(self)
         self._service = service
@@ -184,6 +182,19 @@ class NodeStores:
         return number, RECORD + b"%d by %d at %d" % (number, self._node.number, self._world.agenda.happened)
 
     # -- parts of commits ---------------------------------------------------------------------------------------------
+
+    def before_group(self) -> None:
+        """No deliveries here."""
+
+    def after_group(self) -> None:
+        """No deadlines here."""
+
+    def group_failed(self, error: BaseException) -> None:
+        """The world ends."""
+        self._world.promises.trouble(error)
+
+    def disk_changed(self) -> None:
+        """Its files are in memory."""
 
     def flush(self) -> None:
         """As ``StoresOfLog``."""
@@ -245,10 +256,6 @@ class NodeStores:
 
 def _ignored(_: BaseException | None) -> None:
     """No checkpoint rests on it here."""
-
-
-def _nothing() -> None:
-    """No deliveries and no deadlines here."""
 
 
 def run_journal(seed: int, *, check_every: int = 1) -> WorldReport:

@@ -68,7 +68,7 @@ STOPPING: Final = "stopping"
 Joined = Callable[[Attached | HoldfastError], None]
 
 
-class Backlog:
+class DeliveryState:
     """What the turn among subscribers needs to know of the state."""
 
     __slots__ = ("_state", "ready", "ready_for")
@@ -194,10 +194,10 @@ class _Group:
 class Deliveries:
     """Every connected subscriber of one service."""
 
-    def __init__(self, service: StoreService, backlog: Backlog, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: StoreService, state: DeliveryState, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._service = service
-        self.backlog = backlog
+        self.state = state
         self._groups: dict[DurableName, _Group] = {}
         self.unreadable: dict[DurableName, int] = {}
         """Deliveries that ended at an unreadable message."""
@@ -225,7 +225,7 @@ class Deliveries:
         """
         store, durable = subscriber.store, subscriber.durable
         self._admit(store, durable)
-        if wait_seconds > 0 and not attach.take_over and self.backlog.holder_against(store, durable, subscriber.name):
+        if wait_seconds > 0 and not attach.take_over and self.state.holder_against(store, durable, subscriber.name):
 
             def ask() -> None:
                 try:
@@ -247,14 +247,14 @@ class Deliveries:
         first = self.newcomers.first((store, durable))
         if first is None:
             return
-        if not self.backlog.has_one_consumer(store, durable):
+        if not self.state.has_one_consumer(store, durable):
             self.newcomers.dismiss((store, durable))
-        elif self.backlog.holder_against(store, durable, first.name) is None:
+        elif self.state.holder_against(store, durable, first.name) is None:
             self.newcomers.hurry(first)
 
     def contended(self, now_ms: int) -> list[DurableName]:
         """The durables that a newcomer waits for, and whose holder is about to let messages lapse."""
-        due = ((durable, self.backlog.lapses_ms(*durable)) for durable in self.newcomers.durables())
+        due = ((durable, self.state.lapses_ms(*durable)) for durable in self.newcomers.durables())
         return [durable for durable, lapses_ms in due if lapses_ms is not None and lapses_ms <= now_ms]
 
     def _attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
@@ -265,7 +265,7 @@ class Deliveries:
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
-        holder = self.backlog.holder_against(*name) if attach.take_over else None
+        holder = self.state.holder_against(*name) if attach.take_over else None
         for older_name in (subscriber.name, holder):
             older = self.find(subscriber.store, subscriber.durable, older_name) if older_name is not None else None
             if older is not None:
@@ -300,7 +300,7 @@ class Deliveries:
 
         self._service.submit_nowait(attach, attached)
         # What leaves before the answer is withdrawn after it, with its credit: the subscriber begins with it.
-        subscriber.kept = [(first, last) for first, last, *_ in self.backlog.leases(*subscriber.place)]
+        subscriber.kept = [(first, last) for first, last, *_ in self.state.leases(*subscriber.place)]
 
     def _join(self, subscriber: Subscriber) -> None:
         self._groups.setdefault((subscriber.store, subscriber.durable), _Group()).by_name[subscriber.name] = subscriber
@@ -313,7 +313,7 @@ class Deliveries:
         """
         absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds, keeps=polls)
         absent.seen_seconds = self.loop.time()
-        for first, last, *_ in self.backlog.leases(store, durable, name):
+        for first, last, *_ in self.state.leases(store, durable, name):
             absent.sent.add(first, last)  # as far as is known
         self._join(absent)
 
@@ -330,7 +330,7 @@ class Deliveries:
         self._remove(subscriber)
         if cause == STOPPING:
             return
-        timeout_ms = self.backlog.holder_timeout_ms(subscriber.store, subscriber.durable)
+        timeout_ms = self.state.holder_timeout_ms(subscriber.store, subscriber.durable)
         if timeout_ms is None or cause != DISCONNECTED:
             self._detach(subscriber, cause)
         elif subscriber.place not in self._attaching:
@@ -342,7 +342,7 @@ class Deliveries:
             return
         self._report(subscriber)
         detach = Detach(0, subscriber.store, subscriber.durable, subscriber.name, cause)
-        self._service.submit_nowait(detach, _ignored)
+        self._service.submit_nowait(detach)
         self._admit(subscriber.store, subscriber.durable)
 
     def displace(self, store: str, durable: str, name: str, cause: str) -> None:
@@ -425,9 +425,9 @@ class Deliveries:
         unsent = SequenceSet(sorted(what.ranges))
         for first, last in sent:
             unsent.remove(first, last)
-        if unsent and what.cause in REMOVED_CAUSES and self.backlog.is_key_ordered(what.store, what.durable):
+        if unsent and what.cause in REMOVED_CAUSES and self.state.is_key_ordered(what.store, what.durable):
             # Nobody works on these: others may have the next messages of their keys at once.
-            self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=unsent.runs()), _ignored)
+            self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=unsent.runs()))
         self._serve_with(subscriber)
 
     def settled(self, command: Acknowledge, result: Acknowledged) -> None:
@@ -467,7 +467,7 @@ class Deliveries:
             self._reporting[subscriber] = None
 
     def _held_by(self, subscriber: Subscriber) -> Held:
-        return partial(self.backlog.held_of, subscriber.store, subscriber.durable, subscriber.name)
+        return partial(self.state.held_of, subscriber.store, subscriber.durable, subscriber.name)
 
     def _report(self, subscriber: Subscriber, until_ms: int = _HIGH) -> None:
         """Report started messages to the state machine, because they are about to come back.
@@ -475,14 +475,14 @@ class Deliveries:
         Of a subscriber that does not report any, report those that were never sent to it and lapse by ``until_ms``.
         """
         if subscriber.started is None:
-            unsent = subscriber.unsent_of(self.backlog.leases(*subscriber.place), until_ms)
+            unsent = subscriber.unsent_of(self.state.leases(*subscriber.place), until_ms)
             if unsent:
-                self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=[], unsent=unsent), _ignored)
+                self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=[], unsent=unsent))
             return
         started = subscriber.started.take(self._held_by(subscriber))
         self._reporting.pop(subscriber, None)
         report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
-        self._service.submit_nowait(report, _ignored)
+        self._service.submit_nowait(report)
 
     def before_extension(self, subscriber: Subscriber) -> None:
         """The state machine hears of what was started before, so that it does not shorten a later extension."""
@@ -493,7 +493,7 @@ class Deliveries:
         """Messages that subscribers hold are about to come back because their time is over. For what the application
         was handed it begins with that, so it is reported to the state machine first."""
         for subscriber in list(self._reporting):
-            lapses_ms = self.backlog.lapses_ms(subscriber.store, subscriber.durable)
+            lapses_ms = self.state.lapses_ms(subscriber.store, subscriber.durable)
             if subscriber.gone or (subscriber.started is None and not subscriber.awaits_messages):
                 self._reporting.pop(subscriber, None)
             elif lapses_ms is not None and lapses_ms <= now_ms:
@@ -512,17 +512,17 @@ class Deliveries:
 
     def _serve(self, store: str, durable: str, group: _Group) -> None:
         """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
-        wanting, backlog = group.wanting, self.backlog
+        wanting, state = group.wanting, self.state
         for left in range(len(wanting), 0, -1):
-            if not backlog.ready(store, durable):
+            if not state.ready(store, durable):
                 return
             subscriber = wanting.popleft()
             subscriber.wants = False
             # What is delivered to a name while its newer session is being attached is the newer one's.
             if subscriber.gone or not subscriber.takes_more() or self.attaching(store, durable, subscriber.name):
                 continue
-            if backlog.ready_for(store, durable, subscriber.name):
-                waiting, size = backlog.waiting(store, durable)
+            if state.ready_for(store, durable, subscriber.name):
+                waiting, size = state.waiting(store, durable)
                 share = min(SHARE_MAX, -(-waiting // left), PORTION_BYTES // max(size, 1))
                 self._ask_for(subscriber, min(subscriber.room, max(1, share)))
             self._wants(group, subscriber)
@@ -561,7 +561,7 @@ class Deliveries:
         subscriber.room += asked - _count(result.runs)
         if result.runs:
             marked = subscriber.sent if subscriber.started is None else subscriber.started
-            if marked and (again := self.backlog.came_before(subscriber.store, subscriber.durable, result.runs)):
+            if marked and (again := self.state.came_before(subscriber.store, subscriber.durable, result.runs)):
                 for first, last, _ in again:  # it has to be sent and started again
                     marked.remove(first, last)
             subscriber.unread.extend(result.runs)
@@ -577,7 +577,7 @@ class Deliveries:
         name = subscriber.store, subscriber.durable, subscriber.name
         while subscriber.unread and subscriber.takes and not subscriber.gone:
             piece = self._piece(subscriber)
-            held, lapses_ms = self.backlog.still_held(*name, piece)
+            held, lapses_ms = self.state.still_held(*name, piece)
             if held != piece:
                 subscriber.leave_out(piece, held)
             buffer_ms = max(1, lapses_ms - self._service.now_ms()) if lapses_ms else 0
@@ -602,9 +602,9 @@ class Deliveries:
                 subscriber.room += _count(piece) - len(messages)  # a last value that was replaced
             if messages:
                 subscriber.delivered_ms = wall_ms()
-                messages = self.backlog.with_replayed(subscriber.store, subscriber.durable, messages)
-            subscriber.note_sent(held, self.backlog.leases(*name))
-            subscriber.give(Portion(messages, self.backlog.ack_wait_ms(*name[:2]), buffer_ms))
+                messages = self.state.with_replayed(subscriber.store, subscriber.durable, messages)
+            subscriber.note_sent(held, self.state.leases(*name))
+            subscriber.give(Portion(messages, self.state.ack_wait_ms(*name[:2]), buffer_ms))
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
         """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""
@@ -614,10 +614,10 @@ class Deliveries:
         while unread and room > 0:
             first, last, deliveries = unread[0]
             end = min(last, first + room - 1)
-            size = self.backlog.size(store, first, end)
+            size = self.state.size(store, first, end)
             while size > left and end > first:
                 end = (first + end) // 2
-                size = self.backlog.size(store, first, end)
+                size = self.state.size(store, first, end)
             if size > left and piece:
                 break
             piece.append((first, end, deliveries))
@@ -659,7 +659,7 @@ class Deliveries:
         nack = [(message.seq, 0) for message in messages]
         nack += [(seq, 0) for first, last, _ in poller.unread for seq in range(first, last + 1)]
         poller.unread.clear()
-        self._service.submit_nowait(Acknowledge(0, poller.store, poller.durable, poller.name, nack=nack), _ignored)
+        self._service.submit_nowait(Acknowledge(0, poller.store, poller.durable, poller.name, nack=nack))
 
     def seen(self, store: str, durable: str, name: str) -> None:
         """A subscriber that polls has shown that it lives."""
@@ -676,17 +676,13 @@ class Deliveries:
             if isinstance(subscriber, Poller)
             and not subscriber.asking
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
-            and not (subscriber.keeps and subscriber.was_sent(self.backlog.leases(*subscriber.place)))
+            and not (subscriber.keeps and subscriber.was_sent(self.state.leases(*subscriber.place)))
         ]
         for subscriber in silent:
             self.leave(subscriber, "timeout")
         for durable in self.newcomers.durables():
             self._admit(*durable)
         return len(silent)
-
-
-def _ignored(_: Result | HoldfastError) -> None:
-    """Nobody waits for this result: what it changes is the state machine's own."""
 
 
 def _count_of(ranges: Iterable[tuple[int, int]]) -> int:

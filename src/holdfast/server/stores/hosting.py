@@ -32,7 +32,7 @@ from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Gateway
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
-from holdfast.server.stores.deliveries import Backlog, Deliveries
+from holdfast.server.stores.deliveries import Deliveries, DeliveryState
 from holdfast.server.stores.figures import Statistics
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
@@ -40,7 +40,7 @@ from holdfast.soundness import report_broken
 from holdfast.stores.definitions.permissions import Permissions
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.pending import SET_APART_MAX
-from holdfast.stores.service import StoreService
+from holdfast.stores.service import StoreObserver, StoreService
 from holdfast.stores.values.effects import Advise, Changed, Displaced, Effect, Withdrawn
 from holdfast.wire.stores import Sample
 
@@ -77,12 +77,12 @@ class OpenStores:
         self.definitions = InForce(state)
         access = self.access = StoreAccess(gateway.authenticator, lambda: state.definition.permissions)
         gateway.knows_user = lambda authorization: access.user_of(authorization) is not None
-        self.deliveries = Deliveries(service, Backlog(state), gateway.loop)
+        self.deliveries = Deliveries(service, DeliveryState(state), gateway.loop)
         self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
         self.statistics = StatisticsFeed(service, gateway.loop, samples, every_seconds)
 
 
-class StoreHost:
+class StoreHost(StoreObserver):
     """The stores of one process, and who asks for them."""
 
     def __init__(
@@ -155,14 +155,9 @@ class StoreHost:
         self.suspended = False
         self._place = None if service.lives_in_log else OpenPlace(service.directory)
         opened = self._opened = OpenStores(self.gateway, service, self.samples, self._statistics_message_seconds)
-        service.on_ready(opened.deliveries.ready)
-        service.on_lapse(opened.deliveries.before_lapse)
-        service.on_contended(opened.deliveries.contended)
-        service.on_effect(self._carry_out)
-        service.on_failure(self.fail)
-        service.on_disk_full(self._tell_disk)
+        service.observer = self
         if service.disk_is_full:
-            self._tell_disk()
+            self.tell_disk()
         self.warn_about_open_log()
         self._expect_attached(opened)
         self._detach_silent()
@@ -258,7 +253,22 @@ class StoreHost:
 
     # From the service
 
-    def _carry_out(self, effect: Effect) -> None:
+    def ready(self, store: str, durable: str) -> None:
+        """See ``StoreObserver``."""
+        if self._opened is not None:
+            self._opened.deliveries.ready(store, durable)
+
+    def before_lapse(self, now_ms: int) -> None:
+        """See ``StoreObserver``."""
+        if self._opened is not None:
+            self._opened.deliveries.before_lapse(now_ms)
+
+    def contended(self, now_ms: int) -> list[tuple[str, str]]:
+        """See ``StoreObserver``."""
+        return [] if self._opened is None else self._opened.deliveries.contended(now_ms)
+
+    def carry_out(self, effect: Effect) -> None:
+        """See ``StoreObserver``."""
         opened = self._opened
         if opened is None:
             return
@@ -287,7 +297,8 @@ class StoreHost:
         if not self.failed.done():
             self.failed.set_result(named)
 
-    def _tell_disk(self) -> None:
+    def tell_disk(self) -> None:
+        """See ``StoreObserver``."""
         opened = self._opened
         if opened is None:
             return

@@ -17,7 +17,7 @@ from holdfast.server.http.state import JSON, FastRequest, PendingResponse, Reque
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import PendingPoll, PollRequest, decode
 from holdfast.server.stores.subscribers import address_of
-from holdfast.wire.formats import MSGPACK, format_of
+from holdfast.wire.formats import MSGPACK, WireFormat, format_of
 from holdfast.wire.stores import AckRequest, PublishRequest
 
 LINES_KEPT_MAX: Final = 4_096
@@ -68,19 +68,7 @@ class HotRequest(FastRequest):
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> PendingPoll | None:
         """See ``FastRequest``."""
         host, right = self._host, self._right
-        wanted = format_of(fields.accept)
-        in_flight = -1  # bytes of a publish that was admitted
-
-        def done(result: bytes | HoldfastError) -> None:
-            nonlocal in_flight
-            if in_flight >= 0:
-                host.settled(in_flight)
-                in_flight = -1
-            if isinstance(result, HoldfastError):
-                response.respond(*error_response(result, host.gateway.leader))
-            else:
-                response.respond(200, None, result, JSON if wanted == "json" else MSGPACK)
-
+        reply = HotReply(host, response, format_of(fields.accept))
         try:
             opened = host.opened()
             authorization = fields.authorization
@@ -95,19 +83,46 @@ class HotRequest(FastRequest):
                 if asked.take_over:
                     opened.access.require(authorization, self._need.right_of(TAKE_OVER), self.store)
                 opened.statistics.want(self.store)
-                return operations.poll(asked, wanted, done, held, host.gateway.rights)
+                return operations.poll(asked, reply, held, host.gateway.rights)
             given = format_of(fields.content_type)
             if not self.durable:
                 batch = decode(body, PublishRequest, given)
                 host.admit(len(body))
-                in_flight = len(body)
-                operations.publish(self.store, batch, wanted, done)
+                reply.admitted = len(body)
+                operations.publish(self.store, batch, reply)
             else:
-                acks = decode(body, AckRequest, given)
-                operations.acknowledge(self.store, self.durable, acks, wanted, done)
+                operations.acknowledge(self.store, self.durable, decode(body, AckRequest, given), reply)
         except HoldfastError as error:
-            done(error)
+            reply.refuse(error)
         return None
+
+
+class HotReply:
+    """The response to a hot request: see ``operations.Reply``. Of an admitted publish it gives the room back."""
+
+    __slots__ = ("_host", "_response", "admitted", "wire_format")
+
+    def __init__(self, host: StoreHost, response: PendingResponse, wire_format: WireFormat) -> None:
+        self._host = host
+        self._response = response
+        self.wire_format = wire_format
+        self.admitted = -1
+        """Bytes of a publish that is in flight."""
+
+    def give(self, body: bytes) -> None:
+        """See ``Reply``."""
+        self._settle()
+        self._response.respond(200, None, body, JSON if self.wire_format == "json" else MSGPACK)
+
+    def refuse(self, error: HoldfastError) -> None:
+        """See ``Reply``."""
+        self._settle()
+        self._response.respond(*error_response(error, self._host.gateway.leader))
+
+    def _settle(self) -> None:
+        if self.admitted >= 0:
+            self._host.settled(self.admitted)
+            self.admitted = -1
 
 
 class HotStores:

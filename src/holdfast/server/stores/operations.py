@@ -7,18 +7,20 @@ or for other subscribers when none comes within its timeout.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.http.auth import HeldRight, RightsWatch
 from holdfast.server.http.routes import whole_number
 from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Latency
-from holdfast.server.stores.subscribers import Polled, Poller, wall_ms
+from holdfast.server.stores.subscribers import Poller, wall_ms
 from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
@@ -66,43 +68,87 @@ RANGED_NUMBERS_MAX: Final = 1_000_000
 REQUEST_VALUES_MAX: Final = 1_000_000
 """A parser of JSON reads a list to its end before it compares its length."""
 
-Done = Callable[[bytes | HoldfastError], None]
-"""Gets the body of the response, or the error. Called once, on the loop; never raises."""
+
+class Reply(Protocol):
+    """The response to one request. One of the two is called, once, on the loop; neither raises."""
+
+    wire_format: WireFormat
+
+    def give(self, body: bytes) -> None:
+        """Respond with this body, in ``wire_format``."""
+        ...
+
+    def refuse(self, error: HoldfastError) -> None:
+        """Respond with an error."""
+        ...
+
+
+class PendingPublish:
+    """A publish from its command to its response: the service calls it with the outcome."""
+
+    __slots__ = ("_began", "_latency", "_loop", "_messages", "_reply", "_token")
+
+    def __init__(
+        self, reply: Reply, token: str, messages: int, latency: Latency, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._reply = reply
+        self._token = token
+        self._messages = messages
+        self._latency = latency
+        self._loop = loop
+        self._began = loop.time()
+
+    def __call__(self, outcome: Result | HoldfastError) -> None:
+        """Respond."""
+        if isinstance(outcome, HoldfastError):
+            self._latency.refused += 1
+            self._reply.refuse(outcome)
+            return
+        assert isinstance(outcome, Published), "Publish answers Published"
+        self._latency.confirmed(self._loop.time() - self._began, self._messages)
+        self._reply.give(published_bytes(outcome, self._token, self._reply.wire_format))
 
 
 class PendingPoll:
     """A poll that waits for its response, for the connection under it. An ``OpenAct`` until it has it."""
 
-    __slots__ = ("_abandoned", "_deliveries", "_done", "_held", "_hurried", "_poller", "_rights", "_until_seconds")
+    __slots__ = ("_abandoned", "_deliveries", "_held", "_hurried", "_poller", "_reply", "_rights", "_token", "_until")
 
     def __init__(
         self,
         deliveries: Deliveries,
         poller: Poller,
-        polled: Polled,
+        reply: Reply,
+        token: str,
         seconds: float,
         held: HeldRight,
         rights: RightsWatch,
     ) -> None:
         self._deliveries = deliveries
         self._poller = poller
-        self._done: Polled | None = polled
-        self._until_seconds = deliveries.loop.time() + seconds
+        self._reply: Reply | None = reply
+        self._token = token
+        self._until = deliveries.loop.time() + seconds
         self._abandoned = self._hurried = False
         self._held = held
         self._rights = rights
 
     def watch(self) -> None:
         """End it when its caller loses the right while it waits."""
-        if self._done is not None:
+        if self._reply is not None:
             self._rights.add(self)
 
     def answer(self, answer: Portion | HoldfastError) -> None:
         """Its response, once: what comes after it is dropped."""
-        done, self._done = self._done, None
+        reply, self._reply = self._reply, None
         self._rights.discard(self)
-        if done is not None:
-            done(answer)
+        if reply is None:
+            return
+        if isinstance(answer, HoldfastError):
+            reply.refuse(answer)
+        else:
+            response = DeliveredResponse(answer.messages, self._token, answer.ack_wait_ms, answer.buffer_wait_ms)
+            reply.give(encode(response, reply.wire_format))
 
     def problem(self) -> HoldfastError | None:
         """None while its caller may have messages, else the error."""
@@ -116,7 +162,7 @@ class PendingPoll:
     def abandon(self) -> None:
         """Nobody waits for it any more: it is given nothing."""
         self._rights.discard(self)
-        self._done = None
+        self._reply = None
         self._drop()
 
     def _drop(self) -> None:
@@ -138,7 +184,7 @@ class PendingPoll:
     @property
     def wait_seconds(self) -> float:
         """How long it may wait from now on, for its durable or for messages."""
-        return 0.0 if self._hurried else max(0.0, self._until_seconds - self._deliveries.loop.time())
+        return 0.0 if self._hurried else max(0.0, self._until - self._deliveries.loop.time())
 
 
 class StoreOperations:
@@ -152,10 +198,10 @@ class StoreOperations:
         self.latencies: defaultdict[str, Latency] = defaultdict(Latency)
         self._unheard_bytes = 0
 
-    def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
+    def publish(self, store: str, request: PublishRequest, reply: Reply) -> None:
         """Publish a batch. Where publishers do not wait, the response is given at once, up to ``UNHEARD_BYTES_MAX``.
 
-        Raises: NotFound for the store, Closed (``store_replaced``); every other refusal goes to ``done``.
+        Raises: NotFound for the store, Closed (``store_replaced``); every other refusal goes to ``reply``.
         """
         command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
         definition = self._definitions.store(store)
@@ -164,24 +210,15 @@ class StoreOperations:
             self._service.require_publisher(request.token, store, command.publisher, first)
         token = self._service.token(store)
         if definition.publisher_mode is PublisherMode.NO_CONFIRM:
-            self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), token, wire_format), done)
-            return
+            self._publish_unheard(command, token, reply)
+        else:
+            latency, loop = self.latencies[store], self._deliveries.loop
+            pending = PendingPublish(reply, token, len(request.messages), latency, loop)
+            self._service.submit_nowait(command, pending)
 
-        latency, loop = self.latencies[store], self._deliveries.loop
-        began = loop.time()
-
-        def published(result: Result | HoldfastError) -> None:
-            if isinstance(result, Published):
-                latency.confirmed(loop.time() - began, len(request.messages))
-                done(published_bytes(result, token, wire_format))
-            else:
-                latency.refused += 1
-                done(_refused(result))
-
-        self._service.submit_nowait(command, published)
-
-    def _publish_unheard(self, command: Publish, answer: bytes, done: Done) -> None:
+    def _publish_unheard(self, command: Publish, token: str, reply: Reply) -> None:
         """Respond at once, unless too much waits to be written."""
+        answer = published_bytes(Published(0, 0, 0, 0), token, reply.wire_format)
         size = sum(len(message.body) + MESSAGE_BYTES for message in command.messages)
         waits = self._unheard_bytes + size > UNHEARD_BYTES_MAX and self._unheard_bytes > 0
         self._unheard_bytes += size
@@ -189,13 +226,13 @@ class StoreOperations:
         def unheard(_: Result | HoldfastError) -> None:
             self._unheard_bytes -= size
             if waits:
-                done(answer)
+                reply.give(answer)
 
         self._service.submit_nowait(command, unheard)
         if not waits:
-            done(answer)
+            reply.give(answer)
 
-    def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
+    def acknowledge(self, store: str, durable: str, request: AckRequest, reply: Reply) -> None:
         """Complete held messages; for a detached subscriber all are stale.
 
         Raises: NotFound, InvalidRequest, LimitExceeded, Closed (``store_replaced``).
@@ -209,11 +246,12 @@ class StoreOperations:
         def acknowledged(result: Result | HoldfastError) -> None:
             if isinstance(result, NotFound) and is_there:
                 result = Acknowledged(0, _numbers_of(command))
-            if isinstance(result, Acknowledged):
-                self._deliveries.settled(command, result)
-                done(encode(acked_response(result), wire_format))
-            else:
-                done(_refused(result))
+            if isinstance(result, HoldfastError):
+                reply.refuse(result)
+                return
+            assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
+            self._deliveries.settled(command, result)
+            reply.give(encode(acked_response(result), reply.wire_format))
 
         self._deliveries.seen(store, durable, request.subscriber)
         subscriber = self._deliveries.find(store, durable, request.subscriber)
@@ -228,9 +266,7 @@ class StoreOperations:
             return
         self._service.submit_nowait(command, acknowledged)
 
-    def poll(
-        self, poll: PollRequest, wire_format: WireFormat, done: Done, held: HeldRight, rights: RightsWatch
-    ) -> PendingPoll:
+    def poll(self, poll: PollRequest, reply: Reply, held: HeldRight, rights: RightsWatch) -> PendingPoll:
         """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
         A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. While another
@@ -247,49 +283,32 @@ class StoreOperations:
         self._service.require_continued(poll.token, poll.store, durable)
         token = self._service.token(poll.store, durable)
 
-        def polled(answer: Portion | HoldfastError) -> None:
-            if isinstance(answer, HoldfastError):
-                done(answer)
-            else:
-                response = DeliveredResponse(answer.messages, token, answer.ack_wait_ms, answer.buffer_wait_ms)
-                done(encode(response, wire_format))
-
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key and known.keeps:
-            known.address = poll.address
-            under_way = PendingPoll(deliveries, known, polled, poll.wait_seconds, held, rights)
-            deliveries.poll(known, poll.count, poll.wait_seconds, under_way.answer, held.problem)
+            poller, is_attached = known, True
         else:
-            poller = Poller(
-                deliveries,
-                poll.store,
-                durable,
-                poll.subscriber,
-                timeout_seconds=terms.subscriber_timeout_ms / 1000,
-                key=poll.key,
-            )
-            poller.address = poll.address
-            under_way = PendingPoll(deliveries, poller, polled, poll.wait_seconds, held, rights)
+            place, seconds = (poll.store, durable, poll.subscriber), terms.subscriber_timeout_ms / 1000
+            poller, is_attached = Poller(deliveries, *place, timeout_seconds=seconds, key=poll.key), False
+        poller.address = poll.address
+        pending = PendingPoll(deliveries, poller, reply, token, poll.wait_seconds, held, rights)
+        if is_attached:
+            deliveries.poll(poller, poll.count, poll.wait_seconds, pending.answer, held.problem)
+        else:
 
             def attached(result: Attached | HoldfastError) -> None:
                 if isinstance(result, HoldfastError):
-                    under_way.answer(result)
-                elif under_way.abandoned:
+                    pending.answer(result)
+                elif pending.abandoned:
                     deliveries.leave(poller, "closed")
                 else:
-                    deliveries.poll(poller, poll.count, under_way.wait_seconds, under_way.answer, held.problem)
+                    deliveries.poll(poller, poll.count, pending.wait_seconds, pending.answer, held.problem)
 
             attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True, take_over=poll.take_over)
-            deliveries.attach(
-                poller,
-                attach,
-                attached,
-                poll.wait_seconds,
-                lambda: self._service.require(token, poll.store, durable),
-            )
+            require = partial(self._service.require, token, poll.store, durable)
+            deliveries.attach(poller, attach, attached, poll.wait_seconds, require)
 
-        under_way.watch()
-        return under_way
+        pending.watch()
+        return pending
 
     def browse(
         self, store: str, durable: str, *, after: int, count: int, match: bytes, parked: bool = False
@@ -312,7 +331,7 @@ class StoreOperations:
             else:
                 page, reached, looks = _numbers(source, reached, min(count, reads, READ_AT_ONCE), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
-            read = self._deliveries.backlog.with_replayed(store, durable, read)
+            read = self._deliveries.state.with_replayed(store, durable, read)
             found = [one for one in read if matcher is None or matcher.matches(one.fields)]
             messages += found
             size += sum(len(one.body) for one in found)
@@ -469,12 +488,6 @@ def _highest(command: Acknowledge, request: AckRequest) -> int:
 def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
     singles = [(seq, seq) for seq, _ in command.nack] + [(seq, seq) for seq in command.reject]
     return [*command.ack, *singles, *command.extend]
-
-
-def _refused(result: Result | HoldfastError) -> HoldfastError:
-    if isinstance(result, HoldfastError):
-        return result
-    return InternalError("a command was answered with another command's result", result=type(result).__name__)
 
 
 T = TypeVar("T")

@@ -107,7 +107,7 @@ class StatisticsFeed:
         while counts.live >= STATISTICS_MESSAGES_MAX or counts.live_bytes + size > STATISTICS_BYTES_MAX:
             live, oldest = counts.live, _oldest(store)
             for name in [name for name, seq in oldest.items() if seq == min(oldest.values())]:
-                self._service.submit_nowait(Drop(0, STATISTICS, name, oldest[name]), _ignored)
+                self._service.submit_nowait(Drop(0, STATISTICS, name, oldest[name]))
             if counts.live == live:
                 return  # a purge is still giving back; the store refuses what has no room
 
@@ -125,7 +125,3 @@ def _oldest(store: Store) -> dict[str, int]:
         if numbers:
             found[name] = numbers[0]
     return found
-
-
-def _ignored(_: Result | HoldfastError) -> None:
-    """What is gone already makes room as well."""
