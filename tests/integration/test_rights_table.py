@@ -289,7 +289,7 @@ def joined(by_token: dict[str, str], by_user: dict[str, str]) -> dict[str, str]:
 
 
 def is_unchanged(here: Application, *, users: bool) -> bool:
-    defined = here.opened.definitions.cluster
+    defined = here.opened.state.definition
     orders = defined.stores.get("orders")
     whole = orders is not None and {"work", "map"} <= orders.durables.keys() and "jobs" in orders.templates
     whole = whole and here.opened.definitions.find("orders", DYNAMIC) is not None

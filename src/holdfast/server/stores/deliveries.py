@@ -78,18 +78,19 @@ class DeliveryState:
         self.ready = state.ready
         self.ready_for = state.ready_for
 
-    def _consumption(self, store: str, durable: str) -> Consumption | None:
+    def consumption(self, store: str, durable: str) -> Consumption | None:
+        """A durable that delivers messages; None where there is none, or it has last values."""
         stores = self._state.stores
         consumption = stores[store].durables.get(durable) if store in stores else None
         return consumption if isinstance(consumption, Consumption) else None
 
     def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         return None if consumption is None else consumption.leases.of.get(subscriber)
 
     def waiting(self, store: str, durable: str) -> tuple[int, int]:
         """About how many messages no subscriber holds, and the bytes of one on average. O(1)."""
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         if consumption is not None:
             return consumption.pending - consumption.leases.held, consumption.pending_bytes // (
                 consumption.pending or 1
@@ -104,7 +105,7 @@ class DeliveryState:
     def still_held(self, store: str, durable: str, subscriber: str, piece: Iterable[Run]) -> tuple[list[Run], int]:
         """What a subscriber holds of runs that were delivered to it, and not again since; and when the first of it
         lapses, 0 for never. Of a last value nothing is held back: the newest is sent in any case."""
-        if self._consumption(store, durable) is None:
+        if self.consumption(store, durable) is None:
             return list(piece) if store in self._state.stores else [], 0
         holding = self._holding(store, durable, subscriber)
         runs = holding.runs if holding is not None else []
@@ -120,15 +121,10 @@ class DeliveryState:
                     lapses_ms = min(lapses_ms, deadline_ms or _HIGH)
         return held, 0 if lapses_ms == _HIGH else lapses_ms
 
-    def ack_wait_ms(self, store: str, durable: str) -> int:
-        """How long the application has for a message; 0 for a last value, which is not acknowledged."""
-        consumption = self._consumption(store, durable)
-        return 0 if consumption is None else consumption.definition.ack_wait_ms
-
     def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
         """The messages. Those that are delivered because the durable was rewound are marked, also as redelivered: an
         application may have received them."""
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         if consumption is None or not consumption.replayed:
             return messages
         return [
@@ -138,7 +134,7 @@ class DeliveryState:
 
     def came_before(self, store: str, durable: str, runs: list[Run]) -> list[Run]:
         """Those of these runs that a subscriber may have had: redelivered ones, and all after a rewind."""
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         is_rewound = consumption is not None and bool(consumption.replayed)
         return [run for run in runs if is_rewound or run[2] != 1]
 
@@ -154,30 +150,13 @@ class DeliveryState:
 
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """When the next held message of the durable lapses. O(1)."""
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         return None if consumption is None else consumption.leases.next_ms()
 
     def holder_against(self, store: str, durable: str, subscriber: str) -> str | None:
         """The other subscriber that has a standard durable, None if it is free for this one."""
-        consumption = self._consumption(store, durable)
+        consumption = self.consumption(store, durable)
         return None if consumption is None else consumption.holder_against(subscriber)
-
-    def holder_timeout_ms(self, store: str, durable: str) -> int | None:
-        """How long the holder of a standard durable may be away, None for another durable."""
-        consumption = self._consumption(store, durable)
-        if consumption is None or not consumption.exclusive:
-            return None
-        return consumption.definition.subscriber_timeout_ms
-
-    def is_key_ordered(self, store: str, durable: str) -> bool:
-        """Whether the messages of one key are with one subscriber at a time."""
-        consumption = self._consumption(store, durable)
-        return consumption is not None and consumption.definition.key_ordered
-
-    def has_one_consumer(self, store: str, durable: str) -> bool:
-        """Whether the durable is a standard one."""
-        consumption = self._consumption(store, durable)
-        return consumption is not None and consumption.exclusive
 
 
 class _Group:
@@ -247,7 +226,8 @@ class Deliveries:
         first = self.newcomers.first((store, durable))
         if first is None:
             return
-        if not self.state.has_one_consumer(store, durable):
+        consumption = self.state.consumption(store, durable)
+        if consumption is None or not consumption.exclusive:
             self.newcomers.dismiss((store, durable))
         elif self.state.holder_against(store, durable, first.name) is None:
             self.newcomers.hurry(first)
@@ -330,12 +310,12 @@ class Deliveries:
         self._remove(subscriber)
         if cause == STOPPING:
             return
-        timeout_ms = self.state.holder_timeout_ms(subscriber.store, subscriber.durable)
-        if timeout_ms is None or cause != DISCONNECTED:
+        consumption = self.state.consumption(subscriber.store, subscriber.durable)
+        if consumption is None or not consumption.exclusive or cause != DISCONNECTED:
             self._detach(subscriber, cause)
         elif subscriber.place not in self._attaching:
             self._report(subscriber)
-            self.expect(*subscriber.place, timeout_ms / 1000, polls=False)
+            self.expect(*subscriber.place, consumption.definition.subscriber_timeout_ms / 1000, polls=False)
 
     def _detach(self, subscriber: Subscriber, cause: str) -> None:
         if (subscriber.store, subscriber.durable, subscriber.name) in self._attaching:
@@ -425,7 +405,9 @@ class Deliveries:
         unsent = SequenceSet(sorted(what.ranges))
         for first, last in sent:
             unsent.remove(first, last)
-        if unsent and what.cause in REMOVED_CAUSES and self.state.is_key_ordered(what.store, what.durable):
+        consumption = self.state.consumption(what.store, what.durable)
+        is_key_ordered = consumption is not None and consumption.definition.key_ordered
+        if unsent and what.cause in REMOVED_CAUSES and is_key_ordered:
             # Nobody works on these: others may have the next messages of their keys at once.
             self._service.submit_nowait(Acknowledge(0, *subscriber.place, ack=unsent.runs()))
         self._serve_with(subscriber)
@@ -604,7 +586,9 @@ class Deliveries:
                 subscriber.delivered_ms = wall_ms()
                 messages = self.state.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.note_sent(held, self.state.leases(*name))
-            subscriber.give(Portion(messages, self.state.ack_wait_ms(*name[:2]), buffer_ms))
+            consumption = self.state.consumption(subscriber.store, subscriber.durable)
+            ack_wait_ms = 0 if consumption is None else consumption.definition.ack_wait_ms
+            subscriber.give(Portion(messages, ack_wait_ms, buffer_ms))
 
     def _piece(self, subscriber: Subscriber) -> list[Run]:
         """Take at least one message from the unread ones, and at most ``PIECE_BYTES``."""

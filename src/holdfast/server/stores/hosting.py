@@ -96,7 +96,8 @@ class StoreHost(StoreObserver):
         self.sockets: dict[Socket, None] = {}
         self.failed: asyncio.Future[HoldfastError] = gateway.loop.create_future()
         self.gateway = gateway
-        self._opened: OpenStores | None = None
+        self.current: OpenStores | None = None
+        """What is open, None while nothing is."""
         self._parking = ParkingLog()
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -108,11 +109,11 @@ class StoreHost(StoreObserver):
         gateway.rights.also(self._permissions)
 
     def _permissions(self) -> Permissions | None:
-        return None if self._opened is None else self._opened.state.definition.permissions
+        return None if self.current is None else self.current.state.definition.permissions
 
     def opened(self, *, cluster: bool = False) -> OpenStores:
         """The open stores. ``cluster``: also while the cluster is suspended. Raises: Fenced, Unavailable."""
-        opened = self._opened
+        opened = self.current
         if opened is None and self.gateway.service is not None:
             raise Unavailable(
                 "the stores are not open yet",
@@ -131,7 +132,7 @@ class StoreHost(StoreObserver):
 
     def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
         """Why the caller may not see the metrics, which name the stores. ``server.tokens`` decide if set."""
-        opened = self._opened
+        opened = self.current
         if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return None
         return opened.access.problem_with(authorization, need_of("GET", "/metrics").right_of(PERMISSIONS))
@@ -139,12 +140,7 @@ class StoreHost(StoreObserver):
     @property
     def condition(self) -> str:
         """open, held (they are to be served here, and are not open yet) or suspended."""
-        return "held" if self._opened is None else "suspended" if self.suspended else "open"
-
-    @property
-    def current(self) -> OpenStores | None:
-        """What is open, None while nothing is."""
-        return self._opened
+        return "held" if self.current is None else "suspended" if self.suspended else "open"
 
     def open(self, service: StoreService) -> OpenStores:
         """Serve the stores of this service from now on. A suspension was one of the leadership before.
@@ -154,7 +150,7 @@ class StoreHost(StoreObserver):
         """
         self.suspended = False
         self._place = None if service.lives_in_log else OpenPlace(service.directory)
-        opened = self._opened = OpenStores(self.gateway, service, self.samples, self._statistics_message_seconds)
+        opened = self.current = OpenStores(self.gateway, service, self.samples, self._statistics_message_seconds)
         service.observer = self
         if service.disk_is_full:
             self.tell_disk()
@@ -184,20 +180,20 @@ class StoreHost(StoreObserver):
 
     def tell_statistics(self, every_seconds: float) -> None:
         """Write statistics into the log lines from now on; 0 writes none."""
-        if self._opened is None or not every_seconds:
+        if self.current is None or not every_seconds:
             return
         statistics = Statistics(self.gateway.loop.time())
 
         def tell() -> None:
-            if self._opened is not None:
-                statistics.tell(self._opened.service, self.gateway.loop.time())
+            if self.current is not None:
+                statistics.tell(self.current.service, self.gateway.loop.time())
                 self._telling = self.gateway.loop.call_later(every_seconds, tell)
 
         self._telling = self.gateway.loop.call_later(every_seconds, tell)
 
     async def close(self) -> None:
         """Tell every subscriber, then answer what is under way and close the service."""
-        opened, self._opened = self._opened, None
+        opened, self.current = self.current, None
         for timer in (self._timer, self._telling):
             if timer is not None:
                 timer.cancel()
@@ -255,21 +251,21 @@ class StoreHost(StoreObserver):
 
     def ready(self, store: str, durable: str) -> None:
         """See ``StoreObserver``."""
-        if self._opened is not None:
-            self._opened.deliveries.ready(store, durable)
+        if self.current is not None:
+            self.current.deliveries.ready(store, durable)
 
     def before_lapse(self, now_ms: int) -> None:
         """See ``StoreObserver``."""
-        if self._opened is not None:
-            self._opened.deliveries.before_lapse(now_ms)
+        if self.current is not None:
+            self.current.deliveries.before_lapse(now_ms)
 
     def contended(self, now_ms: int) -> list[tuple[str, str]]:
         """See ``StoreObserver``."""
-        return [] if self._opened is None else self._opened.deliveries.contended(now_ms)
+        return [] if self.current is None else self.current.deliveries.contended(now_ms)
 
     def carry_out(self, effect: Effect) -> None:
         """See ``StoreObserver``."""
-        opened = self._opened
+        opened = self.current
         if opened is None:
             return
         if isinstance(effect, Advise):
@@ -299,7 +295,7 @@ class StoreHost(StoreObserver):
 
     def tell_disk(self) -> None:
         """See ``StoreObserver``."""
-        opened = self._opened
+        opened = self.current
         if opened is None:
             return
         if opened.service.disk_is_full:
@@ -314,7 +310,7 @@ class StoreHost(StoreObserver):
 
     def warn_about_open_log(self) -> None:
         """Log that permissions of the stores leave the routes of the log open, where the service has no tokens."""
-        opened = self._opened
+        opened = self.current
         if opened is None or self.gateway.authenticator.required or not opened.state.definition.permissions.enabled:
             return
         _log.warning(
@@ -323,7 +319,7 @@ class StoreHost(StoreObserver):
         )
 
     def _detach_silent(self) -> None:
-        opened = self._opened
+        opened = self.current
         if opened is None:
             return
         if self._place is not None and (problem := self._place.problem()) is not None:

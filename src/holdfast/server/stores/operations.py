@@ -22,7 +22,6 @@ from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Latency
 from holdfast.server.stores.subscribers import Poller, wall_ms
 from holdfast.stores.definitions.cluster import (
-    ClusterDefinition,
     DurableDefinition,
     DurableType,
     PublisherMode,
@@ -553,16 +552,6 @@ class InForce:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    @property
-    def cluster(self) -> ClusterDefinition:
-        """The whole definition."""
-        return self._state.definition
-
-    @property
-    def revision(self) -> int:
-        """The number of the definition in force."""
-        return self._state.revision
-
     def store(self, name: str) -> StoreDefinition:
         """Raises: NotFound."""
         definition = self._state.definition.stores.get(name)
@@ -576,10 +565,6 @@ class InForce:
                 )
             return self._state.store(name).definition
         return definition
-
-    def durables(self, store: str) -> Mapping[str, DurableDefinition]:
-        """Every durable of a store, the dynamic ones too, by name. Raises: NotFound. Cost: O(durables)."""
-        return self._state.durable_definitions(store)
 
     def find(self, store: str, name: str) -> DurableDefinition | None:
         """One durable, None where there is none. Raises: NotFound for the store."""

@@ -40,10 +40,11 @@ from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.requests import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
+from holdfast.server.http.routes import whole_number
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
-from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, nacks_of, ranges_of, require_keys
+from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, flag, nacks_of, ranges_of, require_keys
 from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
@@ -681,32 +682,29 @@ class SubscribeRequest:
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=16)
         except ValueError as error:
             raise InvalidRequest("the query cannot be read") from error
-        given = dict(pairs)
-        if len(given) != len(pairs):
+        texts = dict(pairs)
+        if len(texts) != len(pairs):
             raise InvalidRequest("a query parameter is given more than once")
-        unknown = given.keys() - PARAMETERS
+        unknown = texts.keys() - PARAMETERS
         if unknown:
             raise InvalidRequest(f"the route has no query parameter {min(unknown)[:64]!r}")
-        self.subscriber = given.get("subscriber", "")
+        self.subscriber = texts.get("subscriber", "")
         if not 1 <= len(self.subscriber) <= 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
-        self.template = given.get("template", "")
-        self.matcher = given.get("matcher", "").encode()
-        self.key = given.get("key")
-        self.prefix = given.get("prefix")
+        self.template = texts.get("template", "")
+        self.matcher = texts.get("matcher", "").encode()
+        self.key = texts.get("key")
+        self.prefix = texts.get("prefix")
         """Also an empty prefix means a watch."""
-        self.token = given.get("token", "")
+        self.token = texts.get("token", "")
         """Of the durable that the subscriber was attached to before, so that it does not go on with another one."""
-        self.prefetch = _number(given, "prefetch", 999_999)
-        self.wait_ms = _number(given, "wait_ms", POLL_WAIT_MS_MAX)
-        take_over = given.get("take_over", "false")
-        if take_over not in ("true", "false"):
-            raise InvalidRequest("take_over is true or false")
-        self.take_over = take_over == "true"
-        self.session = given.get("session", "")
+        self.prefetch = whole_number("prefetch", texts.get("prefetch", "0"), low=0, high=999_999)
+        self.wait_ms = whole_number("wait_ms", texts.get("wait_ms", "0"), low=0, high=POLL_WAIT_MS_MAX)
+        self.take_over = flag("take_over", texts.get("take_over"))
+        self.session = texts.get("session", "")
         if len(self.session) > SESSION_LENGTH_MAX:
             raise InvalidRequest(f"session has at most {SESSION_LENGTH_MAX} characters")
-        self.keep = _kept(given.get("keep", ""))
+        self.keep = _kept(texts.get("keep", ""))
         if self.keep and not (self.session and self.token):
             raise InvalidRequest("keep needs session and token: numbers mean nothing to another one")
 
@@ -725,13 +723,6 @@ class SubscribeRequest:
             session=self.session,
             keep=self.keep,
         )
-
-
-def _number(given: Mapping[str, str], name: str, high: int) -> int:
-    text = given.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= high):
-        raise InvalidRequest(f"{name} is a whole number from 0 to {high}")
-    return int(text)
 
 
 def _kept(text: str) -> list[tuple[int, int]]:

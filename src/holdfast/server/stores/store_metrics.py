@@ -105,9 +105,7 @@ def _publishes(opened: OpenStores) -> Iterator[Metric]:
 def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
     space = opened.service.space()
     disk = disk_use(host.directory)
-    limit = disk.capacity * opened.definitions.cluster.max_disk_fraction
-    written, behind_ms = opened.service.written_bytes, opened.service.clock_behind_ms
-    cluster, stores = opened.definitions.cluster, list(opened.state.defined_stores())
+    cluster, stores = opened.state.definition, list(opened.state.defined_stores())
     gauges = {
         "used_fraction": _used(
             sum(store.counts.live for store in stores),
@@ -118,15 +116,15 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
         "log_allocated_bytes": space.allocated,
         "log_in_use_bytes": space.in_use,
         "log_pages": space.pages,
-        "clock_behind_seconds": behind_ms / 1000,
+        "clock_behind_seconds": opened.service.clock_behind_ms / 1000,
         "disk_used_bytes": disk.used,
         "disk_capacity_bytes": disk.capacity,
-        "disk_limit_bytes": limit,
+        "disk_limit_bytes": disk.capacity * cluster.max_disk_fraction,
         "kept_back_bytes": opened.service.kept_back_bytes,
     }
     for name, value in gauges.items():
         yield gauge(f"holdfast_message_stores_{name}", value)
-    yield counter("holdfast_message_stores_written_bytes", written)
+    yield counter("holdfast_message_stores_written_bytes", opened.service.written_bytes)
 
 
 def _durables(opened: OpenStores) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ def _disk_named() -> Generator[None]:
 
 
 def _quorum(call: StoreCall) -> QuorumResponse:
-    services = call.opened.definitions.cluster.services
+    services = call.opened.state.definition.services
     member = services[0] if services else "default"
     suspended = call.host.suspended
     return QuorumResponse(
@@ -46,7 +46,7 @@ def _quorum(call: StoreCall) -> QuorumResponse:
 
 async def _cluster(call: StoreCall) -> Response:
     opened = call.opened
-    definition = opened.definitions.cluster
+    definition = opened.state.definition
     stores = list(opened.state.defined_stores())
     space = opened.service.space()
     disk = await asyncio.to_thread(disk_use, call.host.directory)
@@ -54,7 +54,7 @@ async def _cluster(call: StoreCall) -> Response:
     assert isinstance(document, dict), "a definition has a section for the cluster"
     body: dict[str, object] = {
         **document,
-        "revision": opened.definitions.revision,
+        "revision": opened.state.revision,
         "suspended": call.host.suspended,
         "stores": len(definition.stores),
         "durables": sum(len(store.durables) for store in stores),

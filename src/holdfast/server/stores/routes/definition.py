@@ -46,17 +46,17 @@ async def define(
     may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
     opened = call.opened
     expected = call.call.header("if-match")
-    in_force = opened.definitions
+    in_force = opened.state
     if expected is not None and expected.strip('"') != str(in_force.revision):
         raise Conflict(
             "another revision of the definition is in force", code=Code.REVISION_MISMATCH, revision=in_force.revision
         )
-    parts = _parts_allowed(call, in_force.cluster, change)
+    parts = _parts_allowed(call, in_force.definition, change)
     if not parts and in_force.revision:
         return in_force.revision
     author = opened.access.user_of(call.call.authorization) or ""
     revision = in_force.revision + 1
-    before = opened.state.definition.permissions.enabled
+    before = in_force.definition.permissions.enabled
     await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
     if not before:
         call.host.warn_about_open_log()
@@ -116,8 +116,8 @@ def _whole(call: StoreCall, revision: int, definition: Json) -> Response:
 
 
 async def _get_definition(call: StoreCall) -> Response:
-    in_force = call.opened.definitions
-    return _whole(call, in_force.revision, in_force.cluster.document())
+    in_force = call.opened.state
+    return _whole(call, in_force.revision, in_force.definition.document())
 
 
 _put_definition = defining(lambda _, known, given: parts_between(known, definition_of(given)), _get_definition)
@@ -127,7 +127,7 @@ _patch_definition = defining(lambda _, known, given: patched(known, given), _get
 async def check_definition(call: StoreCall) -> Response:
     """``POST /v1/cluster/definition/check``: what would be in force, without applying it."""
     document = await call.document()
-    return _whole(call, call.opened.definitions.revision + 1, definition_of(document).document())
+    return _whole(call, call.opened.state.revision + 1, definition_of(document).document())
 
 
 async def _list_history(call: StoreCall) -> Response:

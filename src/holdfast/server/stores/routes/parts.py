@@ -177,7 +177,7 @@ def template_document(template: TemplateDefinition) -> Json:
 async def _list_stores(call: StoreCall) -> Response:
     opened, authorization, right = call.opened, call.call.authorization, call.call.need.right
     assert right is not None, "stores are listed for a right on them"
-    visible = [name for name in opened.definitions.cluster.stores if opened.access.allows(authorization, right, name)]
+    visible = [name for name in opened.state.definition.stores if opened.access.allows(authorization, right, name)]
     return collection(call, "stores", visible, partial(store_document, opened))
 
 
@@ -200,7 +200,7 @@ async def _delete_store(call: StoreCall) -> Response:
 
 async def _list_durables(call: StoreCall) -> Response:
     opened = call.opened
-    names = sorted(opened.definitions.durables(call.store))
+    names = sorted(opened.state.durable_definitions(call.store))
     return collection(call, "durables", names, partial(durable_document, opened, call.store))
 
 
@@ -223,7 +223,7 @@ async def put_durable(call: StoreCall) -> Response:
         call.opened.statistics.want(call.store)
         await _make_dynamic(call, cast(Json, parameters))
     else:
-        store_of(call.opened.definitions.cluster, call.store)
+        store_of(call.opened.state.definition, call.store)
         known = call.opened.definitions.find(call.store, call.durable)
         if known is not None and known.dynamic:
             raise InvalidRequest("this durable is dynamic: change its template", template=known.template)

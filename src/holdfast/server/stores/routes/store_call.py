@@ -117,11 +117,8 @@ class StoreCall:
 
     def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """A whole answer in the format that was asked for."""
-        return self.raw(encode(body, self.accept), status=status, headers=headers)
-
-    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """The same for bytes that are in that format already."""
-        return Response(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
+        media_type = JSON if self.accept == "json" else MSGPACK
+        return Response(encode(body, self.accept), status, headers or {}, media_type)
 
     async def hot(
         self, route: str, body: bytes = b"", *, durable: str = "", poll: Mapping[str, str] | None = None
