@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -198,45 +197,37 @@ def test_signals_to_the_whole_group_do_not_end_it_and_the_end_of_the_server_does
         assert not is_running(pid)
 
 
+PROCESS = (sys.executable, "-m", "holdfast.server.view.process")
+
+
+def ended(command: list[str]) -> tuple[int, bytes]:
+    """The exit code and the errors of a process that ends although its input does not."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        return process.wait(60), process.stderr.read()
+
+
 def test_a_process_that_a_killed_server_left_makes_no_directory(tmp_path):
     # Nobody makes the directory of a log that was removed again: the next log would take it for another log's view.
-    ours, theirs = socket.socketpair()
     directory = tmp_path / "log" / "view"
     start = ViewStart(log_url=(tmp_path / "log").as_uri(), log_id="1" * 32, directory=str(directory))
-    command = [sys.executable, "-m", "holdfast.server.view.process", str(theirs.fileno())]
-    with theirs, ours:
-        ended = subprocess.run(
-            [*command, msgspec.json.encode(start).decode()],
-            pass_fds=[theirs.fileno()],
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode != 0
-    assert b"view_has_no_place" in ended.stderr
-    assert b"Traceback" not in ended.stderr
+    code, errors = ended([*PROCESS, msgspec.json.encode(start).decode()])
+    assert code != 0
+    assert b"view_has_no_place" in errors
+    assert b"Traceback" not in errors
     assert not (tmp_path / "log").exists()
 
 
 def test_a_view_without_an_inode_for_its_file_says_so_in_one_line(tmp_path: Path) -> None:
     """Its server starts another process after a while. It used to end with a traceback."""
-    ours, theirs = socket.socketpair()
     start = ViewStart(log_url=(tmp_path / "log").as_uri(), log_id="1" * 32, directory="/mnt/view")
-    process = [sys.executable, "-m", "holdfast.server.view.process", str(theirs.fileno())]
-    process.append(msgspec.json.encode(start).decode())
     small = 'mount -t tmpfs -o nr_inodes=2 none /mnt && mkdir /mnt/view && exec "$@"'
-    with theirs, ours:
-        ended = subprocess.run(
-            [*mount_namespace(), "sh", "-c", small, "sh", *process],
-            pass_fds=[theirs.fileno()],
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode == 1, ended.stderr.decode()
-    assert b"view_has_no_place" in ended.stderr
-    assert b"No space left on device" in ended.stderr
-    assert b"Traceback" not in ended.stderr
+    words = [*PROCESS, msgspec.json.encode(start).decode()]
+    code, errors = ended([*mount_namespace(), "sh", "-c", small, "sh", *words])
+    assert code == 1, errors.decode()
+    assert b"view_has_no_place" in errors
+    assert b"No space left on device" in errors
+    assert b"Traceback" not in errors
 
 
 @pytest.mark.matrix

@@ -73,7 +73,7 @@ def hint_of(error: HoldfastError) -> str:
 
 
 def end_process(error: BaseException) -> NoReturn:
-    """End this process and its children now. The children of the view and of a directory end with their sockets."""
+    """End this process and its children now. The children of a directory end with their sockets."""
     try:
         log.error("invariant_violated", exc_info=error)
         sys.stderr.flush()

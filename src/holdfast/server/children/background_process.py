@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import sysconfig
 from asyncio import StreamReader, StreamReaderProtocol
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Final, Self
 
@@ -63,6 +65,17 @@ class BackgroundProcess:
                 transport, _ = await loop.connect_read_pipe(partial(StreamReaderProtocol, reader, loop=loop), pipe)
                 self._pipes.append(transport)
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def send(self, line: bytes) -> None:
+        """Write a line to its standard input, where nothing waits to be read. Harmless when it has ended."""
+        assert self._process.stdin is not None, "it has an input"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+
     def end_input(self) -> None:
         """Close its standard input."""
         if self._process.stdin is not None:
@@ -94,6 +107,7 @@ def _spawn(command: Sequence[str], *, nice: int, has_input: bool, has_errors: bo
         stdout=PIPE,
         stderr=PIPE if has_errors else None,
         bufsize=0,
+        env=_environment(),
         start_new_session=has_input,  # a signal of the terminal does not reach one that ends with its input
     )
     _running[process] = None
@@ -101,6 +115,14 @@ def _spawn(command: Sequence[str], *, nice: int, has_input: bool, has_errors: bo
         lower = os.getpriority(os.PRIO_PROCESS, 0) + nice
         os.setpriority(os.PRIO_PROCESS, process.pid, min(NICE_MAX, lower))
     return process
+
+
+def _environment() -> dict[str, str]:
+    """So that a process of this interpreter finds this package, too."""
+    environment, package = dict(os.environ), str(Path(__file__).parents[3])
+    if package != sysconfig.get_path("purelib"):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    return environment
 
 
 def _reap(process: Popen[bytes]) -> int | None:

@@ -12,12 +12,8 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-import os
-import socket
 import sqlite3
-import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +28,7 @@ import structlog
 from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, HoldfastError
 from holdfast.files.durable_directory import make_durable_directory
+from holdfast.server.children.background_process import KILLED_SECONDS, STOP_SECONDS, BackgroundProcess
 from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
 from holdfast.view.storage import PAGE_BYTES, Answer, Asked, KeyRange, Larger, Page, Row, Stored, answer_within
@@ -41,8 +38,7 @@ READ_THREADS: Final = 2
 RESTART_SECONDS: Final = (0.1, 5.0)
 """The first and the longest pause before a new process."""
 SETTLED_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 10.0
-KILLED_SECONDS: Final = 5.0
+NICE: Final = 5
 CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
 
 log = structlog.get_logger("holdfast.server.view")
@@ -211,19 +207,15 @@ class ViewChild:
             pause = min(pause * 2, longest)
 
     async def _live(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.to_thread(self._spawn, theirs)
-        except BaseException:
-            ours.close()
-            raise
+        directory = await asyncio.to_thread(self._make_place)
+        process = await self._begin(msgspec.structs.replace(self._start, directory=directory))
         self.pid = process.pid
-        reports, announcements = await asyncio.open_connection(sock=ours)
-        announcing = asyncio.ensure_future(self._announce(announcements))
+        announcing = asyncio.ensure_future(self._announce(process))
         decode = msgspec.json.Decoder(Report).decode
         before = replace(self._counts)
+        code: int | None = None
         try:
-            while (line := await reports.readline()).endswith(b"\n"):
+            async for line in process.output:
                 report = decode(line)
                 self._counts.retries = before.retries + report.retries
                 self._counts.interruptions = before.interruptions + report.interruptions
@@ -231,43 +223,29 @@ class ViewChild:
         finally:
             self.pid = None
             announcing.cancel()
-            announcements.transport.abort()
+            process.end_input()
             file, self._file, self._version, self._damage = self._file, None, 0, None
             try:
                 if file is not None:
                     await asyncio.to_thread(file.close)
-                await asyncio.to_thread(self._reap, process)
-            except (OSError, sqlite3.Error, subprocess.TimeoutExpired) as error:
+                code = await process.exit_code()
+                if code is None:
+                    raise TimeoutError("it survives being killed")
+            except (OSError, sqlite3.Error) as error:
                 # An error from here would replace a cancellation, and the stop would never end.
                 log.warning("view_process_not_ended", error=f"{type(error).__name__}: {error}")
-        log.warning("view_process_ended", exit_code=process.returncode)
+        log.warning("view_process_ended", exit_code=code)
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of the process. Raises: OSError, TimeoutExpired."""
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(KILLED_SECONDS)
-
-    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _make_place(self) -> str:
         directory = self._place()
         make_durable_directory(directory)
-        package = str(Path(__file__).parents[3])
-        environment = dict(os.environ)
-        if package != sysconfig.get_path("purelib"):
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        start = msgspec.json.encode(msgspec.structs.replace(self._start, directory=directory)).decode()
-        with theirs:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "holdfast.server.view.process", str(theirs.fileno()), start],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=environment,
-            )
+        return directory
 
-    async def _announce(self, process: asyncio.StreamWriter) -> None:
+    async def _begin(self, start: ViewStart) -> BackgroundProcess:
+        words = (sys.executable, "-P", "-m", "holdfast.server.view.process", msgspec.json.encode(start).decode())
+        return await BackgroundProcess.start(words, nice=NICE, has_input=True)
+
+    async def _announce(self, process: BackgroundProcess) -> None:
         """Announce durable slots to the process, one announcement at a time."""
         service, channel = self._service, self._service.feed.durable
         sent: int | None = None
@@ -280,7 +258,7 @@ class ViewChild:
                 continue
             sent = header.slot
             self._done.clear()
-            process.write(msgspec.json.encode(Announcement(sent, header.claim, flush)) + b"\n")
+            process.send(msgspec.json.encode(Announcement(sent, header.claim, flush)) + b"\n")
             await self._done.wait()
             if not self._waiters:
                 with contextlib.suppress(TimeoutError):

@@ -1,11 +1,11 @@
-"""The process that keeps the embedded view's file: ``python -m holdfast.server.view.process DESCRIPTOR START``.
+"""The process that keeps the embedded view's file: ``python -m holdfast.server.view.process START``.
 
 Changes wait in memory until ``FLUSH_BYTES`` or ``FLUSH_SECONDS`` are reached or a reader waits. A lock keeps a second
 process, of a deposed leader, from writing older values; without the lock the file is in a temporary directory. Killed
 at any point, the process leaves the file at a position from which the next one continues. A store that cannot be read
 interrupts it: it keeps what it has read, and goes on there. A file that does not fit the log is removed, and the
 process ends. Damage of the log is reported once; the part before it stays readable. The process ends when the server
-closes the socket; it ignores signals, because a terminal sends them to the whole group.
+closes its standard input; it ignores signals, because a terminal sends them to the whole group.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import sqlite3
 import sys
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
@@ -53,7 +53,6 @@ from holdfast.view.storage import Layer, Position, Stored
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NICE: Final = 5
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 1.0
@@ -69,9 +68,7 @@ log = structlog.get_logger("holdfast.server.view")
 class ViewProcess:
     """Keeps one file; ``announced`` tells it how far it may read."""
 
-    def __init__(
-        self, start: ViewStart, store: ObjectReader, reports: asyncio.StreamWriter, older: OlderHistory | None
-    ) -> None:
+    def __init__(self, start: ViewStart, store: ObjectReader, reports: RawIOBase, older: OlderHistory | None) -> None:
         self._start = start
         self._older = older
         self._metrics = StoreMetrics()
@@ -252,7 +249,8 @@ class ViewProcess:
             retries=sum(each.retries for each in counts),
             interruptions=sum(each.interruptions for each in counts),
         )
-        self._reports.write(msgspec.json.encode(report) + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # the server has gone, and this process ends
+            self._reports.write(msgspec.json.encode(report) + b"\n")
 
     async def _walker_after(self, position: Position, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state a position is. Raises: CorruptData when the log has no such object."""
@@ -311,16 +309,17 @@ async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProc
     return 0
 
 
-async def _run(server: socket.socket, start: ViewStart) -> int:
-    announcements, reports = await asyncio.open_connection(sock=server)
+async def _run(start: ViewStart) -> int:
+    announcements = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(announcements)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms, retry=None)
-    process = ViewProcess(start, store, reports, segment_history(start.segments_url))
+    process = ViewProcess(start, store, sys.stdout.buffer.raw, segment_history(start.segments_url))
     decode = msgspec.json.Decoder(Announcement).decode
 
     async def listen() -> int:
-        with contextlib.suppress(ConnectionError):
-            while (line := await announcements.readline()).endswith(b"\n"):
-                process.announced(decode(line))
+        async for line in announcements:
+            process.announced(decode(line))
         return 0
 
     with contextlib.ExitStack() as stack:
@@ -332,20 +331,18 @@ async def _run(server: socket.socket, start: ViewStart) -> int:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            reports.transport.abort()
             await store.close()
 
 
-def main(descriptor: int, start: ViewStart) -> None:
-    """What the process does with the socket it inherits."""
+def main(start: ViewStart) -> None:
+    """What the process does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICE)
     ask_for_time_slice(BACKGROUND_NS)
     configure_logs(start.log_format, start.log_level)
     keep_pandas_out()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_run(socket.socket(fileno=descriptor), start)))
+        sys.exit(runner.run(_run(start)))
 
 
 # pyarrow ships no types, so its arrays are unknown to the checker; what leaves this module is not.
@@ -497,4 +494,4 @@ def _parts(column: pa.Array, offset_format: Literal["i", "q"]) -> tuple[bytes, l
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=ViewStart))
+    main(msgspec.json.decode(sys.argv[1], type=ViewStart))
