@@ -14,9 +14,8 @@ from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.commit.item_readers import ItemReader, JsonLines, MsgpackItems
-from holdfast.server.http.requests import decode_msgpack, problem_with
+from holdfast.server.http.requests import decode_msgpack, key_from_text, problem_with
 from holdfast.server.http.responses import CommitResponses, LeaderHint
-from holdfast.server.http.routes import key_from_text
 from holdfast.wire.formats import encode
 from holdfast.wire.log import CommitReceipt
 

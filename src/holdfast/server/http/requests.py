@@ -13,6 +13,8 @@ Rules of commits, in the order they are checked:
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
@@ -25,6 +27,7 @@ from holdfast.commit.format.request_rules import ITEMS_MAX, problem_with_request
 from holdfast.commit.format.transaction import Transaction
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
+from holdfast.values import VERSION_MAX, LogPosition, parse_position
 from holdfast.wire.formats import UNDECODABLE, require_each_once
 
 LINEAGE_AGAIN_MS: Final = 200
@@ -165,3 +168,43 @@ def problem_with_browser(
             hint="send the same request with POST",
         )
     return None
+
+
+def whole_number(name: str, text: str, *, low: int, high: int) -> int:
+    """A whole number in plain decimal digits. Raises: InvalidRequest."""
+    if text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high:
+        return int(text)
+    raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
+
+
+def position_of(name: str, text: str) -> LogPosition:
+    """A version with or without its log's id, as in event ids. Raises: InvalidRequest."""
+    position = parse_position(text)
+    if position is None:
+        raise InvalidRequest(
+            f"{name} is VERSION, VERSION@LOGID or VERSION~LEADER@LOGID: a whole number up to {VERSION_MAX}, and ids of "
+            "32 hexadecimal digits"
+        )
+    return position
+
+
+def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
+    """The bytes of a key in canonical base64url, padding optional. Raises: InvalidRequest (bad_base64)."""
+    plain = text.rstrip("=")
+    padded = plain + "=" * (-len(plain) % 4)
+    try:
+        key = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
+    except (binascii.Error, ValueError):
+        key = None
+    # What is not of the alphabet was left out, so it does not come back.
+    if key is None or base64.urlsafe_b64encode(key).decode() != padded:
+        raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
+    return key
+
+
+def text_key(name: str, text: str) -> bytes:
+    """The UTF-8 of a text in a URL. Raises: InvalidRequest where it was not UTF-8 there."""
+    if "\ufffd" in text:
+        # It stands for bytes that could not be decoded.
+        raise InvalidRequest(f"{name} is not UTF-8", hint="a key that is not text is given in base64url")
+    return text.encode()

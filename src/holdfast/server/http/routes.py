@@ -7,8 +7,6 @@ A ``HoldfastError`` becomes its error response. Any other exception is a bug: it
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -26,12 +24,19 @@ from holdfast.server.http.auth import ClientKey, HeldRight
 from holdfast.server.http.connection import Connection
 from holdfast.server.http.exchange import ClientDisconnect, Exchange
 from holdfast.server.http.key_scope import KeyScope
-from holdfast.server.http.requests import Browsers, problem_with_browser
+from holdfast.server.http.requests import (
+    Browsers,
+    key_from_text,
+    position_of,
+    problem_with_browser,
+    text_key,
+    whole_number,
+)
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import Need, ScopeRule, need_of
 from holdfast.server.http.state import JSON, FastRequest, HttpState, PendingResponse, RequestFields
 from holdfast.soundness import report_broken
-from holdfast.values import VERSION_MAX, LogPosition, parse_position
+from holdfast.values import VERSION_MAX, LogPosition
 from holdfast.wire.formats import encode
 
 _log = structlog.get_logger("holdfast.server")
@@ -83,10 +88,8 @@ class Call(PendingResponse):
     content_type: str | None
     accept: str | None
 
-    def __init__(self, state: HttpState, route: Route, need: Need, exchange: Exchange, path: dict[str, str]) -> None:
-        self.state = state
-        self._route = route
-        self.need = need
+    def __init__(self, endpoint: Endpoint, exchange: Exchange, path: dict[str, str]) -> None:
+        self.state, self._route, self.need = endpoint.state, endpoint.route, endpoint.need
         self._responded: asyncio.Future[Response] | None = None
         self.exchange = exchange
         """What is under it."""
@@ -451,9 +454,9 @@ class Route:
     @property
     def fast_lines(self) -> dict[bytes, FastRequest]:
         """The whole lines of the requests that connections serve without the framework."""
-        found = {} if self.fast is None else {self.path: self.fast}
-        found |= {f"{self.path}?{query}": request for query, request in self.fast_queries.items()}
-        return {f"{self.method} {target} HTTP/1.1".encode(): request for target, request in found.items()}
+        targets = {} if self.fast is None else {self.path: self.fast}
+        targets |= {f"{self.path}?{query}": request for query, request in self.fast_queries.items()}
+        return {f"{self.method} {target} HTTP/1.1".encode(): request for target, request in targets.items()}
 
     @property
     def query_names(self) -> frozenset[str]:
@@ -467,18 +470,14 @@ class Endpoint:
     def __init__(self, state: HttpState, route: Route) -> None:
         assert route.handler or route.stream or route.fast, "a route is served"
         assert not (route.handler and route.stream), "a route answers or streams"
-        self._state = state
-        self._route = route
-        self._need = route.need
-        self._query_names = route.query_names
-
-    def hot_call(self, plain: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse) -> HotCall:
-        """A plain request of this route."""
-        return HotCall(self._state, self._route, self._need, plain, body, fields, response)
+        self.state = state
+        self.route = route
+        self.need = route.need
+        self.query_names = route.query_names
 
     def answered_at_once(self, call: HotCall) -> bool:
         """Whether the answer needed nothing to wait for, and was given."""
-        at_once = self._route.at_once
+        at_once = self.route.at_once
         if at_once is None:
             return False
         try:
@@ -487,18 +486,17 @@ class Endpoint:
             if answer is None:
                 return False
         except HoldfastError as error:
-            status, headers, body = error_response(without_traceback(error), self._state.leader)
-            answer = Response(body, status, headers)
+            answer = self._error(without_traceback(error))
         call.give(answer)
         return True
 
     async def answer(self, exchange: Exchange, path: dict[str, str]) -> None:
         """Serve one request."""
-        await self.serve(Call(self._state, self._route, self._need, exchange, path))
+        await self.serve(Call(self, exchange, path))
 
     async def serve(self, call: Call) -> None:
         """Serve one request."""
-        route = self._route
+        route = self.route
         status = 200
         try:
             call.require_headers_once()
@@ -508,7 +506,7 @@ class Endpoint:
                 raise problem
             call.require_right()
             if not route.filters:
-                call.require_known_parameters(self._query_names)
+                call.require_known_parameters(self.query_names)
             if route.stream is not None:
                 await route.stream(call)
             else:
@@ -532,7 +530,7 @@ class Endpoint:
             await call.leave_room()
 
     async def _answer(self, call: Call) -> Response:
-        route = self._route
+        route = self.route
         if route.is_page:
             await call.room.page()
         if route.handler is not None:
@@ -546,12 +544,16 @@ class Endpoint:
             # The head has promised a stream; only ending the connection says that it is not whole.
             call.connection.close()
             return STATUS_CUT_SHORT
-        status, headers, body = error_response(error, self._state.leader)
+        answer = self._error(error)
+        await call.answer(answer)
+        call.refused()
+        return answer.status
+
+    def _error(self, error: HoldfastError) -> Response:
+        status, headers, body = error_response(error, self.state.leader)
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
-        await call.answer(Response(body, status, headers))
-        call.refused()
-        return status
+        return Response(body, status, headers)
 
 
 class HotCall(Call):
@@ -560,18 +562,9 @@ class HotCall(Call):
     __slots__ = ("_body", "_plain", "_response")
 
     def __init__(
-        self,
-        state: HttpState,
-        route: Route,
-        need: Need,
-        plain: PlainRequest,
-        body: bytes,
-        fields: RequestFields,
-        response: PendingResponse,
+        self, endpoint: Endpoint, plain: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse
     ) -> None:
-        self.state = state
-        self._route = route
-        self.need = need
+        self.state, self._route, self.need = endpoint.state, endpoint.route, endpoint.need
         self.path = plain.path
         self.started = False
         self._room = None
@@ -629,30 +622,28 @@ def _text_of(field: bytes | str | None) -> str | None:
 class PlainRequest(FastRequest):
     """A plain request of a route whose handler serves it."""
 
-    __slots__ = ("_endpoint", "_need", "_state", "path", "query")
+    __slots__ = ("_endpoint", "path", "query")
 
-    def __init__(
-        self, state: HttpState, endpoint: Endpoint, route: Route, path: dict[str, str], query: dict[str, str]
-    ) -> None:
-        super().__init__(route.name, state.limits.request_bytes_max, is_alone=True)  # its answer may be large
-        self._state = state
+    def __init__(self, endpoint: Endpoint, path: dict[str, str], query: dict[str, str]) -> None:
+        # Alone, because its answer may be large.
+        super().__init__(endpoint.route.name, endpoint.state.limits.request_bytes_max, is_alone=True)
         self._endpoint = endpoint
-        self._need = route.need
         self.path = path
         self.query = query
 
     def problem_with(self, authorization: bytes | None) -> HoldfastError | None:
         """See ``FastRequest``."""
-        need = self._need
-        return self._state.authenticator.problem_with(authorization, need.role, checks_scope=need.checks_scope)
+        need, authenticator = self._endpoint.need, self._endpoint.state.authenticator
+        return authenticator.problem_with(authorization, need.role, checks_scope=need.checks_scope)
 
     def serve(self, body: bytes, fields: RequestFields, response: PendingResponse) -> None:
         """See ``FastRequest``."""
-        call = self._endpoint.hot_call(self, body, fields, response)
-        if not self._endpoint.answered_at_once(call):
-            task = self._state.loop.create_task(self._endpoint.serve(call))
-            self._state.tasks.add(task)
-            task.add_done_callback(self._state.tasks.discard)
+        endpoint = self._endpoint
+        call = HotCall(endpoint, self, body, fields, response)
+        if not endpoint.answered_at_once(call):
+            task = endpoint.state.loop.create_task(endpoint.serve(call))
+            endpoint.state.tasks.add(task)
+            task.add_done_callback(endpoint.state.tasks.discard)
 
 
 class HotHandler:
@@ -661,13 +652,10 @@ class HotHandler:
     The others go to the framework, which refuses in the same words what is wrong about them.
     """
 
-    __slots__ = ("_endpoint", "_line", "_names", "_route", "_state", "prefixes")
+    __slots__ = ("_endpoint", "_line", "prefixes")
 
     def __init__(self, state: HttpState, route: Route) -> None:
-        self._state = state
-        self._route = route
         self._endpoint = Endpoint(state, route)
-        self._names = route.query_names
         beginning, _, parameter = route.name.partition("{")
         name = parameter.rstrip("}")
         assert "{" not in name, "a hot route has one parameter in its path, at the end"
@@ -679,64 +667,24 @@ class HotHandler:
 
     def match(self, line: bytes) -> PlainRequest | None:
         """See ``FastMatcher``."""
-        found = self._line.fullmatch(line.decode("latin-1"))
-        if found is None:
+        match = self._line.fullmatch(line.decode("latin-1"))
+        if match is None:
             return None
-        path = found.groupdict()
+        path = match.groupdict()
         query: dict[str, str] = {}
         for pair in (path.pop("_query") or "").split("&"):
             if pair:
                 name, _, value = pair.partition("=")
-                if name in query or name not in self._names:
+                if name in query or name not in self._endpoint.query_names:
                     return None
                 query[name] = value
-        return PlainRequest(self._state, self._endpoint, self._route, path, query)
+        return PlainRequest(self._endpoint, path, query)
 
 
 UNWANTED_SECONDS_MAX: Final = 2.0
 """How long the unread body of a refused request may still arrive."""
 STATUS_CUT_SHORT: Final = 499
 """Counted for a stream that was cut short; never sent."""
-
-
-def whole_number(name: str, text: str, *, low: int, high: int) -> int:
-    """A whole number in plain decimal digits. Raises: InvalidRequest."""
-    if text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high:
-        return int(text)
-    raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
-
-
-def position_of(name: str, text: str) -> LogPosition:
-    """A version with or without its log's id, as in event ids. Raises: InvalidRequest."""
-    position = parse_position(text)
-    if position is None:
-        raise InvalidRequest(
-            f"{name} is VERSION, VERSION@LOGID or VERSION~LEADER@LOGID: a whole number up to {VERSION_MAX}, and ids of "
-            "32 hexadecimal digits"
-        )
-    return position
-
-
-def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
-    """The bytes of a key in canonical base64url, padding optional. Raises: InvalidRequest (bad_base64)."""
-    plain = text.rstrip("=")
-    padded = plain + "=" * (-len(plain) % 4)
-    try:
-        key = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
-    except (binascii.Error, ValueError):
-        key = None
-    # What is not of the alphabet was left out, so it does not come back.
-    if key is None or base64.urlsafe_b64encode(key).decode() != padded:
-        raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
-    return key
-
-
-def text_key(name: str, text: str) -> bytes:
-    """The UTF-8 of a text in a URL. Raises: InvalidRequest where it was not UTF-8 there."""
-    if "\ufffd" in text:
-        # It stands for bytes that could not be decoded.
-        raise InvalidRequest(f"{name} is not UTF-8", hint="a key that is not text is given in base64url")
-    return text.encode()
 
 
 def key_parameters(name: str, description: str) -> tuple[Parameter, Parameter]:

@@ -14,10 +14,11 @@ from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.http.auth import HeldRight, RightsWatch
-from holdfast.server.http.routes import whole_number
+from holdfast.server.http.requests import whole_number
 from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import Latency
 from holdfast.server.stores.subscribers import Poller, wall_ms
@@ -50,7 +51,7 @@ from holdfast.stores.values.ports import Entry
 from holdfast.view.storage import PAGE_BYTES
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode, require_few_values
 from holdfast.wire.parts import AckedResponse, BatchReceipt, Delivery, Portion
-from holdfast.wire.stores import AckRequest, DelayedNack, DeliveredResponse, PublishRequest
+from holdfast.wire.stores import KEEP_RANGES_MAX, NUMBER_MAX, AckRequest, DelayedNack, DeliveredResponse, PublishRequest
 
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
@@ -419,6 +420,100 @@ def flag(name: str, text: str | None) -> bool:
     if text not in (None, "true", "false"):
         raise InvalidRequest(f"{name} is true or false")
     return text == "true"
+
+
+SUBSCRIBE_PARAMETERS: Final = frozenset(
+    {
+        *("subscriber", "template", "matcher", "key", "prefix", "prefetch", "token", "wait_ms", "take_over"),
+        *("session", "keep"),
+    }
+)
+
+
+SESSION_LENGTH_MAX: Final = 64
+
+
+class SubscribeRequest:
+    """What the request line asks for."""
+
+    __slots__ = (
+        "durable", "keep", "key", "matcher", "prefetch", "prefix", "session", "store", "subscriber", "take_over",
+        "template", "token", "wait_ms",
+    )  # fmt: skip
+
+    def __init__(self, target: str) -> None:
+        """Raises: InvalidRequest; NotFound where the path is another one."""
+        path, _, query = target.partition("?")
+        parts = path.split("/")
+        if len(parts) != 7 or parts[1:3] != ["v1", "stores"] or parts[4] != "durables" or parts[6] != "subscribe":
+            raise NotFound("no WebSocket is served there", hint="GET /v1/stores/{store}/durables/{durable}/subscribe")
+        self.store, self.durable = unquote(parts[3]), unquote(parts[5])
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=16)
+        except ValueError as error:
+            raise InvalidRequest("the query cannot be read") from error
+        texts = dict(pairs)
+        if len(texts) != len(pairs):
+            raise InvalidRequest("a query parameter is given more than once")
+        unknown = texts.keys() - SUBSCRIBE_PARAMETERS
+        if unknown:
+            raise InvalidRequest(f"the route has no query parameter {min(unknown)[:64]!r}")
+        self.subscriber = texts.get("subscriber", "")
+        if not 1 <= len(self.subscriber) <= 256:
+            raise InvalidRequest("subscriber is a name of 1 to 256 characters")
+        self.template = texts.get("template", "")
+        self.matcher = texts.get("matcher", "").encode()
+        self.key = texts.get("key")
+        self.prefix = texts.get("prefix")
+        """Also an empty prefix means a watch."""
+        self.token = texts.get("token", "")
+        """Of the durable that the subscriber was attached to before, so that it does not go on with another one."""
+        self.prefetch = whole_number("prefetch", texts.get("prefetch", "0"), low=0, high=999_999)
+        self.wait_ms = whole_number("wait_ms", texts.get("wait_ms", "0"), low=0, high=POLL_WAIT_MS_MAX)
+        self.take_over = flag("take_over", texts.get("take_over"))
+        self.session = texts.get("session", "")
+        if len(self.session) > SESSION_LENGTH_MAX:
+            raise InvalidRequest(f"session has at most {SESSION_LENGTH_MAX} characters")
+        self.keep = _kept(texts.get("keep", ""))
+        if self.keep and not (self.session and self.token):
+            raise InvalidRequest("keep needs session and token: numbers mean nothing to another one")
+
+    def command(self, *, is_watch: bool) -> Attach:
+        """What asks the state machine for it. The key of a watch is the watch's own."""
+        key = None if is_watch else self.key
+        return Attach(
+            0,
+            self.store,
+            self.durable,
+            self.subscriber,
+            self.template,
+            self.matcher,
+            key,
+            take_over=self.take_over,
+            session=self.session,
+            keep=self.keep,
+        )
+
+
+def _kept(text: str) -> list[tuple[int, int]]:
+    """Numbers and ranges, such as ``3,7-9``, as ranges."""
+    ranges: list[tuple[int, int]] = []
+    before = 0
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        low, high = _sequence(first), _sequence(last or first)
+        if not before < low <= high:
+            raise InvalidRequest("keep has ascending numbers and ranges, such as 3,7-9")
+        ranges.append((low, high))
+        before = high
+    if len(ranges) > KEEP_RANGES_MAX:
+        raise InvalidRequest(f"keep has at most {KEEP_RANGES_MAX} ranges")
+    return ranges
+
+
+def _sequence(text: str) -> int:
+    """A sequence number, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(NUMBER_MAX)) else 0
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:

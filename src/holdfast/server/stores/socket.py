@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Final, Literal, cast
-from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from websockets.datastructures import Headers
@@ -33,21 +32,21 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.auth import LAST_WORDS_SECONDS, ClientKey, HeldRight
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.requests import problem_with_browser
 from holdfast.server.http.responses import STATUS_OF, error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, need_of
-from holdfast.server.http.routes import whole_number
 from holdfast.server.stores.deliveries import DISCONNECTED, STOPPING
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
-from holdfast.server.stores.operations import POLL_WAIT_MS_MAX, flag, nacks_of, ranges_of, require_keys
+from holdfast.server.stores.operations import SubscribeRequest, nacks_of, ranges_of, require_keys
 from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
-from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result, highest_of
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attached, Result, highest_of
+from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode
 from holdfast.wire.parts import Delivery, Portion
@@ -652,98 +651,6 @@ MESSAGES_BYTES: Final = 524_288
 
 
 _CLIENT_FRAME: Final = cast("type[wire.ClientFrame]", wire.ClientFrame)
-
-
-PARAMETERS: Final = frozenset(
-    {
-        *("subscriber", "template", "matcher", "key", "prefix", "prefetch", "token", "wait_ms", "take_over"),
-        *("session", "keep"),
-    }
-)
-SESSION_LENGTH_MAX: Final = 64
-
-
-class SubscribeRequest:
-    """What the request line asks for."""
-
-    __slots__ = (
-        "durable", "keep", "key", "matcher", "prefetch", "prefix", "session", "store", "subscriber", "take_over",
-        "template", "token", "wait_ms",
-    )  # fmt: skip
-
-    def __init__(self, target: str) -> None:
-        """Raises: InvalidRequest; NotFound where the path is another one."""
-        path, _, query = target.partition("?")
-        parts = path.split("/")
-        if len(parts) != 7 or parts[1:3] != ["v1", "stores"] or parts[4] != "durables" or parts[6] != "subscribe":
-            raise NotFound("no WebSocket is served there", hint="GET /v1/stores/{store}/durables/{durable}/subscribe")
-        self.store, self.durable = unquote(parts[3]), unquote(parts[5])
-        try:
-            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=16)
-        except ValueError as error:
-            raise InvalidRequest("the query cannot be read") from error
-        texts = dict(pairs)
-        if len(texts) != len(pairs):
-            raise InvalidRequest("a query parameter is given more than once")
-        unknown = texts.keys() - PARAMETERS
-        if unknown:
-            raise InvalidRequest(f"the route has no query parameter {min(unknown)[:64]!r}")
-        self.subscriber = texts.get("subscriber", "")
-        if not 1 <= len(self.subscriber) <= 256:
-            raise InvalidRequest("subscriber is a name of 1 to 256 characters")
-        self.template = texts.get("template", "")
-        self.matcher = texts.get("matcher", "").encode()
-        self.key = texts.get("key")
-        self.prefix = texts.get("prefix")
-        """Also an empty prefix means a watch."""
-        self.token = texts.get("token", "")
-        """Of the durable that the subscriber was attached to before, so that it does not go on with another one."""
-        self.prefetch = whole_number("prefetch", texts.get("prefetch", "0"), low=0, high=999_999)
-        self.wait_ms = whole_number("wait_ms", texts.get("wait_ms", "0"), low=0, high=POLL_WAIT_MS_MAX)
-        self.take_over = flag("take_over", texts.get("take_over"))
-        self.session = texts.get("session", "")
-        if len(self.session) > SESSION_LENGTH_MAX:
-            raise InvalidRequest(f"session has at most {SESSION_LENGTH_MAX} characters")
-        self.keep = _kept(texts.get("keep", ""))
-        if self.keep and not (self.session and self.token):
-            raise InvalidRequest("keep needs session and token: numbers mean nothing to another one")
-
-    def command(self, *, is_watch: bool) -> Attach:
-        """What asks the state machine for it. The key of a watch is the watch's own."""
-        key = None if is_watch else self.key
-        return Attach(
-            0,
-            self.store,
-            self.durable,
-            self.subscriber,
-            self.template,
-            self.matcher,
-            key,
-            take_over=self.take_over,
-            session=self.session,
-            keep=self.keep,
-        )
-
-
-def _kept(text: str) -> list[tuple[int, int]]:
-    """Numbers and ranges, such as ``3,7-9``, as ranges."""
-    ranges: list[tuple[int, int]] = []
-    before = 0
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        low, high = _sequence(first), _sequence(last or first)
-        if not before < low <= high:
-            raise InvalidRequest("keep has ascending numbers and ranges, such as 3,7-9")
-        ranges.append((low, high))
-        before = high
-    if len(ranges) > wire.KEEP_RANGES_MAX:
-        raise InvalidRequest(f"keep has at most {wire.KEEP_RANGES_MAX} ranges")
-    return ranges
-
-
-def _sequence(text: str) -> int:
-    """A sequence number, 0 for anything else."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(wire.NUMBER_MAX)) else 0
 
 
 def decode_frame(data: bytes, wire_format: WireFormat) -> wire.ClientFrame:

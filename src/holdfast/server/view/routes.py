@@ -18,6 +18,7 @@ from holdfast.commit.format.transaction import prefix_end
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.key_scope import EVERYTHING, KeyScope
+from holdfast.server.http.requests import key_from_text, position_of, text_key
 from holdfast.server.http.responses import LeaderHint, error_body, without_traceback
 from holdfast.server.http.rights_table import ScopeRule
 from holdfast.server.http.routes import (
@@ -27,10 +28,7 @@ from holdfast.server.http.routes import (
     Response,
     Route,
     json_response,
-    key_from_text,
     key_parameters,
-    position_of,
-    text_key,
 )
 from holdfast.server.http.state import JSON
 from holdfast.server.view.current_reads import Each
