@@ -205,7 +205,6 @@ async def serving(
 
     metrics = ServerMetrics(front)
     watch = StoreWatch(front, stalled_ms_max=stalled_ms_max)
-    watch.service = service
     subscriptions = Subscriptions(front, subscribed)
     embedded = EmbeddedView(view, ViewStart(log_url="memory:"), subscribed)
     retention = RetentionHost(front)
@@ -221,7 +220,7 @@ async def serving(
         version="test",
     )
     server = HttpServer(front, rows)
-    metrics.server, metrics.subscriptions, metrics.service = server, subscriptions, service
+    metrics.server, metrics.subscriptions = server, subscriptions
     (address,) = await server.listen(["127.0.0.1:0"])
     host, _, port = address.rpartition(":")
     front.lead(service)

@@ -180,7 +180,7 @@ async def test_an_idle_leader_whose_store_hangs_is_not_ready_before_its_first_re
     front = Gateway(limits=GatewayLimits(), authenticator=Authenticator({}))
     front.lead(service)
     watch = StoreWatch(front, stalled_ms_max=20)
-    watch.service, watch.store = service, budgeted.metrics
+    watch.store = budgeted.metrics
     assert watch.problem() is None
     store.black_hole.set()
     asking = asyncio.ensure_future(service.version())

@@ -107,7 +107,6 @@ async def application(
             return subscribe(service, after=after, durable=durable)
 
         metrics, watch = ServerMetrics(front), StoreWatch(front)
-        watch.service = metrics.service = service
         subscriptions = Subscriptions(front, subscribed)
         view = EmbeddedView(True, ViewStart(log_url="memory:"), subscribed)
         retention, jobs = RetentionHost(front), LogJobs(front)

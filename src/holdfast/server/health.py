@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.commit.leadership.takeover import now
-from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
 from holdfast.foundations.record import Report
 from holdfast.foundations.scrubbing import FoundationScrub
@@ -123,12 +122,11 @@ RETRY_AFTER_MS: Final = 1_000
 
 
 class StoreWatch:
-    """Looks at what the parts of one serving process know. ``service`` is None while it does not lead."""
+    """Looks at what the parts of one serving process know."""
 
     def __init__(self, gateway: Gateway, *, stalled_ms_max: float = STALLED_MS_MAX) -> None:
         self._gateway = gateway
         self._stalled_ms_max = stalled_ms_max
-        self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
         self.foundations: FoundationScrub | None = None
 
@@ -157,7 +155,7 @@ class StoreWatch:
         return FoundationReading(report.name, report.age_seconds(int(time.time() * 1000)), report.problem)
 
     def _store_problem(self) -> HoldfastError | None:
-        service, store, boot_ms = self.service, self.store, now().boot_ms
+        service, store, boot_ms = self._gateway.service, self.store, now().boot_ms
         waits: list[tuple[str, float]] = []
         if service is not None:
             if service.pipeline.persist.in_flight:

@@ -77,13 +77,12 @@ class Scrapes:
 
 
 class ServerMetrics(Collector):
-    """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
+    """Collects from the parts of one serving process."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.server: HttpServer | None = None
         self.subscriptions: Subscriptions | None = None
-        self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
         self.view: EmbeddedView | None = None
         self.stores: StoreHost | None = None
@@ -103,7 +102,7 @@ class ServerMetrics(Collector):
         yield from self._process()
         yield from self._http()
         yield from self._streams()
-        service = self.service
+        service = self._gateway.service
         yield self._refusals(service)
         yield gauge("holdfast_leading", 0 if service is None else 1)
         reader = self._gateway.reader
@@ -142,10 +141,7 @@ class ServerMetrics(Collector):
         for (route, status), count in sorted(counters.answers.items()):
             answers.add_metric([route, str(status)], count)
         yield answers
-        yield counter(
-            "holdfast_rate_limited_commits",
-            counters.rate_limited_commits,
-        )
+        yield counter("holdfast_rate_limited_commits", counters.rate_limited_commits)
         yield counter("holdfast_rate_slowed_items", counters.rate_slowed_items)
         if gateway.client_rates is not None:
             yield gauge("holdfast_rate_clients", len(gateway.client_rates))
@@ -257,38 +253,34 @@ class ServerMetrics(Collector):
         if truncator is None:
             return
         state = truncator.state
-        yield gauge(
-            "holdfast_truncated_version",
-            service.durable_header().truncated_through,
-        )
+        yield gauge("holdfast_truncated_version", service.durable_header().truncated_through)
         yield gauge("holdfast_retention_waits", int(state.warning is not None))
         yield counter("holdfast_retention_deleted_objects", state.swept.objects)
         yield counter("holdfast_retention_deleted_bytes", state.swept.bytes)
-        held = {name: kept.seconds for name, kept in sorted(state.kept.items())}
-        yield by_label("holdfast_retention_held_seconds", held)
-        held_bytes = {name: kept.bytes for name, kept in sorted(state.kept.items())}
-        yield by_label("holdfast_retention_held_bytes", held_bytes)
+        for unit in ("seconds", "bytes"):
+            held = {name: getattr(kept, unit) for name, kept in sorted(state.kept.items())}
+            yield by_label(f"holdfast_retention_held_{unit}", held)
 
     def _store(self, store: StoreMetrics) -> Iterator[Metric]:
         requests = labelled("holdfast_store_requests")
-        retries = labelled("holdfast_store_retries")
-        interruptions = labelled("holdfast_store_interruptions")
-        moved = labelled("holdfast_store_bytes")
-        in_flight = labelled("holdfast_store_in_flight")
-        waiting = labelled("holdfast_store_waiting")
+        plain = {name: labelled(f"holdfast_store_{name}") for name in _OF_A_STORE}
         seconds = histogram("holdfast_store_seconds")
         bounds = [bound / 1000 for bound in STORE_BOUNDS_MS]
         for kind, counts in store.kinds().items():
             for outcome, count in sorted(counts.outcomes.items()):
                 requests.add_metric([kind, outcome], count)
-            retries.add_metric([kind], counts.retries)
-            interruptions.add_metric([kind], counts.interruptions)
-            moved.add_metric([kind], counts.bytes_moved)
-            in_flight.add_metric([kind], counts.in_flight)
-            waiting.add_metric([kind], counts.waiting)
+            for name, family in plain.items():
+                family.add_metric([kind], getattr(counts, _OF_A_STORE[name]))
             seconds.add_metric([kind], cumulative_buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
-        yield from (requests, retries, interruptions, moved, in_flight, waiting, seconds)
+        yield from (requests, *plain.values(), seconds)
         yield gauge("holdfast_store_healthy", int(store.is_healthy))
+
+
+_OF_A_STORE: Final = {
+    **{name: name for name in ("retries", "interruptions", "in_flight", "waiting")},
+    "bytes": "bytes_moved",
+}
+"""Metrics of the object store, and the counts that they show."""
 
 
 def _buckets(latency: LatencyBuckets) -> tuple[list[tuple[str, float]], float]:

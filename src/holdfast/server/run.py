@@ -441,7 +441,6 @@ class _Process:
             watch=self._watch,
             view=self._view,
         )
-        self._metrics.service = self._watch.service = service
         self._upkeep.lead(service)
         self._gateway.lead(service)
         self._view.follow(service)
@@ -505,7 +504,6 @@ class _Process:
             await service.close()
 
     async def _no_longer_leading(self) -> None:
-        self._metrics.service = self._watch.service = None
         self._gateway.stop_leading(LeaderHint())
         if self._upkeep is not None:
             await self._upkeep.end()
