@@ -41,6 +41,7 @@ from holdfast.server.http.answers import ClientTurns
 from holdfast.server.http.auth import LAST_WORDS_SECONDS
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, KeyScope
+from holdfast.server.http.requests import position_of
 from holdfast.server.http.responses import LeaderHint, error_body
 from holdfast.server.http.routes import (
     POSITION_SCHEMA,
@@ -49,7 +50,6 @@ from holdfast.server.http.routes import (
     Route,
     ended_by_disconnect,
     key_parameters,
-    position_of,
 )
 from holdfast.values import LogPosition
 from holdfast.wire.log import (

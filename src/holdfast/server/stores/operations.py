@@ -292,7 +292,7 @@ class StoreOperations:
         poller.address = poll.address
         pending = PendingPoll(deliveries, poller, reply, token, poll.wait_seconds, held, rights)
         if is_attached:
-            deliveries.poll(poller, poll.count, poll.wait_seconds, pending.answer, held.problem)
+            deliveries.poll(poller, poll.messages, poll.wait_seconds, pending.answer, held.problem)
         else:
 
             def attached(result: Attached | HoldfastError) -> None:
@@ -301,7 +301,7 @@ class StoreOperations:
                 elif pending.abandoned:
                     deliveries.leave(poller, "closed")
                 else:
-                    deliveries.poll(poller, poll.count, pending.wait_seconds, pending.answer, held.problem)
+                    deliveries.poll(poller, poll.messages, pending.wait_seconds, pending.answer, held.problem)
 
             attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True, take_over=poll.take_over)
             require = partial(self._service.require, token, poll.store, durable)
@@ -394,7 +394,7 @@ class PollRequest(NamedTuple):
     store: str
     durable: str
     subscriber: str
-    count: int
+    messages: int
     wait_seconds: float
     key: str | None
     take_over: bool
@@ -407,11 +407,11 @@ class PollRequest(NamedTuple):
         subscriber, text = parameters.get("subscriber", ""), parameters.get
         if not 1 <= len(subscriber) <= 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
-        count = whole_number("max", text("max", str(POLL_MESSAGES_DEFAULT)), low=1, high=POLL_MESSAGES_MAX)
+        messages = whole_number("max", text("max", str(POLL_MESSAGES_DEFAULT)), low=1, high=POLL_MESSAGES_MAX)
         wait_ms = whole_number("wait_ms", text("wait_ms", "0"), low=0, high=POLL_WAIT_MS_MAX)
         take_over = flag("take_over", text("take_over"))
         return cls(
-            store, durable, subscriber, count, wait_ms / 1000, text("key"), take_over, address, text("token", "")
+            store, durable, subscriber, messages, wait_ms / 1000, text("key"), take_over, address, text("token", "")
         )
 
 

@@ -314,7 +314,9 @@ async def _run(start: ViewStart) -> int:
     protocol = asyncio.StreamReaderProtocol(announcements)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms, retry=None)
-    process = ViewProcess(start, store, sys.stdout.buffer.raw, segment_history(start.segments_url))
+    process = ViewProcess(
+        start, store, open(sys.stdout.fileno(), "wb", buffering=0, closefd=False), segment_history(start.segments_url)
+    )
     decode = msgspec.json.Decoder(Announcement).decode
 
     async def listen() -> int:
