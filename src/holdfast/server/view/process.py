@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Sequence
-from io import RawIOBase
+from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
@@ -314,9 +314,8 @@ async def _run(start: ViewStart) -> int:
     protocol = asyncio.StreamReaderProtocol(announcements)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms, retry=None)
-    process = ViewProcess(
-        start, store, open(sys.stdout.fileno(), "wb", buffering=0, closefd=False), segment_history(start.segments_url)
-    )
+    reports = FileIO(sys.stdout.fileno(), "w", closefd=False)
+    process = ViewProcess(start, store, reports, segment_history(start.segments_url))
     decode = msgspec.json.Decoder(Announcement).decode
 
     async def listen() -> int:
