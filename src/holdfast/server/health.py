@@ -62,14 +62,11 @@ async def _metrics(stores: StoreHost | None, scrape: Callable[[], bytes], call: 
     return Response(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _switch(name: str, description: str) -> Parameter:
-    return Parameter(name, "query", {"type": "boolean", "default": False}, description)
-
-
 def health_routes(
     gateway: Gateway, watch: StoreWatch, *, stores: StoreHost | None, scrape: Callable[[], bytes]
 ) -> tuple[Route, ...]:
     """The rows of the route table. ``scrape`` gives the metrics as text; without ``stores`` this process has none."""
+    is_switch = {"type": "boolean", "default": False}
     return (
         Route(
             method="GET", path="/livez", summary="This process is alive",
@@ -84,7 +81,7 @@ def health_routes(
             method="GET", path="/readyz",
             summary="This process leads, accepts commits, and its store takes them; a read-only one follows its log",
             handler=partial(_readyz, gateway, watch, stores), answers={JSON: Readiness}, tag="health", browsers="any",
-            parameters=(_switch("stores", "Whether the message stores must be open, too"),),
+            parameters=(Parameter("stores", "query", is_switch, "Whether the message stores must be open, too"),),
             codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
         ),
         Route(

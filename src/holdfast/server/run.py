@@ -216,7 +216,7 @@ class _Process:
             self._gateway.stores = GatewayStores(self._stores)
         self._retention = self._metrics.retention = RetentionHost(self._gateway)
         self._jobs = LogJobs(self._gateway)
-        server = self._server = self._http_server()
+        server = self._http_server()
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)

@@ -205,14 +205,14 @@ NOT_LEADING_RETRY_MS: Final = 250
 more than this after the service is ready."""
 
 
-def not_leading(leader: LeaderHint, *, retry_after_ms: int = NOT_LEADING_RETRY_MS, was_asked: bool = False) -> Fenced:
+def not_leading(leader: LeaderHint, *, was_asked: bool = False) -> Fenced:
     """The answer of a process that does not lead (yet, or any more). ``was_asked``: it was asked to stand by."""
     led_by_a_job = was_asked and not leader.address  # a service has one
     return Fenced(
         "this process does not lead the log",
         code=Code.NOT_LEADER,
         hint=STANDS_BY if led_by_a_job else "",
-        retry_after_ms=retry_after_ms,
+        retry_after_ms=NOT_LEADING_RETRY_MS,
         leader_address=leader.address or None,
     )
 

@@ -70,9 +70,9 @@ class Response:
     media_type: str = JSON
 
 
-def json_response(body: msgspec.Struct, status: int = 200) -> Response:
+def json_response(body: msgspec.Struct) -> Response:
     """An answer that is one JSON document."""
-    return Response(encode(body), status)
+    return Response(encode(body))
 
 
 class Call(PendingResponse):

@@ -206,7 +206,7 @@ class LocalCopy:
         if stores is None:
             stores = await self._open(claim, newest)
             self._entries = Entries(self._store)
-        progress = _Progress(stores.version, newest.last_version)
+        progress = _Progress(newest.last_version)
         waiting: list[LoggedEntry] = []
         waiting_bytes = 0
         async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
@@ -274,8 +274,7 @@ class LocalCopy:
 
 
 class _Progress:
-    def __init__(self, first: int, last: int) -> None:
-        self._first = first
+    def __init__(self, last: int) -> None:
         self._last = last
         self._began = self._told = time.monotonic()
 
@@ -314,7 +313,6 @@ class CheckpointSchedule:
         self._kept: KeptCheckpoints | None = None
         self._bytes = service.written_bytes
         self._made = time.monotonic()
-        self._is_known = False
         self.count = 0
 
     async def run(self) -> None:

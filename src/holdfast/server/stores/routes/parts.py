@@ -153,16 +153,14 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
 
 def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
     """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
-    document: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
-    if connected is None:
-        return {**document, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+    times = {each: getattr(connected, each, 0) or None for each in ("since_ms", "delivered_ms", "acknowledged_ms")}
     return {
-        **document,
-        "room": connected.room,
-        "address": connected.address,
-        "since_ms": connected.since_ms or None,
-        "delivered_ms": connected.delivered_ms or None,
-        "acknowledged_ms": connected.acknowledged_ms or None,
+        "name": name,
+        "connected": connected is not None,
+        "unacknowledged": held,
+        "room": 0 if connected is None else connected.room,
+        "address": "" if connected is None else connected.address,
+        **times,
     }
 
 

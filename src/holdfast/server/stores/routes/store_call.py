@@ -115,10 +115,10 @@ class StoreCall:
         except UNDECODABLE as error:
             raise InvalidRequest(f"the request cannot be decoded: {error}") from error
 
-    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    def answer(self, body: object, *, headers: Mapping[str, str] | None = None) -> Response:
         """A whole answer in the format that was asked for."""
         media_type = JSON if self.accept == "json" else MSGPACK
-        return Response(encode(body, self.accept), status, headers or {}, media_type)
+        return Response(encode(body, self.accept), 200, headers or {}, media_type)
 
     async def hot(
         self, route: str, body: bytes = b"", *, durable: str = "", poll: Mapping[str, str] | None = None
