@@ -20,8 +20,8 @@ from holdfast.commit.format.transaction import (
 from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied
 from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, HeldRight, Role
-from holdfast.server.http.browsing import Browsers, problem_with_browser
 from holdfast.server.http.key_scope import EVERYTHING, NOTHING, PREFIX_BYTES_MAX, KeyScope, tag_of, tagged_prefix
+from holdfast.server.http.requests import Browsers, problem_with_browser
 from holdfast.server.http.rights_table import ACKNOWLEDGE, JOBS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, User, token_hash
