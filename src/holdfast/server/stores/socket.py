@@ -67,10 +67,11 @@ LAST_WORDS_SECONDS_MAX: Final = 10.0
 PINGS_PER_TIMEOUT: Final = 3
 
 
-class SubscribeSocket(asyncio.Protocol):
-    """One connection after its upgrade. See the module's text."""
+class SubscribeSocket(Subscriber, asyncio.Protocol):
+    """One connection after its upgrade, and the subscriber that it has from its handshake on. See the module's text."""
 
     def __init__(self, gateway: Gateway, host: StoreHost, ended: Callable[[], None]) -> None:
+        super().__init__("", "", "")
         self._gateway = gateway
         self._host = host
         self._ended = ended
@@ -81,7 +82,8 @@ class SubscribeSocket(asyncio.Protocol):
         )
         self._transport: asyncio.Transport | None = None
         self._format: WireFormat = "json"
-        self._subscriber: _SocketSubscriber | None = None
+        self._is_subscriber = False
+        """Whether it is attached, or about to be."""
         self._opened: OpenStores | None = None
         self._map_watch: MapWatch | None = None
         self._unanswered_pings = 0
@@ -130,15 +132,15 @@ class SubscribeSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The peer reads too slowly: ask for nothing more."""
-        if self._subscriber is not None:
-            self._subscriber.paused = True
+        if self._is_subscriber:
+            self.paused = True
 
     def resume_writing(self) -> None:
         """The peer has read enough."""
         self._unread_bytes = 0
         self._count()
-        if self._subscriber is not None and self._opened is not None:
-            self._opened.deliveries.resume(self._subscriber)
+        if self._is_subscriber and self._opened is not None:
+            self._opened.deliveries.resume(self)
         if self._map_watch is not None:
             self._map_watch.resumed()
 
@@ -221,8 +223,9 @@ class SubscribeSocket(asyncio.Protocol):
             self._refuse(InvalidRequest(f"not a WebSocket handshake: {response.body.decode('utf-8', 'replace')}"))
             return
         self._format = SUBPROTOCOLS.get(self._protocol.subprotocol or "", "json")
-        subscriber = self._subscriber = _SocketSubscriber(self, asked)
-        subscriber.address = address_of(None if self._transport is None else self._transport.get_extra_info("peername"))
+        self._is_subscriber = True
+        self.store, self.durable, self.name = asked.store, asked.durable, asked.subscriber
+        self.address = address_of(None if self._transport is None else self._transport.get_extra_info("peername"))
         self._timeout_seconds = terms.subscriber_timeout_ms / 1000
         attach = asked.command(is_watch=watched is not None)
         self._gateway.rights.add(self)
@@ -231,7 +234,7 @@ class SubscribeSocket(asyncio.Protocol):
             if self._closing:
                 return  # the right was lost meanwhile
             if isinstance(result, HoldfastError):
-                self._subscriber = None
+                self._is_subscriber = False
                 self._refuse(result)
                 return
             if (problem := self.problem()) is not None:
@@ -243,14 +246,14 @@ class SubscribeSocket(asyncio.Protocol):
             now = opened.definitions.terms(asked.store, asked.durable, asked.template)
             self._timeout_seconds = now.subscriber_timeout_ms / 1000
             self._token = opened.service.token(asked.store, asked.durable)
-            self._send(_attached_frame(now, asked.prefetch, self._token, subscriber.kept, created=result.created))
+            self._send(_attached_frame(now, asked.prefetch, self._token, self.kept, created=result.created))
             self._watch()
             if watched is not None:
                 self._map_watch = MapWatch(watched, self, self._gateway.loop.call_soon)
                 self._map_watch.begin()
 
         opened.deliveries.attach(
-            subscriber,
+            self,
             attach,
             attached,
             asked.wait_ms / 1000,
@@ -332,23 +335,22 @@ class SubscribeSocket(asyncio.Protocol):
 
     def _carry_out(self, frame: wire.ClientFrame) -> None:
         """Raises: InvalidRequest."""
-        subscriber, opened = self._subscriber, self._opened
-        assert subscriber is not None and opened is not None, "frames are read after the handshake"
-        store, durable, name = subscriber.store, subscriber.durable, subscriber.name
+        opened, place = self._opened, self.place
+        assert self._is_subscriber and opened is not None, "frames are read after the handshake"
         match frame:
             case wire.CreditFrame(messages=messages):
-                opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
+                opened.deliveries.add_room(self, min(messages, CREDIT_MAX - self.room))
             case wire.AckFrame(ranges=ranges):
-                self._acknowledge(Acknowledge(0, store, durable, name, ack=ranges), frame)
+                self._acknowledge(Acknowledge(0, *place, ack=ranges), frame)
             case wire.NackFrame(messages=messages):
-                self._acknowledge(Acknowledge(0, store, durable, name, nack=nacks_of(messages)), frame)
+                self._acknowledge(Acknowledge(0, *place, nack=nacks_of(messages)), frame)
             case wire.RejectFrame(messages=numbers):
-                self._acknowledge(Acknowledge(0, store, durable, name, reject=numbers), frame)
+                self._acknowledge(Acknowledge(0, *place, reject=numbers), frame)
             case wire.ExtendFrame(messages=numbers):
-                opened.deliveries.before_extension(subscriber)
-                self._acknowledge(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame)
+                opened.deliveries.before_extension(self)
+                self._acknowledge(Acknowledge(0, *place, extend=ranges_of(numbers)), frame)
             case wire.StartedFrame(ranges=ranges):
-                opened.deliveries.started(subscriber, ranges)
+                opened.deliveries.started(self, ranges)
             case wire.CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")
@@ -360,9 +362,7 @@ class SubscribeSocket(asyncio.Protocol):
     ) -> None:
         opened, identity = self._opened, frame.id
         assert opened is not None, "frames are read after the handshake"
-        if self._subscriber is not None:
-            self._subscriber.acknowledged_ms = wall_ms()
-
+        self.acknowledged_ms = wall_ms()
         self._unanswered += 1
 
         def acknowledged(result: Result | HoldfastError) -> None:
@@ -400,7 +400,7 @@ class SubscribeSocket(asyncio.Protocol):
     @property
     def is_paused(self) -> bool:
         """Whether the peer reads too slowly to get more."""
-        return self._subscriber is not None and self._subscriber.paused
+        return self._is_subscriber and self.paused
 
     def tell(self, frame: wire.ChangesFrame | wire.CurrentFrame | wire.AdvisoryFrame | wire.WithdrawnFrame) -> None:
         """Write what happens to the subscriber, or to the map that it watches."""
@@ -534,6 +534,11 @@ class SubscribeSocket(asyncio.Protocol):
         self._flush()
         self._timer = self._gateway.loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
 
+    def end(self, error: HoldfastError) -> None:
+        """See ``Subscriber``."""
+        self.advise(str(error.code), dict(error.fields))
+        self.fail(error)
+
     def fail(self, error: HoldfastError) -> None:
         """End the connection: close code 4000 and the status, the code as the reason."""
         self._leave("closed")
@@ -570,9 +575,9 @@ class SubscribeSocket(asyncio.Protocol):
         if self._map_watch is not None:
             self._map_watch.end()
             self._map_watch = None
-        subscriber, self._subscriber = self._subscriber, None
-        if subscriber is not None and self._opened is not None:
-            self._opened.deliveries.leave(subscriber, cause)
+        was_subscriber, self._is_subscriber = self._is_subscriber, False
+        if was_subscriber and self._opened is not None:
+            self._opened.deliveries.leave(self, cause)
 
     def _finish(self) -> None:
         self._closing = True
@@ -591,35 +596,6 @@ def _authorization_of(request: Request) -> bytes | None:
 
 
 ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"
-
-
-class _SocketSubscriber(Subscriber):
-    __slots__ = ("_socket",)
-
-    def __init__(self, socket: SubscribeSocket, asked: SubscribeRequest) -> None:
-        super().__init__(asked.store, asked.durable, asked.subscriber)
-        self._socket = socket
-
-    def give(self, portion: Portion) -> None:
-        """See ``Subscriber``."""
-        self._socket.give(portion)
-
-    def advise(self, kind: str, facts: Mapping[str, object]) -> None:
-        """See ``Subscriber``."""
-        self._socket.advise(kind, facts)
-
-    def withdrawn(self, ranges: collections.abc.Sequence[tuple[int, int]], cause: str) -> None:
-        """See ``Subscriber``."""
-        self._socket.withdrawn(ranges, cause)
-
-    def changed(self, changes: collections.abc.Sequence[tuple[str, int, str]]) -> None:
-        """See ``Subscriber``."""
-        self._socket.changed(changes)
-
-    def end(self, error: HoldfastError) -> None:
-        """See ``Subscriber``."""
-        self._socket.advise(str(error.code), dict(error.fields))
-        self._socket.fail(error)
 
 
 def _attached_frame(
