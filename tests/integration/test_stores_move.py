@@ -28,7 +28,7 @@ from holdfast.errors import AlreadyOpen, Closed, CorruptData, HoldfastError, Inv
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.server import moving
-from holdfast.server.moving import Moved, _Mover, move_stores  # pyright: ignore[reportPrivateUsage]
+from holdfast.server.moving import MovedStores, _Mover, move_stores  # pyright: ignore[reportPrivateUsage]
 from holdfast.settings import load_configuration
 from holdfast.stores.checkpoint_objects import PREFIX
 
@@ -140,7 +140,7 @@ class Place:
         async with opened(other.url) as source, opened(self.url, create_missing=True) as target:
             await restore(source, target, Point(version=version))
 
-    async def move(self, to: str) -> Moved:
+    async def move(self, to: str) -> MovedStores:
         flags = {"log.url": self.url, "stores.directory": str(self.disk), "stores.page_size_bytes": "1 MiB"}
         async with opened(self.url) as store:
             return await move_stores(store, load_configuration(flags=flags, environ={}).settings, to)

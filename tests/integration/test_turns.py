@@ -23,7 +23,7 @@ from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import turns as turns_module
 from holdfast.server.http.auth import Role
 from holdfast.server.http.connection import HELD_BYTES_MAX
-from holdfast.server.http.turns import TURN, UNKNOWN, UNKNOWN_VISIT, VISIT, Turns
+from holdfast.server.http.turns import TURN, UNKNOWN, UNKNOWN_VISIT, VISIT, LoopTurns
 from holdfast.server.stores.socket import FRAME_UNITS, MESSAGE_UNITS, PIECE_BYTES, SubscribeSocket
 
 LIVEZ = request("GET", "/livez")
@@ -191,7 +191,7 @@ def test_empty_parts_make_nothing_grow_and_their_message_is_carried_out(tmp_path
 class Waiting:
     """A connection that always has more."""
 
-    def __init__(self, turns: Turns, taken: list[int], name: int, *, is_known: bool) -> None:
+    def __init__(self, turns: LoopTurns, taken: list[int], name: int, *, is_known: bool) -> None:
         self._turns = turns
         self._taken = taken
         self._name = name
@@ -213,7 +213,7 @@ class Failing(Waiting):
 
 def test_an_exception_of_one_leaves_no_other_waiting() -> None:
     later: list[Callable[[], None]] = []
-    turns, taken = Turns(later.append), list[int]()
+    turns, taken = LoopTurns(later.append), list[int]()
     turns.wait(Failing(turns, taken, 0, is_known=True))
     turns.wait(Waiting(turns, taken, 1, is_known=True))
     with pytest.raises(ZeroDivisionError):
@@ -224,7 +224,7 @@ def test_an_exception_of_one_leaves_no_other_waiting() -> None:
 
 def test_those_that_wait_are_served_in_a_circle() -> None:
     later: list[Callable[[], None]] = []
-    turns, taken = Turns(later.append), list[int]()
+    turns, taken = LoopTurns(later.append), list[int]()
     for name in range(40):
         turns.wait(Waiting(turns, taken, name, is_known=name >= 20))
     for _ in range(20):
@@ -254,14 +254,14 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_turns_that_are_wrong_are_noticed(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "Turns", mutated(turns_module, *MUTANTS[mutant]).Turns)
+    monkeypatch.setattr(sys.modules[__name__], "LoopTurns", mutated(turns_module, *MUTANTS[mutant]).LoopTurns)
     with pytest.raises(AssertionError):
         test_those_that_wait_are_served_in_a_circle()
 
 
 def test_input_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a connection takes all it has at once."""
-    monkeypatch.setattr(Turns, "left", lambda *_: 1_000_000)
+    monkeypatch.setattr(LoopTurns, "left", lambda *_: 1_000_000)
     with pytest.raises(AssertionError, match="in one of the ticker"):
         test_sixteen_that_pipeline_get_a_part_of_each_turn_and_every_answer(LIVEZ)
 

@@ -13,7 +13,7 @@ from tests.integration.test_commit_service import Gate, lead
 from holdfast.commit.service import CommitService
 from holdfast.server.children.background_process import LINE_BYTES_MAX, BackgroundProcess
 from holdfast.server.view.child import CLOSE_SECONDS, ReadCounts, ViewChild
-from holdfast.server.view.messages import Report, ViewStart
+from holdfast.server.view.messages import ViewReport, ViewStart
 
 
 class Process:
@@ -45,7 +45,7 @@ class Scripted(ViewChild):
 
     cannot_be_reaped = False
 
-    def __init__(self, service: CommitService, said: bytes, report: Report) -> None:
+    def __init__(self, service: CommitService, said: bytes, report: ViewReport) -> None:
         self._lines = [said, msgspec.json.encode(report) + b"\n"]
         super().__init__(ViewStart(log_url="memory:"), service, ReadCounts(), str)
 
@@ -62,7 +62,7 @@ class Scripted(ViewChild):
 def test_a_report_that_cannot_be_read_costs_the_process_and_not_the_view(said: bytes, tmp_path: Path) -> None:
     async def scenario() -> None:
         service = await lead(Gate())
-        child = Scripted(service, said, Report(str(tmp_path / "view.sqlite"), service.local_version(), True))
+        child = Scripted(service, said, ViewReport(str(tmp_path / "view.sqlite"), service.local_version(), True))
         try:
             shown = asyncio.ensure_future(child.at(service.local_version()))
             await asyncio.wait({shown, child._keeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +85,7 @@ class Unreapable(Scripted):
 def test_a_view_process_that_cannot_be_reaped_does_not_keep_the_view_from_closing(tmp_path: Path) -> None:
     async def scenario() -> None:
         service = await lead(Gate())
-        report = Report(str(tmp_path / "view.sqlite"), service.local_version(), True)
+        report = ViewReport(str(tmp_path / "view.sqlite"), service.local_version(), True)
         child = Unreapable(service, msgspec.json.encode(report) + b"\n", report)
         await child.at(service.local_version())
         async with asyncio.timeout(CLOSE_SECONDS):

@@ -14,7 +14,7 @@ from tests.integration.test_commit_service import Gate, law, lead, put
 
 from holdfast.objects.port import StoreDenies
 from holdfast.server.view import process
-from holdfast.server.view.messages import Announcement, Report, ViewStart
+from holdfast.server.view.messages import Announcement, ViewReport, ViewStart
 from holdfast.server.view.process import ViewProcess
 from holdfast.view.sqlite import open_for_readers
 
@@ -48,10 +48,10 @@ class Reports:
     """The server's end of the socket."""
 
     def __init__(self) -> None:
-        self.newest: Report | None = None
+        self.newest: ViewReport | None = None
 
     def write(self, line: bytes) -> None:
-        self.newest = msgspec.json.decode(line, type=Report)
+        self.newest = msgspec.json.decode(line, type=ViewReport)
 
 
 def test_an_interrupted_view_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

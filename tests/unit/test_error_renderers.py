@@ -30,7 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.server.http.responses import LeaderHint, error_body, error_response, not_leading
 from holdfast.server.stores import hosting
-from holdfast.server.view.messages import Damage
+from holdfast.server.view.messages import ViewDamage
 from holdfast.stores import service
 from holdfast.stores.storage.log import not_done
 from holdfast.wire.log import ErrorBody
@@ -148,9 +148,9 @@ def test_a_frame_of_a_subscription_shows_each_part_once(encode: type[object]) ->
 
 def test_the_damage_that_a_view_process_reports_is_the_servers_error() -> None:
     error = failure(CorruptData)
-    damage = msgspec.json.decode(msgspec.json.encode(Damage.of(error)), type=Damage)  # type: ignore[arg-type]
+    damage = msgspec.json.decode(msgspec.json.encode(ViewDamage.of(error)), type=ViewDamage)  # type: ignore[arg-type]
     assert (str(damage.error()), damage.error().hint) == (str(error), error.hint)
-    before = msgspec.json.decode(b'{"code":"corrupt_log","rule":"it failed","fields":{}}', type=Damage)
+    before = msgspec.json.decode(b'{"code":"corrupt_log","rule":"it failed","fields":{}}', type=ViewDamage)
     assert str(before.error()) == "it failed"
 
 

@@ -51,7 +51,7 @@ COPIER: Final = "move"
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedStores:
     """Where the stores live now. ``version``: that of the log when they were copied. ``set_aside``: the folder of the
     files that were in ``directory`` before, None for none. Not ``changed``: they lived there already."""
 
@@ -64,13 +64,13 @@ class Moved:
     changed: bool = True
 
 
-async def run_move(store: ObjectStore, settings: Settings, durability: str) -> Moved:
+async def run_move(store: ObjectStore, settings: Settings, durability: str) -> MovedStores:
     """As ``move_stores``, as a process of its own: log lines go to stderr."""
     configure_logs(settings.logging.format, settings.logging.level)
     return await move_stores(store, settings, durability)
 
 
-async def move_stores(store: ObjectStore, settings: Settings, durability: str) -> Moved:
+async def move_stores(store: ObjectStore, settings: Settings, durability: str) -> MovedStores:
     """Move the stores of this log, which no service leads; ``settings`` name the directory on the disk.
 
     Cost: a copy of the files. To a disk also what a leader without files does: the newest checkpoint and the log after
@@ -98,7 +98,7 @@ async def move_stores(store: ObjectStore, settings: Settings, durability: str) -
             finished = await mover.finish(claim)
         elif bound_log(directory) == mover.log_id:
             set_aside = await asyncio.to_thread(mover.set_files_aside)
-        return Moved(durability, directory, head.last_version, 0, 0, set_aside, changed=finished)
+        return MovedStores(durability, directory, head.last_version, 0, 0, set_aside, changed=finished)
     return await (mover.into_log() if into_log else mover.to_disk(claim))
 
 
@@ -112,7 +112,7 @@ class _Mover:
         self._head = head
         self.log_id = head.log_id.hex()
 
-    async def into_log(self) -> Moved:
+    async def into_log(self) -> MovedStores:
         await asyncio.to_thread(require_stores, self._directory)
         require_bound(self._directory, self.log_id)
         # Open to the end: no service can change them meanwhile.
@@ -130,9 +130,9 @@ class _Mover:
         finally:
             await asyncio.to_thread(storage.close)
         set_aside = await asyncio.to_thread(self.set_files_aside)
-        return Moved("log", self._directory, self._head.last_version, stores, messages, set_aside)
+        return MovedStores("log", self._directory, self._head.last_version, stores, messages, set_aside)
 
-    async def to_disk(self, claim: Header) -> Moved:
+    async def to_disk(self, claim: Header) -> MovedStores:
         settings = self._settings.stores
         local = LocalCopy(self._store, settings, self.log_id, COPIER)
         try:
@@ -146,7 +146,7 @@ class _Mover:
             await local.close()
         await self.finish(await self._claim(StoresMode.RETURNED))
         await asyncio.to_thread(shutil.rmtree, local.directory, True)
-        return Moved("disk", self._directory, self._head.last_version, stores, messages, set_aside)
+        return MovedStores("disk", self._directory, self._head.last_version, stores, messages, set_aside)
 
     def _copy(self, storage: Storage, target: str, version: int | None) -> list[str]:
         """Copy the files so that their index says that they are of ``version`` of the log, None: of no log.

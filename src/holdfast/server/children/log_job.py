@@ -28,13 +28,13 @@ PROGRAM: Final = (sys.executable, "-m", "holdfast.cli.main")
 log = structlog.get_logger("holdfast.server")
 
 
-class _Progress(msgspec.Struct, forbid_unknown_fields=True):
+class _JobProgress(msgspec.Struct, forbid_unknown_fields=True):
     done: int
     total: int | None
 
 
 Result = dict[str, int | str | bool | None]
-_LINE: Final = msgspec.json.Decoder(_Progress)
+_LINE: Final = msgspec.json.Decoder(_JobProgress)
 _RESULT: Final = msgspec.json.Decoder(Result)
 
 

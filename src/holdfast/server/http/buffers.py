@@ -39,7 +39,7 @@ class Buffer(Protocol):
         ...
 
 
-class _Held:
+class _ClientStreams:
     """The streams of one client that hold more than the mark."""
 
     __slots__ = ("bytes", "leaving", "streams")
@@ -63,7 +63,7 @@ class Buffers:
         self.bytes_max = bytes_max
         self.client_bytes_max = bytes_max // CLIENT_PART
         self.ended = 0
-        self._clients: dict[ClientKey, _Held] = {}
+        self._clients: dict[ClientKey, _ClientStreams] = {}
         self._bytes = 0
 
     @property
@@ -75,7 +75,7 @@ class Buffers:
         """``stream`` of ``client`` holds this many bytes now. It may end before this returns."""
         held = self._clients.get(client)
         if held is None:
-            held = self._clients[client] = _Held()
+            held = self._clients[client] = _ClientStreams()
         if stream in held.leaving:
             return
         change = size - held.streams.get(stream, 0)
@@ -109,7 +109,7 @@ class Buffers:
             assert not held.streams.keys() & held.leaving.keys(), "a stream ends once"
         assert self._bytes == sum(held.bytes for held in self._clients.values()) <= self.bytes_max, "as do all"
 
-    def _shrink(self, held: _Held, bytes_max: int) -> None:
+    def _shrink(self, held: _ClientStreams, bytes_max: int) -> None:
         """End streams of one client until the others hold at most this much."""
         before = held.bytes
         held.measure()
@@ -135,5 +135,5 @@ class Buffers:
             oldest.abort()
 
 
-def _bytes_of(held: _Held) -> int:
+def _bytes_of(held: _ClientStreams) -> int:
     return held.bytes

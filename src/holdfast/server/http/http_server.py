@@ -29,7 +29,7 @@ from holdfast.server.http.connection import Connection, ConnectionContext
 from holdfast.server.http.exchange import Exchange, MakeSocket
 from holdfast.server.http.freed_memory import FreedMemory
 from holdfast.server.http.responses import error_response, http_date
-from holdfast.server.http.routes import Endpoint, HotHandler, Response, Route, respond
+from holdfast.server.http.routes import HotHandler, Response, Route, RouteEndpoint, respond
 from holdfast.server.http.state import UNKNOWN_PART, FastMatcher, HotRoutes, HttpState
 from holdfast.values import UNIX
 
@@ -391,10 +391,10 @@ def pattern_of(path: str) -> re.Pattern[str]:
     return re.compile("".join(re.escape(text) + part for text, part in zip(literals, [*parts, ""], strict=True)))
 
 
-class Path:
+class RoutedPath:
     """The routes of one path."""
 
-    def __init__(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, path: str, endpoints: Mapping[str, RouteEndpoint]) -> None:
         self.path = path
         self.pattern = pattern_of(path)
         self.beginning = path.partition("{")[0]
@@ -408,10 +408,10 @@ class Application:
 
     def __init__(self, state: HttpState, routes: Sequence[Route]) -> None:
         self._state = state
-        by_path: dict[str, dict[str, Endpoint]] = {}
+        by_path: dict[str, dict[str, RouteEndpoint]] = {}
         for row in routes:
-            by_path.setdefault(row.path, {})[row.method] = Endpoint(state, row)
-        self.routes = [Path(path, endpoints) for path, endpoints in by_path.items()]
+            by_path.setdefault(row.path, {})[row.method] = RouteEndpoint(state, row)
+        self.routes = [RoutedPath(path, endpoints) for path, endpoints in by_path.items()]
 
     async def serve(self, exchange: Exchange) -> None:
         """Serve one request."""

@@ -88,7 +88,7 @@ class Call(PendingResponse):
     content_type: str | None
     accept: str | None
 
-    def __init__(self, endpoint: Endpoint, exchange: Exchange, path: dict[str, str]) -> None:
+    def __init__(self, endpoint: RouteEndpoint, exchange: Exchange, path: dict[str, str]) -> None:
         self.state, self._route, self.need = endpoint.state, endpoint.route, endpoint.need
         self._responded: asyncio.Future[Response] | None = None
         self.exchange = exchange
@@ -464,7 +464,7 @@ class Route:
         return frozenset(parameter.name for parameter in self.parameters if parameter.place == "query")
 
 
-class Endpoint:
+class RouteEndpoint:
     """Serves the requests of a route."""
 
     def __init__(self, state: HttpState, route: Route) -> None:
@@ -562,7 +562,12 @@ class HotCall(Call):
     __slots__ = ("_body", "_plain", "_response")
 
     def __init__(
-        self, endpoint: Endpoint, plain: PlainRequest, body: bytes, fields: RequestFields, response: PendingResponse
+        self,
+        endpoint: RouteEndpoint,
+        plain: PlainRequest,
+        body: bytes,
+        fields: RequestFields,
+        response: PendingResponse,
     ) -> None:
         self.state, self._route, self.need = endpoint.state, endpoint.route, endpoint.need
         self.path = plain.path
@@ -624,7 +629,7 @@ class PlainRequest(FastRequest):
 
     __slots__ = ("_endpoint", "path", "query")
 
-    def __init__(self, endpoint: Endpoint, path: dict[str, str], query: dict[str, str]) -> None:
+    def __init__(self, endpoint: RouteEndpoint, path: dict[str, str], query: dict[str, str]) -> None:
         # Alone, because its answer may be large.
         super().__init__(endpoint.route.name, endpoint.state.limits.request_bytes_max, is_alone=True)
         self._endpoint = endpoint
@@ -655,7 +660,7 @@ class HotHandler:
     __slots__ = ("_endpoint", "_line", "prefixes")
 
     def __init__(self, state: HttpState, route: Route) -> None:
-        self._endpoint = Endpoint(state, route)
+        self._endpoint = RouteEndpoint(state, route)
         beginning, _, parameter = route.name.partition("{")
         name = parameter.rstrip("}")
         assert "{" not in name, "a hot route has one parameter in its path, at the end"

@@ -20,7 +20,7 @@ from holdfast.server.http.answers import Answers, Sending
 from holdfast.server.http.auth import Authenticator, RightsWatch
 from holdfast.server.http.buffers import CLIENT_PART, Buffers
 from holdfast.server.http.responses import LeaderHint
-from holdfast.server.http.turns import Turns, UnknownConnections
+from holdfast.server.http.turns import LoopTurns, UnknownConnections
 
 JSON: Final = "application/json"
 UNKNOWN_BYTES_MAX: Final = 40 * 1_048_576
@@ -74,7 +74,7 @@ class HttpState:
         self.loop = loop
         self.counters = RequestCounters()
         self.leader = LeaderHint()
-        self.turns = Turns(loop.call_soon)
+        self.turns = LoopTurns(loop.call_soon)
         self.buffers = Buffers(limits.unsent_bytes_max)
         self.large_answers = Answers()
         self.unknown_bytes = Buffers(CLIENT_PART * UNKNOWN_BYTES_MAX)

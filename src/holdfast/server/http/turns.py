@@ -40,7 +40,7 @@ class Visited(Protocol):
         ...
 
 
-class Turns:
+class LoopTurns:
     """The budget of this turn, and who waits for the next. ``call_soon`` is the loop's."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:

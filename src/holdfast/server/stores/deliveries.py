@@ -159,7 +159,7 @@ class DeliveryState:
         return None if consumption is None else consumption.holder_against(subscriber)
 
 
-class _Group:
+class _DurableSubscribers:
     """The connected subscribers of one durable in the order they came, and those that wait for messages."""
 
     __slots__ = ("by_name", "wanting")
@@ -177,7 +177,7 @@ class Deliveries:
         self.loop = loop
         self._service = service
         self.state = state
-        self._groups: dict[DurableName, _Group] = {}
+        self._groups: dict[DurableName, _DurableSubscribers] = {}
         self.unreadable: dict[DurableName, int] = {}
         """Deliveries that ended at an unreadable message."""
         self._ended: HoldfastError | None = None
@@ -283,7 +283,9 @@ class Deliveries:
         subscriber.kept = [(first, last) for first, last, *_ in self.state.leases(*subscriber.place)]
 
     def _join(self, subscriber: Subscriber) -> None:
-        self._groups.setdefault((subscriber.store, subscriber.durable), _Group()).by_name[subscriber.name] = subscriber
+        self._groups.setdefault((subscriber.store, subscriber.durable), _DurableSubscribers()).by_name[
+            subscriber.name
+        ] = subscriber
         subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
@@ -492,7 +494,7 @@ class Deliveries:
         if group is not None:
             self._serve(store, durable, group)
 
-    def _serve(self, store: str, durable: str, group: _Group) -> None:
+    def _serve(self, store: str, durable: str, group: _DurableSubscribers) -> None:
         """Give a portion to each subscriber that wants one, in turn, while there is something to give."""
         wanting, state = group.wanting, self.state
         for left in range(len(wanting), 0, -1):
@@ -510,7 +512,7 @@ class Deliveries:
             self._wants(group, subscriber)
 
     @staticmethod
-    def _wants(group: _Group, subscriber: Subscriber) -> None:
+    def _wants(group: _DurableSubscribers, subscriber: Subscriber) -> None:
         if subscriber.takes_more() and not subscriber.wants:
             subscriber.wants = True
             group.wanting.append(subscriber)

@@ -197,7 +197,7 @@ LATENCY_BOUNDS_SECONDS: Final = (
 
 
 @dataclass(slots=True)
-class Latency:
+class PublishLatency:
     """Publishes of one store. ``counts`` has one item more than bounds, above the last."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))

@@ -98,7 +98,7 @@ class HotRequest(FastRequest):
 
 
 class HotReply:
-    """The response to a hot request: see ``operations.Reply``. Of an admitted publish it gives the room back."""
+    """The response to a hot request: see ``OperationReply``. Of an admitted publish it gives the room back."""
 
     __slots__ = ("_host", "_response", "admitted", "wire_format")
 
@@ -110,12 +110,12 @@ class HotReply:
         """Bytes of a publish that is in flight."""
 
     def give(self, body: bytes) -> None:
-        """See ``Reply``."""
+        """See ``OperationReply``."""
         self._settle()
         self._response.respond(200, None, body, JSON if self.wire_format == "json" else MSGPACK)
 
     def refuse(self, error: HoldfastError) -> None:
-        """See ``Reply``."""
+        """See ``OperationReply``."""
         self._settle()
         self._response.respond(*error_response(error, self._host.gateway.leader))
 

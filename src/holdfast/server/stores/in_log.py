@@ -206,7 +206,7 @@ class LocalCopy:
         if stores is None:
             stores = await self._open(claim, newest)
             self._entries = Entries(self._store)
-        progress = _Progress(newest.last_version)
+        progress = _FollowProgress(newest.last_version)
         waiting: list[LoggedEntry] = []
         waiting_bytes = 0
         async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
@@ -273,7 +273,7 @@ class LocalCopy:
             await asyncio.to_thread(stores.close)
 
 
-class _Progress:
+class _FollowProgress:
     def __init__(self, last: int) -> None:
         self._last = last
         self._began = self._told = time.monotonic()

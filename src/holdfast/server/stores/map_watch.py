@@ -34,7 +34,7 @@ ITEM_BYTES: Final = 200
 _GONE: Final = frozenset({"removed", "expired", "discarded", "deleted"})
 
 
-class Watcher(Protocol):
+class MapWatcher(Protocol):
     """The receiver of a watch."""
 
     @property
@@ -111,7 +111,7 @@ class MapWatch:
         "_after", "_bytes", "_ended", "_pending", "_reading", "_scheduled", "_soon", "_stage", "_watched", "_watcher",
     )  # fmt: skip
 
-    def __init__(self, watched: WatchedMap, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, watched: WatchedMap, watcher: MapWatcher, soon: Callable[[Callable[[], None]], object]) -> None:
         self._watched = watched
         self._watcher = watcher
         self._soon = soon

@@ -20,7 +20,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, 
 from holdfast.server.http.auth import HeldRight, RightsWatch
 from holdfast.server.http.requests import whole_number
 from holdfast.server.stores.deliveries import Deliveries
-from holdfast.server.stores.figures import Latency
+from holdfast.server.stores.figures import PublishLatency
 from holdfast.server.stores.subscribers import Poller, wall_ms
 from holdfast.stores.definitions.cluster import (
     DurableDefinition,
@@ -69,7 +69,7 @@ REQUEST_VALUES_MAX: Final = 1_000_000
 """A parser of JSON reads a list to its end before it compares its length."""
 
 
-class Reply(Protocol):
+class OperationReply(Protocol):
     """The response to one request. One of the two is called, once, on the loop; neither raises."""
 
     wire_format: WireFormat
@@ -89,7 +89,7 @@ class PendingPublish:
     __slots__ = ("_began", "_latency", "_loop", "_messages", "_reply", "_token")
 
     def __init__(
-        self, reply: Reply, token: str, messages: int, latency: Latency, loop: asyncio.AbstractEventLoop
+        self, reply: OperationReply, token: str, messages: int, latency: PublishLatency, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._reply = reply
         self._token = token
@@ -118,7 +118,7 @@ class PendingPoll:
         self,
         deliveries: Deliveries,
         poller: Poller,
-        reply: Reply,
+        reply: OperationReply,
         token: str,
         seconds: float,
         held: HeldRight,
@@ -126,7 +126,7 @@ class PendingPoll:
     ) -> None:
         self._deliveries = deliveries
         self._poller = poller
-        self._reply: Reply | None = reply
+        self._reply: OperationReply | None = reply
         self._token = token
         self._until = deliveries.loop.time() + seconds
         self._abandoned = self._hurried = False
@@ -195,10 +195,10 @@ class StoreOperations:
         self._state = state
         self._deliveries = deliveries
         self._definitions = definitions
-        self.latencies: defaultdict[str, Latency] = defaultdict(Latency)
+        self.latencies: defaultdict[str, PublishLatency] = defaultdict(PublishLatency)
         self._unheard_bytes = 0
 
-    def publish(self, store: str, request: PublishRequest, reply: Reply) -> None:
+    def publish(self, store: str, request: PublishRequest, reply: OperationReply) -> None:
         """Publish a batch. Where publishers do not wait, the response is given at once, up to ``UNHEARD_BYTES_MAX``.
 
         Raises: NotFound for the store, Closed (``store_replaced``); every other refusal goes to ``reply``.
@@ -216,7 +216,7 @@ class StoreOperations:
             pending = PendingPublish(reply, token, len(request.messages), latency, loop)
             self._service.submit_nowait(command, pending)
 
-    def _publish_unheard(self, command: Publish, token: str, reply: Reply) -> None:
+    def _publish_unheard(self, command: Publish, token: str, reply: OperationReply) -> None:
         """Respond at once, unless too much waits to be written."""
         answer = published_bytes(Published(0, 0, 0, 0), token, reply.wire_format)
         size = sum(len(message.body) + MESSAGE_BYTES for message in command.messages)
@@ -232,7 +232,7 @@ class StoreOperations:
         if not waits:
             reply.give(answer)
 
-    def acknowledge(self, store: str, durable: str, request: AckRequest, reply: Reply) -> None:
+    def acknowledge(self, store: str, durable: str, request: AckRequest, reply: OperationReply) -> None:
         """Complete held messages; for a detached subscriber all are stale.
 
         Raises: NotFound, InvalidRequest, LimitExceeded, Closed (``store_replaced``).
@@ -266,7 +266,7 @@ class StoreOperations:
             return
         self._service.submit_nowait(command, acknowledged)
 
-    def poll(self, poll: PollRequest, reply: Reply, held: HeldRight, rights: RightsWatch) -> PendingPoll:
+    def poll(self, poll: PollRequest, reply: OperationReply, held: HeldRight, rights: RightsWatch) -> PendingPoll:
         """Reply with messages as soon as there are some. Returns the poll, to be abandoned with its connection.
 
         A poll that repeats the poller's last one does not attach it again, so it keeps what it holds. While another

@@ -379,7 +379,7 @@ LINE_MAX: Final = 1_024
 DurableName = tuple[str, str]
 
 
-class _Place(NamedTuple):
+class _PlaceInLine(NamedTuple):
     newcomer: Subscriber
     ask: Callable[[], None]
     timer: asyncio.TimerHandle
@@ -395,7 +395,7 @@ class Newcomers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lines: dict[DurableName, dict[str, _Place]] = {}
+        self._lines: dict[DurableName, dict[str, _PlaceInLine]] = {}
 
     def wait(self, newcomer: Subscriber, wait_seconds: float, ask: Callable[[], None]) -> bool:
         """Stand at the end of the line, or at the place of an older session. False if the line is full."""
@@ -404,7 +404,7 @@ class Newcomers:
         if older is None and len(line) >= LINE_MAX:
             return False
         timer = self._loop.call_later(max(0.0, wait_seconds), self.hurry, newcomer)
-        line[newcomer.name] = _Place(newcomer, ask, timer)
+        line[newcomer.name] = _PlaceInLine(newcomer, ask, timer)
         if older is not None:
             older.timer.cancel()
             older.ask()
@@ -433,7 +433,7 @@ class Newcomers:
         for place in list(self._lines.get(durable, {}).values()):
             self.hurry(place.newcomer)
 
-    def _take(self, newcomer: Subscriber) -> _Place | None:
+    def _take(self, newcomer: Subscriber) -> _PlaceInLine | None:
         durable = newcomer.store, newcomer.durable
         line = self._lines.get(durable, {})
         place = line.get(newcomer.name)

@@ -29,7 +29,7 @@ from holdfast.commit.subscription import LogReader
 from holdfast.errors import Closed, HoldfastError
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.server.children.background_process import KILLED_SECONDS, STOP_SECONDS, BackgroundProcess
-from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
+from holdfast.server.view.messages import Announcement, ViewDamage, ViewReport, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
 from holdfast.view.storage import PAGE_BYTES, Answer, Asked, KeyRange, Larger, Page, Row, Stored, answer_within
 
@@ -155,7 +155,7 @@ class ViewChild:
         self._version = 0
         self.pid: int | None = None
         """The process, while it runs."""
-        self._damage: Damage | None = None
+        self._damage: ViewDamage | None = None
         self._counts = counts
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
@@ -211,7 +211,7 @@ class ViewChild:
         process = await self._begin(msgspec.structs.replace(self._start, directory=directory))
         self.pid = process.pid
         announcing = asyncio.ensure_future(self._announce(process))
-        decode = msgspec.json.Decoder(Report).decode
+        decode = msgspec.json.Decoder(ViewReport).decode
         before = replace(self._counts)
         code: int | None = None
         try:
@@ -274,7 +274,7 @@ class ViewChild:
             for task in tasks:
                 task.cancel()
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: ViewReport) -> None:
         if self._file is None:
             self._file = ViewFile(Path(report.path))
         if report.damage is not None and self._damage is None:

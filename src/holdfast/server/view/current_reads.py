@@ -33,7 +33,7 @@ class Each(NamedTuple):
     results: Sequence[Result | HoldfastError]
 
 
-class Reads(Protocol):
+class ViewReads(Protocol):
     """A view at one version or a later one."""
 
     async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
@@ -41,10 +41,10 @@ class Reads(Protocol):
         ...
 
 
-class Kept(Protocol):
+class FollowingView(Protocol):
     """A view that follows the log."""
 
-    async def at(self, version: int) -> Reads:
+    async def at(self, version: int) -> ViewReads:
         """The view, once it shows everything up to ``version``. Raises: Closed, CorruptData when it never will."""
         ...
 
@@ -52,7 +52,7 @@ class Kept(Protocol):
 class CurrentReads:
     """Reads of the log that ``service`` leads, over ``kept``, with ``bytes_max`` of changes in memory."""
 
-    def __init__(self, service: LogReader, kept: Kept, bytes_max: int) -> None:
+    def __init__(self, service: LogReader, kept: FollowingView, bytes_max: int) -> None:
         self._channel = service.feed.durable
         self._kept = kept
         self.recent = NewestChanges(service.claim.last_version, bytes_max)
@@ -72,8 +72,8 @@ class CurrentReads:
     async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> Answer:
         """The exact state at the newest released version, which is ``at`` or later: as much as ``bytes_max`` allows.
 
-        Raises: as ``Kept.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed when the leadership ends,
-        or the view begins again; what the view raises.
+        Raises: as ``FollowingView.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed when the
+        leadership ends, or the view begins again; what the view raises.
         """
         recent, deadline = self.recent, asyncio.get_running_loop().time() + CATCH_UP_SECONDS_MAX
         await self._reach(at, deadline)

@@ -31,7 +31,7 @@ from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.server.http.responses import NOT_LEADING_RETRY_MS
 from holdfast.server.view.child import ReadCounts, ViewChild
 from holdfast.server.view.current_reads import CATCH_UP_SECONDS_MAX, CurrentReads, Each
-from holdfast.server.view.messages import Damage, ViewStart
+from holdfast.server.view.messages import ViewDamage, ViewStart
 from holdfast.view import View
 from holdfast.view.newest_changes import NOT_HERE
 from holdfast.view.sqlite import Table
@@ -259,7 +259,7 @@ class ViewInProcess:
         self._subscribe = subscribe
         self._view = View.memory()
         self._jobs = Layer(is_ground=True)
-        self._damage: Damage | None = None
+        self._damage: ViewDamage | None = None
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     @property
@@ -299,7 +299,7 @@ class ViewInProcess:
             except HoldfastError as error:
                 if isinstance(error, CorruptData) and (is_new or error.code is Code.CORRUPT_BATCH):
                     log.error("view_stops_at_damage", error=str(error), view_version=self._view.version)
-                    self._damage = Damage.of(error)
+                    self._damage = ViewDamage.of(error)
                     return
                 if isinstance(error, CorruptData | InvalidRequest | NotFound) or error.code is Code.ROLLED_BACK:
                     log.warning("view_starts_over", error=str(error))

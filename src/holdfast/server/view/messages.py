@@ -29,7 +29,7 @@ class Announcement(Struct, frozen=True):
     flush: bool
 
 
-class Damage(Struct, frozen=True):
+class ViewDamage(Struct, frozen=True):
     """Why nothing after the view's version can be shown: the log itself breaks a rule. ``fields`` name the slot."""
 
     code: Code
@@ -38,7 +38,7 @@ class Damage(Struct, frozen=True):
     hint: str = ""
 
     @classmethod
-    def of(cls, error: CorruptData) -> Damage:
+    def of(cls, error: CorruptData) -> ViewDamage:
         """The same as a message."""
         fields = {name: str(value) for name, value in error.fields.items() if value is not None}
         return cls(error.code, error.message, fields, error.hint)
@@ -48,7 +48,7 @@ class Damage(Struct, frozen=True):
         return CorruptData(self.rule, code=self.code, hint=self.hint, facts=self.fields)
 
 
-class Report(Struct, frozen=True, omit_defaults=True):
+class ViewReport(Struct, frozen=True, omit_defaults=True):
     """From the process: the file at ``path`` is the state at ``version``. ``done``: with the last announcement.
 
     With ``damage`` it is the last report: the file stays where it is. ``retries`` and ``interruptions`` count its
@@ -58,6 +58,6 @@ class Report(Struct, frozen=True, omit_defaults=True):
     path: str
     version: int
     done: bool
-    damage: Damage | None = None
+    damage: ViewDamage | None = None
     retries: int = 0
     interruptions: int = 0

@@ -43,7 +43,8 @@ from holdfast.objects.port import ObjectReader, StoreDenies
 from holdfast.objects.retrying import ANSWERING, RetryingReader, RetryingStore
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
-from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
+from holdfast.server.view.messages import Announcement, ViewDamage, ViewReport, ViewStart
+from holdfast.snapshots.loading import load_view_file, position_of
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import load_view_file, position_of, snapshots_back
 from holdfast.values import Slot, slot_text
@@ -127,7 +128,7 @@ class ViewProcess:
         """Show the part before the damage, until the server ends this process."""
         builder.flush()
         log.error("view_stops_at_damage", error=str(error), code=str(error.code), view_version=builder.position[0])
-        self._report(path, builder, done=False, damage=Damage.of(error))
+        self._report(path, builder, done=False, damage=ViewDamage.of(error))
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing sets this future")
 
@@ -239,9 +240,9 @@ class ViewProcess:
         self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
         self._report(path, builder, done=False)
 
-    def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: Damage | None = None) -> None:
+    def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: ViewDamage | None = None) -> None:
         counts = self._metrics.kinds().values()
-        report = Report(
+        report = ViewReport(
             str(path),
             builder.position[0],
             done,
