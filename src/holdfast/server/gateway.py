@@ -291,13 +291,13 @@ class Gateway(HttpState):
 
         The read continues in the background, so a retry about a long log is faster.
         """
-        asked = self.loop.create_task(self._status(request_id, min_version))
-        self._tasks.add(asked)
-        asked.add_done_callback(self._tasks.discard)
-        await asyncio.wait({asked}, timeout=self.limits.status_seconds_max)
-        if not asked.done():
+        question = self.loop.create_task(self._status(request_id, min_version))
+        self._tasks.add(question)
+        question.add_done_callback(self._tasks.discard)
+        await asyncio.wait({question}, timeout=self.limits.status_seconds_max)
+        if not question.done():
             raise Unavailable("the log was not read in time", retry_after_ms=STATUS_RETRY_AFTER_MS)
-        verdict = asked.result()
+        verdict = question.result()
         if isinstance(verdict, HoldfastError):
             raise verdict
         return verdict

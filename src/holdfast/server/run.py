@@ -594,12 +594,12 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
     persist = settings.persist
     pool = persist.target_pool_size
     # A small pool is for the batches first.
-    kept = min(OWN_CONNECTIONS + READER_CONNECTIONS, pool // 2)
+    spare = min(OWN_CONNECTIONS + READER_CONNECTIONS, pool // 2)
     return BudgetedStore(
         TimeLimited(opened, persist.request_timeout_ms),
         connections_max=pool,
-        creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - kept)),
-        own_max=max(1, min(OWN_CONNECTIONS, kept // 3)),
+        creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - spare)),
+        own_max=max(1, min(OWN_CONNECTIONS, spare // 3)),
         not_created=lambda key, detail: log.warning("store_did_not_create", key=key, error=detail),
     )
 

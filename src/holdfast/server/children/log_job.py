@@ -153,10 +153,10 @@ class LogJob:
 
 
 async def _end_of(errors: StreamReader) -> bytes:
-    kept = b""
+    tail = b""
     while part := await errors.read(ERROR_BYTES_MAX):
-        kept = (kept + part)[-ERROR_BYTES_MAX:]
-    return kept
+        tail = (tail + part)[-ERROR_BYTES_MAX:]
+    return tail
 
 
 def _said(errors: bytes, exit_code: int | None) -> tuple[str, str]:

@@ -5,7 +5,7 @@ others go to the framework (``http_server.Application``), one at a time (``Excha
 a response does not depend on the way.
 
 1. ``state``: what the layers above pass in: ``HttpState``, ``FastRequest`` and its ``PendingResponse``.
-2. ``routes``: ``Route``, a row of the table; ``Call``, a request in a handler's hands; ``RouteEndpoint``: rights, errors.
+2. ``routes``: ``Route``, a row of the table; ``Call``, a request in hand; ``RouteEndpoint``: rights and errors.
 3. ``connection``: one connection; ``exchange``: one request of the framework on it.
 4. ``http_server``: listeners, and the end of all connections.
 5. ``requests``, ``responses``, ``auth``: pure checks of requests, the status of each code, tokens and roles.

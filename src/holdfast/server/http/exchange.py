@@ -186,8 +186,8 @@ class Exchange:
             return min(most, start + self._length_left)
         tail = self._tail
         seam = (tail + data[start : start + 3]).find(_END)
-        found = data.find(_END, start, most) if seam < 0 else start + seam - len(tail)
-        end = most if seam < 0 and found < 0 else min(found + 4, most)
+        head_end = data.find(_END, start, most) if seam < 0 else start + seam - len(tail)
+        end = most if seam < 0 and head_end < 0 else min(head_end + 4, most)
         self._tail = (tail + data[max(start, end - 3) : end])[-3:]
         return end
 
@@ -222,9 +222,9 @@ class Exchange:
         task.add_done_callback(self._framework.tasks.discard)
 
     def _offers_websocket(self) -> bool:
-        given = dict(self.headers)
-        options = [option.strip() for option in given.get(b"connection", b"").lower().split(b",")]
-        return b"upgrade" in options and given.get(b"upgrade", b"").lower() == b"websocket"
+        fields = dict(self.headers)
+        options = [option.strip() for option in fields.get(b"connection", b"").lower().split(b",")]
+        return b"upgrade" in options and fields.get(b"upgrade", b"").lower() == b"websocket"
 
     def _head(self, without: bytes = b"") -> bytes:
         lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.url)]

@@ -195,12 +195,12 @@ class HotRoutes:
 
     def find(self, line: bytes) -> FastRequest | None:
         """The request of a line without its end; None: the framework serves it."""
-        found = self._lines.get(line)
-        if found is None:
+        request = self._lines.get(line)
+        if request is None:
             for prefix, match in self._by_prefix:
                 if line.startswith(prefix):
                     return match(line)
-        return found
+        return request
 
     def may_begin(self, begun: bytes) -> bool:
         """Whether these bytes may be the beginning of such a line."""

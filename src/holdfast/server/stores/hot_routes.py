@@ -79,19 +79,19 @@ class HotRequest(FastRequest):
                 held = opened.access.held(authorization, right, self.store)
                 if (problem := held.problem()) is not None:
                     raise problem
-                asked = PollRequest.read(self.store, self.durable, self.poll, address_of(response.peer))
-                if asked.take_over:
+                poll = PollRequest.read(self.store, self.durable, self.poll, address_of(response.peer))
+                if poll.take_over:
                     opened.access.require(authorization, self._need.right_of(TAKE_OVER), self.store)
                 opened.statistics.want(self.store)
-                return operations.poll(asked, reply, held, host.gateway.rights)
-            given = format_of(fields.content_type)
+                return operations.poll(poll, reply, held, host.gateway.rights)
+            body_format = format_of(fields.content_type)
             if not self.durable:
-                batch = decode(body, PublishRequest, given)
+                batch = decode(body, PublishRequest, body_format)
                 host.admit(len(body))
                 reply.admitted = len(body)
                 operations.publish(self.store, batch, reply)
             else:
-                operations.acknowledge(self.store, self.durable, decode(body, AckRequest, given), reply)
+                operations.acknowledge(self.store, self.durable, decode(body, AckRequest, body_format), reply)
         except HoldfastError as error:
             reply.refuse(error)
         return None

@@ -332,9 +332,9 @@ class StoreOperations:
                 page, reached, looks = _numbers(source, reached, min(count, reads, READ_AT_ONCE), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             read = self._deliveries.state.with_replayed(store, durable, read)
-            found = [one for one in read if matcher is None or matcher.matches(one.fields)]
-            messages += found
-            size += sum(len(one.body) for one in found)
+            matches = [one for one in read if matcher is None or matcher.matches(one.fields)]
+            messages += matches
+            size += sum(len(one.body) for one in matches)
             reads -= len(page)
         if len(messages) > count:
             return messages[:count], messages[count - 1].seq

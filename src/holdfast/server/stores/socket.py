@@ -265,11 +265,11 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
         guard, transport = self._gateway.guard, self._transport
         if guard is None or transport is None or not isinstance(transport.get_extra_info("peername"), tuple):
             return
-        given = {name: request.headers.get_all(name) for name in ("host", "origin", "sec-fetch-site")}
-        for name, values in given.items():
+        fields = {name: request.headers.get_all(name) for name in ("host", "origin", "sec-fetch-site")}
+        for name, values in fields.items():
             if len(values) > 1:
                 raise InvalidRequest(f"the header {name} is given more than once")
-        problem = problem_with_browser(guard, lambda name: next(iter(given.get(name, ())), None))
+        problem = problem_with_browser(guard, lambda name: next(iter(fields.get(name, ())), None))
         if problem is not None:
             raise problem
 
@@ -589,10 +589,10 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
 
 
 def _authorization_of(request: Request) -> bytes | None:
-    given = request.headers.get_all("Authorization")
-    if len(given) > 1:
+    values = request.headers.get_all("Authorization")
+    if len(values) > 1:
         raise InvalidRequest("the header authorization is given more than once")
-    return given[0].encode("latin-1", "replace") if given else None
+    return values[0].encode("latin-1", "replace") if values else None
 
 
 ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"

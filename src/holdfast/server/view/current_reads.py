@@ -66,8 +66,8 @@ class CurrentReads:
             self._catch_up()
         if recent.version < at:
             return NOT_HERE
-        found = recent.find(key)
-        return NOT_HERE if isinstance(found, tuple) and len(found[0]) > MARK_BYTES else found
+        stored = recent.find(key)
+        return NOT_HERE if isinstance(stored, tuple) and len(stored[0]) > MARK_BYTES else stored
 
     async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> Answer:
         """The exact state at the newest released version, which is ``at`` or later: as much as ``bytes_max`` allows.
@@ -119,12 +119,12 @@ class CurrentReads:
         if self.recent.version < at:
             raise error
         for item in asked:
-            found = NOT_HERE if isinstance(item, KeyRange) else self.find_now(item, at)
-            if isinstance(found, tuple):
-                size += len(found[0])
+            stored = NOT_HERE if isinstance(item, KeyRange) else self.find_now(item, at)
+            if isinstance(stored, tuple):
+                size += len(stored[0])
             if results and size > MARK_BYTES:
                 break
-            results.append(error if found is NOT_HERE else found)
+            results.append(error if stored is NOT_HERE else stored)
         return Each(self.recent.version, results)
 
     async def _reach(self, version: int, deadline: float) -> None:

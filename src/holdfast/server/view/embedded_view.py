@@ -76,8 +76,8 @@ class EmbeddedView:
         reads = self._reads
         if reads is None:
             return None
-        found = reads.find_now(key, at)
-        return None if found is NOT_HERE else (found, reads.recent.version)
+        stored = reads.find_now(key, at)
+        return None if stored is NOT_HERE else (stored, reads.recent.version)
 
     async def get(
         self, key: bytes, *, at: int, room: Room | None, table: Table = "latest"
@@ -90,9 +90,9 @@ class EmbeddedView:
         Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData,
         Backpressure.
         """
-        found = self.find_now(key, at=at) if table == "latest" else None
-        if found is not None:
-            return found
+        answer_now = self.find_now(key, at=at) if table == "latest" else None
+        if answer_now is not None:
+            return answer_now
         answer = await self._read((key,), at, room, table, MARK_BYTES)
         result = answer.results[0]
         assert not isinstance(result, Page), "a key has a value"
@@ -192,9 +192,9 @@ class EmbeddedView:
     def _kept_for(self, service: LogReader, in_log_directory: bool) -> ViewChild | ViewInProcess:
         if urlsplit(self._start.log_url).scheme == "memory":
             return ViewInProcess(service, self._subscribe)
-        kept = view_directory(self._start.log_url) if in_log_directory else None
+        directory = view_directory(self._start.log_url) if in_log_directory else None
         start = msgspec.structs.replace(self._start, log_id=service.log_id)
-        place = self._temporary_directory if kept is None else partial(str, kept)
+        place = self._temporary_directory if directory is None else partial(str, directory)
         return ViewChild(start, service, self.counts, place)
 
     def _temporary_directory(self) -> str:
@@ -246,8 +246,8 @@ class MemoryReads:
         begin, end, limit = asked
         if table == "latest":
             return self._view.read_page(begin, end, limit, bytes_max)
-        found = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))
-        rows = ((key, *stored) for key, stored in found if stored is not None)
+        entries = ((key, self._jobs.changes[key]) for key in self._jobs.walk(begin, end))
+        rows = ((key, *stored) for key, stored in entries if stored is not None)
         return page_of(rows, self._view.version, limit, bytes_max)
 
 

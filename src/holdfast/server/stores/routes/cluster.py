@@ -110,9 +110,9 @@ async def _compact(call: StoreCall) -> Response:
 
 
 async def _backup(call: StoreCall) -> Response:
-    asked = await call.body(BackupRequest)
+    request = await call.body(BackupRequest)
     with _disk_named():
-        path = await call.host.back_up(asked.name)
+        path = await call.host.back_up(request.name)
     return call.answer({"path": path})
 
 

@@ -131,9 +131,9 @@ async def check_definition(call: StoreCall) -> Response:
 
 
 async def _list_history(call: StoreCall) -> Response:
-    kept = call.opened.state.history
+    revisions = call.opened.state.history
     return call.answer(
-        {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in kept]}
+        {"history": [{"revision": one.revision, "at_ms": one.at_ms, "author": one.author} for one in revisions]}
     )
 
 
@@ -155,8 +155,8 @@ async def _get_history(call: StoreCall) -> Response:
 
 
 async def _rollback(call: StoreCall) -> Response:
-    asked = await call.body(Rollback)
-    _, wanted = _kept(call, asked.revision)
+    rollback = await call.body(Rollback)
+    _, wanted = _kept(call, rollback.revision)
     await define(call, lambda definition: parts_between(definition, wanted))
     return await _get_definition(call)
 

@@ -68,10 +68,10 @@ async def _purge(call: StoreCall) -> Response:
 
 
 async def _rewind(call: StoreCall) -> Response:
-    asked = await call.body(wire.RewindRequest)
-    if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
+    request = await call.body(wire.RewindRequest)
+    if sum(one is not None for one in (request.to, request.seq, request.time_ms)) != 1:
         raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
-    command = commands.Rewind(0, call.store, call.durable, asked.seq or 0, asked.time_ms or 0)
+    command = commands.Rewind(0, call.store, call.durable, request.seq or 0, request.time_ms or 0)
     await call.submit(call.opened.service.rewind(command), commands.Done)
     return call.answer(wire.NothingMore())
 
@@ -179,21 +179,21 @@ PAGES_MAX: Final = 20
 
 
 async def _redeliver(call: StoreCall) -> Response:
-    asked = await call.body(wire.RedeliverRequest)
-    for first, last in asked.messages:
+    request = await call.body(wire.RedeliverRequest)
+    for first, last in request.messages:
         if first > last:
             raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
-    match = msgspec.json.encode(asked.match) if asked.match else b""
+    match = msgspec.json.encode(request.match) if request.match else b""
     if match:
         Matcher.parse(match)  # before anything is done
     opened = call.opened
     durable = opened.state.store(call.store).durable(call.durable)
     letters = wire.RedeliveredResponse(0, {}, None)
     if isinstance(durable, Consumption) and _takes_letters(opened, call.store):
-        letters = await _Letters(call, asked, match).send_back()
+        letters = await _Letters(call, request, match).send_back()
         if letters.next_after is not None:
             return call.answer(letters)
-    command = commands.Redeliver(0, call.store, call.durable, asked.messages, match, asked.max, asked.after)
+    command = commands.Redeliver(0, call.store, call.durable, request.messages, match, request.max, request.after)
     result = await call.submit(opened.service.submit(command), commands.Redelivered)
     redelivered = letters.redelivered + result.messages
     return call.answer(wire.RedeliveredResponse(redelivered, letters.left, result.after or None))
@@ -296,8 +296,8 @@ async def _list_entries(call: StoreCall) -> Response:
 
 
 async def _put_entry(call: StoreCall) -> Response:
-    asked = await call.body(wire.SetRequest)
-    return await _change_one(call, asked.value)
+    request = await call.body(wire.SetRequest)
+    return await _change_one(call, request.value)
 
 
 async def _delete_entry(call: StoreCall) -> Response:
@@ -312,9 +312,11 @@ async def _change_one(call: StoreCall, value: bytes | None) -> Response:
 
 
 async def _change_entries(call: StoreCall) -> Response:
-    asked = await call.body(wire.ChangesRequest)
-    changes = [(one.key, one.value, one.if_revision) for one in asked.changes]
-    return await _change(call, commands.MapChange(0, call.store, call.durable, changes, asked.fence, asked.remove_all))
+    request = await call.body(wire.ChangesRequest)
+    changes = [(one.key, one.value, one.if_revision) for one in request.changes]
+    return await _change(
+        call, commands.MapChange(0, call.store, call.durable, changes, request.fence, request.remove_all)
+    )
 
 
 async def _change(call: StoreCall, command: commands.MapChange) -> Response:
@@ -342,8 +344,8 @@ def _remembered_revision(call: Call) -> int | None:
 
 
 async def _lock(call: StoreCall) -> Response:
-    asked = await call.body(wire.LockRequest)
-    command = commands.MapLock(0, call.store, call.durable, asked.key, asked.owner, asked.ttl_ms, asked.steal)
+    request = await call.body(wire.LockRequest)
+    command = commands.MapLock(0, call.store, call.durable, request.key, request.owner, request.ttl_ms, request.steal)
     submitted = call.opened.service.submit(command)
     token = call.opened.service.token_if_there(call.store, call.durable)
     result = await call.submit(submitted, commands.MapLocked)
@@ -351,8 +353,8 @@ async def _lock(call: StoreCall) -> Response:
 
 
 async def _unlock(call: StoreCall) -> Response:
-    asked = await call.body(wire.UnlockRequest)
-    command = commands.MapUnlock(0, call.store, call.durable, asked.key, asked.owner, asked.fence)
+    request = await call.body(wire.UnlockRequest)
+    command = commands.MapUnlock(0, call.store, call.durable, request.key, request.owner, request.fence)
     await call.submit(call.opened.service.submit(command), commands.Done)
     return call.answer(wire.NothingMore())
 

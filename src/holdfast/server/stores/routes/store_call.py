@@ -100,18 +100,18 @@ class StoreCall:
 
     async def body(self, kind: type[T]) -> T:
         """The request's body; a token in it is checked. Raises: InvalidRequest, LimitExceeded, Closed."""
-        asked = decode(await self.raw_body(), kind, format_of(self.call.header("content-type")))
-        self.require_token(getattr(asked, "token", ""))
-        return asked
+        request = decode(await self.raw_body(), kind, format_of(self.call.header("content-type")))
+        self.require_token(getattr(request, "token", ""))
+        return request
 
     async def document(self) -> object:
         """The request's body as plain values. Raises: InvalidRequest, LimitExceeded, Closed (``store_replaced``)."""
         data = await self.raw_body()
         self.require_token()
-        given = format_of(self.call.header("content-type"))
-        require_few_values(data, DOCUMENT_VALUES_MAX if given == "json" else DOCUMENT_BYTES_MAX, given)
+        body_format = format_of(self.call.header("content-type"))
+        require_few_values(data, DOCUMENT_VALUES_MAX if body_format == "json" else DOCUMENT_BYTES_MAX, body_format)
         try:
-            return decode_each_once(data, object, given)
+            return decode_each_once(data, object, body_format)
         except UNDECODABLE as error:
             raise InvalidRequest(f"the request cannot be decoded: {error}") from error
 
@@ -193,15 +193,15 @@ def store_route(
             return without_traceback(error)
         right = call.need.right
         assert right is not None, "a route of the stores needs a right on one of them, or on the cluster"
-        found = access.problem_with(call.authorization, right, _store_of(call))
-        if found is not None and any(
+        refusal = access.problem_with(call.authorization, right, _store_of(call))
+        if refusal is not None and any(
             access.allows(call.authorization, other, _store_of(call)) for other in call.need.others.values()
         ):
             return None
         if path != EVERY_STORE:
-            return found
+            return refusal
         # Every store that the caller may see. To a stranger an empty list would look like a service without stores.
-        return found if found is not None and found.code == Code.UNAUTHENTICATED else None
+        return refusal if refusal is not None and refusal.code == Code.UNAUTHENTICATED else None
 
     media_types = (JSON, MSGPACK)
     return Route(
