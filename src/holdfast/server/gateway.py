@@ -33,6 +33,7 @@ from holdfast.server.http.responses import (
 )
 from holdfast.server.http.rights_table import JOBS, need_of
 from holdfast.server.http.state import HttpLimits, HttpState
+from holdfast.settings import Settings
 from holdfast.values import LogPosition
 from holdfast.wire.formats import WireFormat
 from holdfast.wire.log import StatusAnswer, StreamMessage
@@ -58,6 +59,26 @@ class GatewayLimits(HttpLimits):
     status_seconds_max: float = 10.0
     receipts_seconds_max: float = 10.0
     """How long what was accepted may be answered for after its token has ended."""
+
+
+def limits_of(settings: Settings) -> GatewayLimits:
+    """The bounds that are configured."""
+    return GatewayLimits(
+        request_bytes_max=settings.server.max_request_size_bytes,
+        request_id_length_min=settings.commit.min_request_id_length,
+        operations_max=settings.commit.max_operations,
+        preconditions_max=settings.commit.max_preconditions,
+        in_flight_commits_max=settings.server.max_in_flight_commits,
+        in_flight_bytes_max=settings.server.max_in_flight_bytes,
+        connections_max=settings.server.max_connections,
+        body_bytes_per_second_min=settings.server.min_body_bytes_per_second,
+        unsent_bytes_max=settings.server.max_unsent_bytes,
+        client_commits_per_second_max=settings.server.client_commits_per_second_max,
+        subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
+        keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
+        status_seconds_max=settings.persist.request_timeout_ms / 1000,
+        receipts_seconds_max=settings.persist.request_timeout_ms / 1000,
+    )
 
 
 class ShownStores(Protocol):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -153,22 +154,18 @@ def warn_about_open_files(settings: ServerSettings) -> None:
         log.warning("secret_file_open", problem=problem)
 
 
+@dataclass
 class Reloading:
     """Replaces the tokens of ``authenticator``, by ``replace_tls`` the certificate, and what ``peers`` trusts."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        authenticator: Authenticator,
-        replace_tls: Callable[[ssl.SSLContext], None],
-        peers: PeerTls,
-        advertised: str,
-    ) -> None:
-        self._settings = settings
-        self._authenticator = authenticator
-        self._replace_tls = replace_tls
-        self._peers = peers
-        self._advertised = advertised
+    settings: ServerSettings
+    authenticator: Authenticator
+    replace_tls: Callable[[ssl.SSLContext], None]
+    peers: PeerTls
+    advertised: str
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self._files = [
             Path(name)
             for name in (settings.tokens_file, settings.tls_certificate, settings.tls_key, settings.peer_ca_file)
@@ -187,28 +184,28 @@ class Reloading:
         """Read everything again; whether it was replaced. Never raises for what a file holds."""
         self._seen = self._look()
         try:
-            tokens, tls = tokens_of(self._settings), tls_of(self._settings)
-            trusted = self._peers.read() if self._settings.has_peer_files else None
+            tokens, tls = tokens_of(self.settings), tls_of(self.settings)
+            trusted = self.peers.read() if self.settings.has_peer_files else None
         except InvalidRequest as error:
             log.error("reload_refused", why=why, error=error.statement())
             return False
-        warn_about_open_files(self._settings)
-        self._authenticator.replace(tokens)
+        warn_about_open_files(self.settings)
+        self.authenticator.replace(tokens)
         if trusted is not None:
-            self._peers.replace(trusted)
+            self.peers.replace(trusted)
         if tls is not None:
-            self._replace_tls(tls)
-            warn_of_unverified(tls, self._peers, self._advertised)
+            self.replace_tls(tls)
+            warn_of_unverified(tls, self.peers, self.advertised)
         log.info("audit", act="reload", author=why, tokens=len(tokens), tls=tls is not None)
         return True
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._files:
-            try:
-                stat = file.stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        return found
+        return [_stamp_of(file) for file in self._files]
+
+
+def _stamp_of(file: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -58,7 +58,7 @@ from holdfast.server.commit.replaced_log import require_places_of_this_log, requ
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.commit.sse import Subscriptions
 from holdfast.server.exits import BUG, StopBound, end_on_broken_invariants, exit_code_of, hint_of
-from holdfast.server.gateway import Gateway, GatewayLimits
+from holdfast.server.gateway import Gateway, limits_of
 from holdfast.server.health import StoreWatch
 from holdfast.server.http.auth import Authenticator
 from holdfast.server.http.http_server import HttpServer
@@ -187,7 +187,7 @@ class _Process:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._signalled, number)
         self._gateway = Gateway(
-            limits=_limits(settings),
+            limits=limits_of(settings),
             authenticator=Authenticator(self._tokens),
             names=_own_names(settings.server),
             hosts=settings.server.hosts,
@@ -432,10 +432,10 @@ class _Process:
     async def _serve_leadership(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Serve the log until this leadership ends; a signal drains it first."""
         self._upkeep = Upkeep(
-            self._settings,
-            self._metrics,
-            self._retention,
-            self._jobs,
+            settings=self._settings,
+            metrics=self._metrics,
+            retention=self._retention,
+            jobs=self._jobs,
             oldest_checkpoint=self._oldest_checkpoint,
             older=self._older,
             watch=self._watch,
@@ -606,25 +606,6 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _limits(settings: Settings) -> GatewayLimits:
-    return GatewayLimits(
-        request_bytes_max=settings.server.max_request_size_bytes,
-        request_id_length_min=settings.commit.min_request_id_length,
-        operations_max=settings.commit.max_operations,
-        preconditions_max=settings.commit.max_preconditions,
-        in_flight_commits_max=settings.server.max_in_flight_commits,
-        in_flight_bytes_max=settings.server.max_in_flight_bytes,
-        connections_max=settings.server.max_connections,
-        body_bytes_per_second_min=settings.server.min_body_bytes_per_second,
-        unsent_bytes_max=settings.server.max_unsent_bytes,
-        client_commits_per_second_max=settings.server.client_commits_per_second_max,
-        subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
-        keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
-        status_seconds_max=settings.persist.request_timeout_ms / 1000,
-        receipts_seconds_max=settings.persist.request_timeout_ms / 1000,
-    )
 
 
 def _own_names(server: ServerSettings) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -39,6 +40,7 @@ UNBOUNDED: Final = 1 << 62
 log = structlog.get_logger("holdfast.server")
 
 
+@dataclass(kw_only=True)
 class Upkeep:
     """The background work of a leader: reading the log and its foundations again, truncating it, making snapshots.
 
@@ -46,40 +48,30 @@ class Upkeep:
     segments, None without it.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        metrics: ServerMetrics,
-        retention: RetentionHost,
-        jobs: LogJobs,
-        *,
-        oldest_checkpoint: Callable[[Collection[int]], Awaitable[int]],
-        older: OlderHistory | None,
-        watch: StoreWatch,
-        view: EmbeddedView,
-    ) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._retention = retention
-        self._jobs = jobs
-        self._oldest_checkpoint = oldest_checkpoint
-        self._older = older
-        self._watch = watch
-        self._view = view
-        self._readings = Readings(settings.log.scrub_bytes_per_second)
+    settings: Settings
+    metrics: ServerMetrics
+    retention: RetentionHost
+    jobs: LogJobs
+    oldest_checkpoint: Callable[[Collection[int]], Awaitable[int]]
+    older: OlderHistory | None
+    watch: StoreWatch
+    view: EmbeddedView
+
+    def __post_init__(self) -> None:
+        self._readings = Readings(self.settings.log.scrub_bytes_per_second)
         self._work: list[asyncio.Task[None]] = []
         self._snapshotting: asyncio.Task[None] | None = None
 
     def lead(self, service: CommitService) -> None:
         """Answer for retention from now on; nothing begins yet."""
-        self._retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
+        self.retention.truncator = Truncator(service, service.store, self._truncator_options(service), now)
 
     def begin(self, service: CommitService) -> None:
         """Begin all of it."""
         self._begin_scrub(service)
         self._work += (
             _begin(self._foundation_scrub(service).run(), "scrub_failed"),
-            _begin(self._retention.leading().run(), "retention_failed"),
+            _begin(self.retention.leading().run(), "retention_failed"),
             _begin(ClockWatch(service, service.store, now).run(), "clock_watch_failed"),
         )
         self._begin_snapshots(service)
@@ -89,18 +81,18 @@ class Upkeep:
         if self._snapshotting is not None:  # before the jobs: the schedule begins one
             self._snapshotting.cancel()
             await asyncio.wait({self._snapshotting})
-        await self._jobs.end()
+        await self.jobs.end()
         for task in self._work:
             task.cancel()
         if self._work:
             await asyncio.wait(self._work)
-        self._retention.truncator = self._metrics.scrub = self._watch.foundations = None
+        self.retention.truncator = self.metrics.scrub = self.watch.foundations = None
 
     def _begin_scrub(self, service: CommitService) -> None:
-        settings = self._settings.log
+        settings = self.settings.log
         if settings.scrub_days is None:
             return
-        scrub = self._metrics.scrub = Scrub(
+        scrub = self.metrics.scrub = Scrub(
             service.store,
             service.claim,
             service.durable_header,
@@ -113,8 +105,8 @@ class Upkeep:
         self._work.append(_begin(scrub.run(), "scrub_failed"))
 
     def _foundation_scrub(self, service: CommitService) -> FoundationScrub:
-        settings = self._settings.log
-        scrub = self._watch.foundations = FoundationScrub(
+        settings = self.settings.log
+        scrub = self.watch.foundations = FoundationScrub(
             service.store,
             service.claim,
             service.durable_header,
@@ -122,15 +114,15 @@ class Upkeep:
             self._readings,
             days=settings.scrub_days,
             bytes_per_second=settings.scrub_bytes_per_second,
-            chain_passes=lambda: 0 if self._metrics.scrub is None else self._metrics.scrub.passes,
+            chain_passes=lambda: 0 if self.metrics.scrub is None else self.metrics.scrub.passes,
         )
         return scrub
 
     def _begin_snapshots(self, service: CommitService) -> None:
-        settings, log_settings = self._settings.snapshots, self._settings.log
+        settings, log_settings = self.settings.snapshots, self.settings.log
         if log_settings.scheme == "memory":  # no other process reaches it
             return
-        retention = self._retention.leading()
+        retention = self.retention.leading()
 
         async def make() -> None:
             snapshot.begin({})
@@ -157,22 +149,22 @@ class Upkeep:
         printed = ("--json", "--progress-lines")
         snapshot = LogJob("snapshot", lambda _: ("log", "snapshot", log_settings.url, *printed), wall_ms, made)
         verify = LogJob("verification", partial(_verify_words, log_settings.url, printed), wall_ms, verified)
-        self._jobs.lead(snapshot, verify)
+        self.jobs.lead(snapshot, verify)
         self._snapshotting = _begin(schedule.run(), "snapshots_ended")
 
     async def _job_holds(self, version: int) -> list[JobHold]:
         rows: list[Row] = []
         begin, end = FOLDER.encode(), prefix_end(FOLDER.encode())
         while True:
-            page = await self._view.read_page(begin, end, JOBS_PAGE, at=version, room=None, table="jobs")
+            page = await self.view.read_page(begin, end, JOBS_PAGE, at=version, room=None, table="jobs")
             rows += page.rows
             if not page.more:
                 return holds_of(rows)
             begin = page.rows[-1][0] + b"\0"
 
     def _truncator_options(self, service: CommitService) -> TruncatorOptions:
-        settings = self._settings
-        older = self._older
+        settings = self.settings
+        older = self.older
 
         async def segments_through() -> int:
             assert older is not None, "only asked where a table is configured"
@@ -186,8 +178,8 @@ class Upkeep:
             deletes_per_second=settings.retention.deletes_per_second,
             warn_after_seconds=settings.retention.warn_after_seconds,
             segments_through=None if older is None else segments_through,
-            stores_from=self._oldest_checkpoint,
-            job_holds=self._job_holds if self._view.enabled else None,
+            stores_from=self.oldest_checkpoint,
+            job_holds=self._job_holds if self.view.enabled else None,
             readings=self._readings,
         )
 

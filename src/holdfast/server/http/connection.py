@@ -11,6 +11,8 @@ Bounds: ``HEAD_BYTES_MAX``, the route's body size, ``UNANSWERED_MAX`` requests w
 high-water mark of the transport. Up to ``DISCARD_BYTES_MAX`` of a refused request are read and discarded, so that its
 sender sees the response. A peer that has closed its sending direction still gets the responses of hot routes. Its
 version requests wait at most ``HALF_CLOSED_SECONDS_MAX``; its long polls are answered without waiting.
+
+Reading, responding and the bounds are one state machine over one set of fields, so they are one module.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.stores.durables.map import Map
-from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
 from holdfast.wire.stores import ChangesFrame, CurrentFrame, KeyChange
 
@@ -51,57 +51,54 @@ class MapWatcher(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class WatchedMap:
     """One key of a map in the state, or the keys that begin with a text."""
 
-    __slots__ = ("_key", "_name", "_prefix", "_service", "_state", "_store")
+    service: StoreService
+    store: str
+    name: str
+    prefix: str
+    key: str | None
 
-    def __init__(
-        self, service: StoreService, state: State, store: str, name: str, *, prefix: str, key: str | None
-    ) -> None:
-        if prefix and key is not None:
-            raise InvalidRequest("a watch is of one key, or of those with a prefix, not of both", map=name)
-        self._service = service
-        self._state = state
-        self._store = store
-        self._name = name
-        self._prefix = prefix
-        self._key = key
+    def __post_init__(self) -> None:
+        if self.prefix and self.key is not None:
+            raise InvalidRequest("a watch is of one key, or of those with a prefix, not of both", map=self.name)
 
     def wants(self, key: str) -> bool:
         """Whether the watch is about this key."""
-        return key.startswith(self._prefix) if self._key is None else key == self._key
+        return key.startswith(self.prefix) if self.key is None else key == self.key
 
     def page(self, after: str, count: int) -> list[tuple[str, int]]:
         """The first ``count`` watched keys above ``after``, with revisions. Raises: NotFound, InvalidRequest."""
-        source = self._state.store(self._store).durable(self._name)
+        source = self.service.state.store(self.store).durable(self.name)
         if not isinstance(source, Map):
-            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
-        first = self._key if self._key is not None else self._prefix
+            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self.name)
+        first = self.key if self.key is not None else self.prefix
         keys: list[tuple[str, int]] = []
         if not after and first:
             entry = source.keyed.get(first)
             if entry is not None:
                 keys.append((first, entry.revision))
-        if self._key is None:
+        if self.key is None:
             for entry in islice(source.keyed.scan(after or first), count - len(keys)):
-                if not entry.key.startswith(self._prefix):
+                if not entry.key.startswith(self.prefix):
                     break  # keys with one prefix are neighbours
                 keys.append((entry.key, entry.revision))
         return keys
 
     def size(self, revision: int) -> int:
         """The bytes of a value. Raises: NotFound."""
-        return self._state.store(self._store).counts.size(revision, revision)
+        return self.service.state.store(self.store).counts.size(revision, revision)
 
     def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
         """Values by revision; replaced ones are left out. Raises: CorruptData."""
         runs = [(revision, revision, 1) for revision in sorted(revisions)]
-        return {one.seq: one.body for one in self._service.messages(self._store, runs)}
+        return {one.seq: one.body for one in self.service.messages(self.store, runs)}
 
     def when_safe(self, done: Callable[[], None]) -> None:
         """Call back when everything applied until now is safe and was sent."""
-        self._service.when_safe(self._store, done)
+        self.service.when_safe(self.store, done)
 
 
 class MapWatch:

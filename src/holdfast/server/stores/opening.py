@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,7 @@ def read_definitions(path: str) -> ClusterDefinition:
     return definition_of({} if document.value is None else document.value, document.line_of)
 
 
+@dataclass
 class Opening:
     """Opens the stores of one leadership.
 
@@ -58,29 +60,21 @@ class Opening:
     are answered ``overloaded``. Stores that live in the log also wait while their disk is full: the log goes on.
     """
 
-    def __init__(
-        self,
-        host: StoreHost,
-        settings: StoresSettings,
-        wanted: ClusterDefinition | None,
-        *,
-        log_id: str | None = None,
-        leader: CommitService | None = None,
-        local_copy: LocalCopy | None = None,
-        checkpoint_wanted: Callable[[], bool] = bool,
-        force_new: bool = False,
-    ) -> None:
-        """``wanted``: the configured definition. ``log_id``: the log of the stores, None for any. ``leader``: the log
-        that they live in, None where they are files here; ``local_copy``: what this process has of them as a standby;
-        ``checkpoint_wanted``: the log's retention waits for one."""
-        self._host = host
-        self._settings = settings
-        self._definition = wanted
-        self._log_id = log_id
-        self._leader = leader
-        self._force_new = force_new
-        self._copy = local_copy
-        self._checkpoint_wanted = checkpoint_wanted
+    host: StoreHost
+    settings: StoresSettings
+    definition: ClusterDefinition | None
+    """The configured one."""
+    log_id: str | None = None
+    """The log of the stores, None for any."""
+    leader: CommitService | None = None
+    """The log that they live in, None where they are files here."""
+    local_copy: LocalCopy | None = None
+    """What this process has of them as a standby."""
+    checkpoint_wanted: Callable[[], bool] = bool
+    """Whether the log's retention waits for one."""
+    force_new: bool = False
+
+    def __post_init__(self) -> None:
         self.checkpoints: CheckpointSchedule | None = None
         """Of stores that live in the log, once they are open."""
         self._checkpointing: asyncio.Task[None] | None = None
@@ -109,7 +103,7 @@ class Opening:
         if isinstance(error, AlreadyOpen):
             return HELD_SECONDS
         is_full = isinstance(error, Unavailable) and error.code is Code.DISK_FULL
-        return DISK_SECONDS if is_full and self._leader is not None else None
+        return DISK_SECONDS if is_full and self.leader is not None else None
 
     async def _open_when_free(self, seconds: float) -> None:
         while self._wanted:
@@ -120,16 +114,16 @@ class Opening:
             except Exception as error:  # noqa: BLE001  # nobody waits for this task; the process ends with what it says
                 again = self._seconds_to_wait(error)
                 if again is None:
-                    self._host.fail(error)
+                    self.host.fail(error)
                     return
                 seconds = again
 
     async def _open(self) -> None:
-        host, settings, wanted, directory = self._host, self._settings, self._definition, self._settings.hosted
+        host, settings, wanted, directory = self.host, self.settings, self.definition, self.settings.hosted
         assert directory is not None, "stores are opened where they are hosted"
         try:
-            if self._leader is not None:
-                service = await open_in_log(self._local_copy(self._leader), self._leader, settings)
+            if self.leader is not None:
+                service = await open_in_log(self._copy_of(self.leader), self.leader, settings)
             else:
                 service = await StoreService.open(
                     directory,
@@ -148,7 +142,7 @@ class Opening:
                 path=directory,
             ) from error
         try:
-            if self._leader is None:
+            if self.leader is None:
                 await asyncio.to_thread(self._belong, directory)
             if wanted is not None:
                 await _put_in_force(service, wanted, "stores.definitions")
@@ -158,35 +152,35 @@ class Opening:
         except BaseException:
             await service.close()
             raise
-        if self._leader is not None:
-            self._leader.serve_stores(StoresOfCommits(service))
-            self.checkpoints = CheckpointSchedule(service, self._leader, settings, wanted=self._checkpoint_wanted)
+        if self.leader is not None:
+            self.leader.serve_stores(StoresOfCommits(service))
+            self.checkpoints = CheckpointSchedule(service, self.leader, settings, wanted=self.checkpoint_wanted)
             self._checkpointing = asyncio.create_task(self.checkpoints.run())
         host.tell_statistics(settings.statistics_seconds)
         state = service.state
         _log.info(
             "stores_open",
             directory=service.directory,
-            durability="disk" if self._leader is None else "log",
+            durability="disk" if self.leader is None else "log",
             revision=state.revision,
             stores=len(state.definition.stores),
             persistence=str(state.definition.persistence),
         )
 
-    def _local_copy(self, leader: CommitService) -> LocalCopy:
-        if self._copy is None:
-            self._copy = LocalCopy(leader.store, self._settings, leader.log_id, leader.address)
-        return self._copy
+    def _copy_of(self, leader: CommitService) -> LocalCopy:
+        if self.local_copy is None:
+            self.local_copy = LocalCopy(leader.store, self.settings, leader.log_id, leader.address)
+        return self.local_copy
 
     def _belong(self, directory: str) -> None:
         """Check or note that the stores in ``directory`` belong to this log. Raises: InvalidRequest, Unavailable."""
-        if self._log_id is None:
+        if self.log_id is None:
             return
-        if not self._force_new:
-            require_bound(directory, self._log_id)
+        if not self.force_new:
+            require_bound(directory, self.log_id)
         try:
-            if bound_log(directory) != self._log_id:
-                bind_stores(directory, self._log_id)
+            if bound_log(directory) != self.log_id:
+                bind_stores(directory, self.log_id)
         except OSError as error:
             raise Unavailable(
                 f"the log of the stores cannot be noted: {error.strerror or error}",

@@ -288,9 +288,7 @@ class SubscribeSocket(Subscriber, asyncio.Protocol):
     def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
         """The watch of a map; None for another durable. Raises: InvalidRequest."""
         if terms.type is DurableType.MAP:
-            return WatchedMap(
-                opened.service, opened.state, asked.store, asked.durable, prefix=asked.prefix or "", key=asked.key
-            )
+            return WatchedMap(opened.service, asked.store, asked.durable, asked.prefix or "", asked.key)
         if asked.prefix is not None:
             raise InvalidRequest(
                 "only a map is watched, and this durable is none", code=Code.TYPE_MISMATCH, durable=asked.durable
