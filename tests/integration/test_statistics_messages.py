@@ -15,7 +15,6 @@ from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import StoresServing, Subscriber, stores_serving
 
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.stores import statistics_feed
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.wire.stores import StatisticsBody
 
@@ -103,7 +102,7 @@ def test_nothing_is_made_and_nothing_stays_while_nobody_is_attached(
             (kept, *_) = await again.messages(3)
             assert kept["seq"] <= 3, "a subscriber that comes back within a minute continues"
             assert made() > before
-            monkeypatch.setattr(statistics_feed, "LINGER_SECONDS", 0)
+            monkeypatch.setattr(figures, "LINGER_SECONDS", 0)
             again.send(type="close")
             await until(lambda: STATISTICS not in stores.opened.state.stores)
             before = made()
@@ -141,9 +140,9 @@ def test_the_oldest_make_room_whether_they_are_held_or_not(
             (first,) = await holding.messages(1)
             size = len(base64.b64decode(first["body"])) + 1_000
             if bound == "messages":
-                monkeypatch.setattr(statistics_feed, "STATISTICS_MESSAGES_MAX", 5)
+                monkeypatch.setattr(figures, "STATISTICS_MESSAGES_MAX", 5)
             else:
-                monkeypatch.setattr(statistics_feed, "STATISTICS_BYTES_MAX", 5 * size)
+                monkeypatch.setattr(figures, "STATISTICS_BYTES_MAX", 5 * size)
             taking = await follow(stores, "taking")
             for _ in range(12):
                 (message,) = await taking.messages(1)

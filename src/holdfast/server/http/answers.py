@@ -53,22 +53,18 @@ class Answers:
     """The room of one server."""
 
     def __init__(self) -> None:
-        self._pages = ClientTurns(PAGES_MAX, PAGES_OF_CLIENT)
-        self._alone = ClientTurns(1, 1)
-
-    def room(self, client: ClientKey) -> Room:
-        """That of one answer. ``close`` it."""
-        return Room(self._pages, self._alone, client)
+        self.pages = ClientTurns(PAGES_MAX, PAGES_OF_CLIENT)
+        self.alone = ClientTurns(1, 1)
 
 
 class Room:
-    """The room of one answer."""
+    """The room of one answer. ``close`` it."""
 
     __slots__ = ("_alone", "_client", "_has_page", "_is_alone", "_pages")
 
-    def __init__(self, pages: ClientTurns, alone: ClientTurns, client: ClientKey) -> None:
-        self._pages = pages
-        self._alone = alone
+    def __init__(self, answers: Answers, client: ClientKey) -> None:
+        self._pages = answers.pages
+        self._alone = answers.alone
         self._client = client
         self._has_page = self._is_alone = False
 

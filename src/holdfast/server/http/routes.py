@@ -159,7 +159,7 @@ class Call(PendingResponse):
     def room(self) -> Room:
         """The room of a large answer: wait for it before you read what the answer is made of."""
         if self._room is None:
-            self._room = self.state.large_answers.room(self.client)
+            self._room = Room(self.state.large_answers, self.client)
         return self._room
 
     async def leave_room(self) -> None:

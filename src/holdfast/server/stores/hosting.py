@@ -33,7 +33,7 @@ from holdfast.server.http.responses import NOT_LEADING_RETRY_MS, not_leading
 from holdfast.server.http.rights_table import PERMISSIONS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries, DeliveryState
-from holdfast.server.stores.figures import Statistics
+from holdfast.server.stores.figures import Statistics, StatisticsFeed
 from holdfast.server.stores.operations import InForce, StoreOperations
 from holdfast.server.stores.statistics_feed import StatisticsFeed
 from holdfast.soundness import report_broken
