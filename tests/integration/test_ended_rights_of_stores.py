@@ -16,7 +16,7 @@ from tests.integration.http_harness import Client, run, until
 from tests.integration.stores_harness import StoresServing, Subscriber, stores_serving
 
 from holdfast.errors import HoldfastError
-from holdfast.server.http import auth, rights_watch
+from holdfast.server.http import auth
 from holdfast.server.http.auth import Authenticator, Grant, Role
 from holdfast.server.http.key_scope import KeyScope
 from holdfast.server.stores.access import StoreAccess
@@ -48,7 +48,7 @@ CLOCK = [0.0]
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rights_watch, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(auth, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(auth, "time", SimpleNamespace(time=lambda: CLOCK[0]))
     CLOCK[0] = 0.0
 
@@ -124,7 +124,7 @@ def test_a_socket_takes_and_gives_nothing_after_its_right_has_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: str
 ) -> None:
     """Also before anything looks: it asks at each delivery and at each acknowledgement."""
-    monkeypatch.setattr(rights_watch, "LOOK_SECONDS", 1e6)
+    monkeypatch.setattr(auth, "LOOK_SECONDS", 1e6)
 
     async def scenario() -> None:
         async with serving(tmp_path, ended) as stores:
@@ -298,7 +298,7 @@ def test_an_act_that_cannot_be_ended_keeps_no_other_one_open() -> None:
 
     async def scenario() -> None:
         tokens = Authenticator({OWN: Role.READ})
-        watch = rights_watch.RightsWatch(tokens, asyncio.get_running_loop())
+        watch = auth.RightsWatch(tokens, asyncio.get_running_loop())
         acts = [Act(lambda: asyncio.sleep(1e6)), Act(fails), Act(lambda: None)]
         for act in acts:
             watch.add(act)

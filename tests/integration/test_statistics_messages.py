@@ -15,6 +15,7 @@ from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import StoresServing, Subscriber, stores_serving
 
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.stores import figures
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.wire.stores import StatisticsBody
 

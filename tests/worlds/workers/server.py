@@ -15,7 +15,7 @@ from tests.worlds.stores.promises import promise
 from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
 from holdfast.server.http.auth import Authenticator, RightsWatch
 from holdfast.server.http.buffers import Buffers
-from holdfast.server.http.turns import Turns
+from holdfast.server.http.turns import LoopTurns
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
@@ -128,7 +128,7 @@ class Server:
                 leader=None,
                 authenticator=tokens,
                 rights=RightsWatch(tokens, cast("Any", self.loop)),
-                turns=Turns(self.loop.call_soon),
+                turns=LoopTurns(self.loop.call_soon),
                 buffers=Buffers(1 << 30),
                 guard=None,
                 service=object(),
