@@ -12,7 +12,7 @@ high-water mark of the transport. Up to ``DISCARD_BYTES_MAX`` of a refused reque
 sender sees the response. A peer that has closed its sending direction still gets the responses of hot routes. Its
 version requests wait at most ``HALF_CLOSED_SECONDS_MAX``; its long polls are answered without waiting.
 
-Reading, responding and the bounds are one state machine over one set of fields, so they are one module.
+One module because reading, responding and the bounds are one state machine over one set of fields.
 """
 
 from __future__ import annotations
