@@ -15,7 +15,7 @@ from tests.integration.http_harness import Client, Serving, request, run, servin
 from holdfast.errors import Backpressure
 from holdfast.server.gateway import GatewayLimits
 from holdfast.server.http import answers
-from holdfast.server.http.answers import PAGE_ROOM, PAGES_OF_CLIENT, Answers, Sending
+from holdfast.server.http.answers import PAGE_ROOM, PAGES_OF_CLIENT, Answers, Room, Sending
 from holdfast.server.http.auth import Role
 
 SLOW, OTHER = "a-slow-long-random-token", "another-long-random-token"
@@ -172,14 +172,14 @@ def test_an_answer_waits_for_room_for_a_bounded_time(monkeypatch: pytest.MonkeyP
 
     async def scenario() -> None:
         rooms = Answers()
-        held = [rooms.room("a") for _ in range(PAGES_OF_CLIENT)]
+        held = [Room(rooms, "a") for _ in range(PAGES_OF_CLIENT)]
         for room in held:
             await room.page()
-        late = rooms.room("a")
+        late = Room(rooms, "a")
         with pytest.raises(Backpressure):
             await late.page()
         late.close()
-        await rooms.room("b").page()
+        await Room(rooms, "b").page()
         await held[0].until_taken(Taken())
         held[0].close()
         await late.page()
