@@ -25,8 +25,8 @@ from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Drop, Publish, Result
-from holdfast.stores.values.messages import Message
 from holdfast.wire.formats import encode
+from holdfast.wire.parts import Message
 from holdfast.wire.stores import Sample, StatisticsBody
 
 Json = dict[str, object]

@@ -35,7 +35,6 @@ from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries, DeliveryState
 from holdfast.server.stores.figures import Statistics, StatisticsFeed
 from holdfast.server.stores.operations import InForce, StoreOperations
-from holdfast.server.stores.statistics_feed import StatisticsFeed
 from holdfast.soundness import report_broken
 from holdfast.stores.definitions.permissions import Permissions
 from holdfast.stores.durables.consumption import Consumption

@@ -46,7 +46,6 @@ from holdfast.server.stores.operations import SubscribeRequest, nacks_of, ranges
 from holdfast.server.stores.subscribers import Subscriber, address_of, wall_ms
 from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attached, Result, highest_of
-from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.wire import stores as wire
 from holdfast.wire.formats import UNDECODABLE, WireFormat, decode_each_once, encode
 from holdfast.wire.parts import Delivery, Portion

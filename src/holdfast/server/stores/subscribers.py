@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.stores.durables.leases import Lease
-from holdfast.stores.values.messages import Delivery, Portion
 from holdfast.stores.values.sequence_set import SequenceSet
+from holdfast.wire.parts import Delivery, Portion
 
 SHARE_MAX: Final = 512
 SENT_RUNS_MAX: Final = 1_024

@@ -44,7 +44,6 @@ from holdfast.objects.retrying import ANSWERING, RetryingReader, RetryingStore
 from holdfast.server.commit.replaced_log import segment_history
 from holdfast.server.logs import configure_logs, keep_pandas_out
 from holdfast.server.view.messages import Announcement, ViewDamage, ViewReport, ViewStart
-from holdfast.snapshots.loading import load_view_file, position_of
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import load_view_file, position_of, snapshots_back
 from holdfast.values import Slot, slot_text

@@ -35,8 +35,7 @@ from holdfast.server.view.current_reads import Each
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.values import LogPosition
 from holdfast.view.storage import Asked, KeyRange, Page, Result, Stored
-from holdfast.wire.each_once import decode_each_once
-from holdfast.wire.formats import UNDECODABLE
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
 from holdfast.wire.log import Consistency, JobRecord, JobRecords, ReadAnswer, ReadResult, ValueRange, ValueResponse
 
 RANGE_LIMIT_DEFAULT: Final = 1000
