@@ -13,6 +13,8 @@ from tests.integration.http_harness import BY_FRAMEWORK, Answered, Client, commi
 from tests.integration.stores_harness import stores_serving
 from tests.matrix import matrix
 
+from holdfast import aio
+from holdfast.commit.format.transaction import Write
 from holdfast.server.http.auth import Grant, Role
 from holdfast.server.http.exchange import BODY_BYTES_KEPT
 from holdfast.server.http.key_scope import KeyScope
@@ -34,6 +36,27 @@ async def hot_after(client: Client) -> None:
     client.send(commit() + LIVEZ)
     assert (await client.answer()).json["status"] == "committed"
     assert (await client.answer()).json["leading"] is True
+
+
+def test_what_a_program_asks_most_needs_no_framework() -> None:
+    async def scenario() -> None:
+        async with serving() as here, aio.Client(f"http://{here.host}:{here.port}") as client:
+            for _ in range(2):  # the second time from a position
+                await client.commit([Write(b"a", b"1"), Write(b"b", b"2")])
+                assert (found := await client.get(b"a")) is not None and found.value == b"1"
+                assert (await client.get(b"a", linearizable=True)) is not None
+                assert len((await client.range(b"a", b"c")).items) == 2
+                assert len((await client.range(prefix=b"a", linearizable=True)).items) == 1
+                await asyncio.gather(*(client.get(key) for key in (b"a", b"b", b"c")))
+
+                async def add(txn: aio.Transaction) -> None:
+                    assert await txn.get(b"a") == b"1"
+                    txn.write(b"b", b"2")
+
+                await client.transact(add)
+            assert here.front.counters.framework_requests == 0
+
+    run(scenario)
 
 
 def test_expect_is_answered_on_a_connection_that_served_hot_requests() -> None:

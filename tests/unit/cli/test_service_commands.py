@@ -117,7 +117,7 @@ def test_versions_on_the_command_line_take_the_log_id(capsys: pytest.CaptureFixt
         assert asked[2].endswith(f"?at={position}")
         assert server.asked[3].json()["log_id"] == LOG_ID
         assert asked[4].endswith(f"?min_version={position}")
-        assert f"after=50%40{'2' * 32}" in asked[5]
+        assert f"after=50@{'2' * 32}" in asked[5]
 
 
 @pytest.mark.parametrize(
