@@ -524,7 +524,7 @@ KEYS: Final = tuple(_KEYS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingOrigin:
     """One key in force. ``why`` says where the value came from, or which rule gave it."""
 
     key: str
@@ -539,7 +539,7 @@ class Configuration:
     """Settings in force, with an origin for every key and the warnings about them."""
 
     settings: Settings
-    origins: tuple[Origin, ...]
+    origins: tuple[SettingOrigin, ...]
     warnings: tuple[str, ...]
     file: Path | None
 
@@ -791,12 +791,12 @@ def _in_utf8(value: object) -> object:
     return value
 
 
-def _origin(key: Key, settings: Settings, given: _Given | None) -> Origin:
+def _origin(key: Key, settings: Settings, given: _Given | None) -> SettingOrigin:
     section, _, field_name = key.name.partition(".")
     value = _shown(key, cast(object, getattr(getattr(settings, section), field_name)))
     if given is None:
-        return Origin(key.name, value, "default", key.depends or "the default", key.rule)
-    return Origin(key.name, value, given.source, given.why, key.rule)
+        return SettingOrigin(key.name, value, "default", key.depends or "the default", key.rule)
+    return SettingOrigin(key.name, value, given.source, given.why, key.rule)
 
 
 def _shown(key: Key, value: object) -> str:

@@ -28,7 +28,7 @@ from holdfast import errors, settings
 from holdfast.cli.main import application
 from holdfast.cli.output import Exit
 from holdfast.objects.budget import StoreMetrics
-from holdfast.retention.truncator import Kept
+from holdfast.retention.truncator import PolicyExtent
 from holdfast.server import openapi
 from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.gateway import GatewayLimits
@@ -186,7 +186,7 @@ def test_the_routes_and_the_metrics_are_the_recorded_ones(tmp_path: Path) -> Non
             here.metrics.scrub = cast(Any, _Scrubbed())
             here.metrics.retention = here.retention
             assert here.retention.truncator is not None
-            here.retention.truncator.state.kept["policy"] = Kept(1, 1.0, 1)
+            here.retention.truncator.state.kept["policy"] = PolicyExtent(1, 1.0, 1)
             front = here.front
             front.counters.refused_commits["overloaded"] += 1
             for family in here.metrics.collect():

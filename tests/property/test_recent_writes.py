@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
-from holdfast.commit.window import DeletedRanges, Generation, Merge, RecentWrites, Run, Shape
+from holdfast.commit.window import DeletedRanges, Merge, RecentWrites, Run, Shape, WindowGeneration
 
 ROOMY = 1 << 30
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
@@ -191,25 +191,25 @@ def a_generation_dropped_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_older_version_kept_when_generations_meet(patch: pytest.MonkeyPatch) -> None:
-    honest = Generation.absorb
+    honest = WindowGeneration.absorb
 
-    def absorb(older: Generation, younger: Generation) -> None:
+    def absorb(older: WindowGeneration, younger: WindowGeneration) -> None:
         stale = dict(older.versions)
         honest(older, younger)
         older.versions.update(stale)
 
-    patch.setattr(Generation, "absorb", absorb)
+    patch.setattr(WindowGeneration, "absorb", absorb)
 
 
 def deletions_lost_when_generations_meet(patch: pytest.MonkeyPatch) -> None:
-    honest = Generation.absorb
+    honest = WindowGeneration.absorb
 
-    def absorb(older: Generation, younger: Generation) -> None:
+    def absorb(older: WindowGeneration, younger: WindowGeneration) -> None:
         kept = older.deleted
         honest(older, younger)
         older.deleted = kept
 
-    patch.setattr(Generation, "absorb", absorb)
+    patch.setattr(WindowGeneration, "absorb", absorb)
 
 
 def a_stale_key_of_an_old_run_trusted(patch: pytest.MonkeyPatch) -> None:

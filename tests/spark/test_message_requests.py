@@ -22,7 +22,7 @@ from tests.spark.test_bulk_load import live
 from holdfast import StoreClient
 from holdfast.client.stores import Message, Receipt
 from holdfast.client.sync.publisher import Publisher
-from holdfast.commit.reading.status import AttemptHistory, Found
+from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.spark.bulk.leadership import LeadershipOptions
 from holdfast.spark.ingest.ingest import Ingest
@@ -233,8 +233,8 @@ def test_an_object_that_is_used_for_another_checkpoint_leaves_no_request_out(
 def test_an_attempt_that_the_log_cannot_decide_any_more_blocks_nothing(
     spark: SparkSession, tmp_path: Path, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def truncated(self: object, request_id: str, min_version: int, newest: object) -> Found:
-        return Found(None, truncated=True)
+    async def truncated(self: object, request_id: str, min_version: int, newest: object) -> FirstCommit:
+        return FirstCommit(None, truncated=True)
 
     monkeypatch.setattr(AttemptHistory, "find", truncated)
     old = {"operations": [write("k")], "request_id": "r" * 20, "read_version": 1}

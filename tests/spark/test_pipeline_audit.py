@@ -41,7 +41,7 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.spark import Schedule, Verify, run_pipeline
 from holdfast.spark.log import audit as audit_module
-from holdfast.spark.log.audit import Finding, audit, audit_piece, heads_before, survey
+from holdfast.spark.log.audit import Breach, audit, audit_piece, heads_before, survey
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.plan import Piece, cut
 from holdfast.values import LeaderId, LogId, Slot, slot_text
@@ -80,13 +80,13 @@ def stored(objects: Objects, foreign: dict[str, bytes] | None = None) -> str:
     return url
 
 
-def audited(objects: Objects, *, piece_bytes: int, foreign: dict[str, bytes] | None = None) -> list[Finding]:
+def audited(objects: Objects, *, piece_bytes: int, foreign: dict[str, bytes] | None = None) -> list[Breach]:
     """Every finding, with the log cut into pieces of ``piece_bytes``."""
     url = stored(objects, foreign)
     with StoreThread(url) as thread:
         found = thread.start(survey).result()
     findings = list(found.findings)
-    findings += [Finding("missing", slot_text(first)) for first, _ in found.holes]
+    findings += [Breach("missing", slot_text(first)) for first, _ in found.holes]
     pieces = cut(found.chain, 0, len(found.chain.slots), piece_bytes)
     for piece, before_head in zip(pieces, heads_before(found.chain, 0, pieces), strict=True):
         findings += audit_piece(url, piece, before_head).findings
@@ -466,7 +466,7 @@ def test_a_step_takes_what_its_look_has_surveyed(tmp_path: Path, monkeypatch: py
     calls = Counter[str]()
     surveyed, look = audit_module.survey, Verify.look
 
-    async def counted_survey(store: ObjectStore) -> audit_module.Survey:
+    async def counted_survey(store: ObjectStore) -> audit_module.ChainSurvey:
         calls["surveys"] += 1
         return await surveyed(store)
 

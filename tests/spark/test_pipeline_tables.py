@@ -16,7 +16,7 @@ from tests.spark.plain import operation_rows
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.spark import Changes, History, Latest, Schedule, Snapshot, run_pipeline
-from holdfast.spark.log.runner import Job, RunReport
+from holdfast.spark.log.runner import PipelineJob, RunReport
 
 Kind = type[Changes] | type[Latest] | type[History]
 KINDS: list[Kind] = [Changes, Latest, History]
@@ -77,7 +77,7 @@ def expected(kind: Kind, builder: LogBuilder) -> object:
     return sorted(rows, key=lambda row: row[:2])
 
 
-def job(spark: SparkSession, kind: Kind, log: str, output: Path) -> Job:
+def job(spark: SparkSession, kind: Kind, log: str, output: Path) -> PipelineJob:
     if kind is Changes:
         return Changes(spark, log, output.as_uri())
     return kind(spark, log, output.as_uri(), buckets=3)  # type: ignore[call-arg]

@@ -20,7 +20,7 @@ from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.sink.micro_batch import token_of
-from holdfast.spark.sink.record import Wanted, job_of_write, read_record
+from holdfast.spark.sink.record import WriteId, job_of_write, read_record
 
 __all__ = ["small_chunks"]
 
@@ -50,7 +50,7 @@ def test_a_write_of_the_sink_keeps_the_tag_of_its_first_attempt_whoever_repeats_
     names: list[str] = []
     for dies_at in itertools.count(4, 4):
         options, name = new_options(service), f"scoped-{dies_at}"
-        wanted = Wanted(token_of(name), name)
+        wanted = WriteId(token_of(name), name)
         with MortalClient(service.url, Fate(dies_at, after=True), CHUNKED, token=JOB) as client:
             try:
                 write(client, options, wanted)
@@ -77,13 +77,13 @@ def test_a_write_of_the_sink_keeps_the_tag_of_its_first_attempt_whoever_repeats_
 def test_a_token_without_the_role_of_jobs_is_refused_before_a_row_is_sent(service: ServiceProcess) -> None:
     options, before = new_options(service), len(service.transactions())
     with Client(service.url, token=WRITER) as client, pytest.raises(PermissionDenied) as refused:
-        write(client, options, Wanted(token_of("scoped-writer"), "scoped-writer"))
+        write(client, options, WriteId(token_of("scoped-writer"), "scoped-writer"))
     assert "job" in refused.value.statement() and len(service.transactions()) == before
 
 
 def test_a_sink_of_keys_outside_of_its_token_is_refused_and_begins_with_nothing_else(service: ServiceProcess) -> None:
     with Client(service.url, token=JOB) as client, pytest.raises(PermissionDenied, match="keys"):
-        write(client, new_options(service), Wanted(token_of("foreign"), "foreign"))
+        write(client, new_options(service), WriteId(token_of("foreign"), "foreign"))
 
 
 @pytest.mark.parametrize("source", ["store", "queue"])

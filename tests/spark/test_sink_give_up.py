@@ -30,14 +30,14 @@ from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.give_up import Rows, forget, give_up
 from holdfast.spark.sink.manifest import find, rows_of
 from holdfast.spark.sink.micro_batch import MicroBatch
-from holdfast.spark.sink.record import Wanted, begin, has_notes, plan_micro_batch, read_record, wanted_micro_batch
+from holdfast.spark.sink.record import WriteId, begin, has_notes, plan_micro_batch, read_record, wanted_micro_batch
 from holdfast.spark.sink.stage import open_stage
 from holdfast.spark.sink.task import send_fixed
 
 __all__ = ["fate", "service"]
 
 
-def killed(options: WriteOptions, what: Wanted, fate: Fate, at: int, *, after: bool) -> bool:
+def killed(options: WriteOptions, what: WriteId, fate: Fate, at: int, *, after: bool) -> bool:
     """A write is killed at its n-th request. False where it ended before."""
     fate.left, fate.after = at, after
     try:
@@ -49,7 +49,7 @@ def killed(options: WriteOptions, what: Wanted, fate: Fate, at: int, *, after: b
     return False
 
 
-def stop_while_sending(options: WriteOptions, what: Wanted, fate: Fate) -> None:
+def stop_while_sending(options: WriteOptions, what: WriteId, fate: Fate) -> None:
     """Kill a write later and later, until some of its rows are sent."""
     with open_client(options) as client:
         for dies_at in itertools.count(12, 3):
@@ -58,7 +58,7 @@ def stop_while_sending(options: WriteOptions, what: Wanted, fate: Fate) -> None:
                 return
 
 
-def keys_of(options: WriteOptions, what: Wanted, listed: Iterable[Rows]) -> list[bytes]:
+def keys_of(options: WriteOptions, what: WriteId, listed: Iterable[Rows]) -> list[bytes]:
     """The keys of the rows that are listed as committed, as the manifest orders them."""
     with open_client(options) as client, open_stage(options, client) as opened:
         manifest = find(opened, what.token)
@@ -103,7 +103,7 @@ def test_what_is_listed_as_committed_is_in_the_log_and_the_rest_never_is(
     assert dies_at > 20, "it was killed at many places"
 
 
-def end(options: WriteOptions, what: Wanted) -> None:
+def end(options: WriteOptions, what: WriteId) -> None:
     """What a run with the token of a write that is done does: it sends nothing, and compares the rows."""
     from holdfast.spark.sink.record import finish
     from holdfast.spark.sink.sending import digest_rows

@@ -30,9 +30,9 @@ from holdfast.spark.sink.digest import Sent, digest_text
 from holdfast.spark.sink.give_up import give_up
 from holdfast.spark.sink.micro_batch import MicroBatch, token_of
 from holdfast.spark.sink.record import (
-    Record,
+    SinkRecord,
     StreamProgress,
-    Wanted,
+    WriteId,
     begin,
     finish,
     finish_empty,
@@ -77,7 +77,11 @@ PARTITIONS = {0: 11, 1: 0, 2: 4}
 
 
 def write(
-    client: Client, options: WriteOptions, wanted: Wanted, name: str | None = None, parts: dict[int, int] = PARTITIONS
+    client: Client,
+    options: WriteOptions,
+    wanted: WriteId,
+    name: str | None = None,
+    parts: dict[int, int] = PARTITIONS,
 ) -> None:
     """A whole write: what Spark's driver and its tasks do, one after the other."""
     intent = begin(client, options, wanted)
@@ -90,7 +94,7 @@ def write(
     finish(client, options, wanted, sent)
 
 
-def end(client: Client, options: WriteOptions, wanted: Wanted, partitions: int = len(PARTITIONS)) -> None:
+def end(client: Client, options: WriteOptions, wanted: WriteId, partitions: int = len(PARTITIONS)) -> None:
     """What the driver does after tasks that found every chunk sent, or had none of their own."""
     finish(client, options, wanted, [Sent(partition, chunks=99) for partition in range(partitions)])
 
@@ -135,11 +139,11 @@ def expected(name: str) -> list[bytes]:
     )
 
 
-def wanted(name: str) -> Wanted:
-    return Wanted(token_of(name), name)
+def wanted(name: str) -> WriteId:
+    return WriteId(token_of(name), name)
 
 
-def record_of(client: Client, options: WriteOptions) -> Record:
+def record_of(client: Client, options: WriteOptions) -> SinkRecord:
     record = read_record(client, options.application).record
     assert record is not None
     return record
@@ -574,7 +578,7 @@ def test_a_task_writes_to_no_other_log_than_its_driver(service: ServiceProcess) 
 def test_a_batch_without_a_token_of_its_own_may_be_given_up(service: ServiceProcess) -> None:
     options = new_options(service)
     with Client(service.url) as client:
-        begin(client, options, Wanted(token_of("unnamed"), ""))
+        begin(client, options, WriteId(token_of("unnamed"), ""))
         write(client, options, wanted("named"))
     assert written(service, "named") == expected("named")
 
@@ -591,7 +595,7 @@ def test_a_record_that_is_something_else_is_not_overwritten(service: ServiceProc
 def test_a_service_without_a_view_is_refused_with_what_to_set(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, "view.enabled=false") as viewless, Client(viewless.url) as client:
         with pytest.raises(InvalidRequest, match="needs a service that keeps a view"):
-            begin(client, new_options(viewless), Wanted(token_of("a"), "a"))
+            begin(client, new_options(viewless), WriteId(token_of("a"), "a"))
         assert viewless.transactions() == []
 
 
@@ -617,7 +621,7 @@ def test_a_service_that_does_not_answer_is_reported_early_and_named_in_the_error
 
 
 def test_records_are_what_they_say() -> None:
-    record = Record("intent", "9f" * 16, 7, name="2026-01-31")
+    record = SinkRecord("intent", "9f" * 16, 7, name="2026-01-31")
     assert msgspec.json.encode(record) == (
         b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","recent":[],'
         b'"format":1,"digest":null,"stream":null,"direct":false,"micro_batch":null}'
@@ -627,7 +631,7 @@ def test_records_are_what_they_say() -> None:
     assert text.endswith(
         b'"stream":{"query":"8f6e","number":3,"digest":"41:00000000000000ff"},"direct":false,"micro_batch":null}'
     )
-    assert msgspec.json.decode(text, type=Record) == streamed
+    assert msgspec.json.decode(text, type=SinkRecord) == streamed
 
 
 class SlowTask:

@@ -34,9 +34,9 @@ from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink import sending, stage, staging
 from holdfast.spark.sink import task as sink_task
 from holdfast.spark.sink.digest import Sent
-from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, rows_of
+from holdfast.spark.sink.manifest import NAME, Partition, WriteManifest, find, fix, rows_of
 from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Wanted, begin, job_of
+from holdfast.spark.sink.record import WriteId, begin, job_of
 from holdfast.spark.sink.sending import send_staged
 from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
 from holdfast.spark.sink.staging import stage_partition
@@ -94,7 +94,7 @@ def open_client(options: WriteOptions) -> ServiceClient:
     return ServiceClient(options.url, ClientOptions(commits_per_request_max=3))
 
 
-def run(options: WriteOptions, what: Wanted, rows: dict[int, list[pa.RecordBatch]]) -> None:
+def run(options: WriteOptions, what: WriteId, rows: dict[int, list[pa.RecordBatch]]) -> None:
     """One run of a job: what Spark's driver and its tasks do, one after the other."""
     with open_client(options) as client, open_stage(options, client) as opened:
         intent = begin(client, options, what)
@@ -198,16 +198,16 @@ def test_a_sender_that_comes_late_sends_nothing_after_done(
 
 def sent_before_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are sent that no manifest names."""
-    monkeypatch.setattr(sending, "fix", lambda _, __, staged: Manifest(tuple(staged)))
+    monkeypatch.setattr(sending, "fix", lambda _, __, staged: WriteManifest(tuple(staged)))
     monkeypatch.setattr(sending, "has_notes", lambda *_: False)
 
 
 def sent_from_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run does not look for a manifest."""
 
-    def own(stage: Stage, write: str, staged: Sequence[Partition]) -> Manifest:
+    def own(stage: Stage, write: str, staged: Sequence[Partition]) -> WriteManifest:
         fix(stage, write, staged)
-        return Manifest(tuple(staged))
+        return WriteManifest(tuple(staged))
 
     monkeypatch.setattr(sending, "fix", own)
     monkeypatch.setattr(sending, "has_notes", lambda *_: False)
@@ -231,7 +231,7 @@ def removed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The staged rows are removed before the record says done."""
     end = sending.finish
 
-    def early(client: ServiceClient, options: WriteOptions, what: Wanted, sent: Sequence[Sent]) -> None:
+    def early(client: ServiceClient, options: WriteOptions, what: WriteId, sent: Sequence[Sent]) -> None:
         with open_stage(options, client) as opened:
             opened.remove(what.token)
         end(client, options, what, sent)

@@ -31,7 +31,7 @@ from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.messages.store import HoldfastStoreStreamReader, Offset, plan_store, store_rows
-from holdfast.spark.messages.store_in_log import EXTENT_BYTES, Page, StoreInLog, _in_pages
+from holdfast.spark.messages.store_in_log import EXTENT_BYTES, CheckpointPage, StoreInLog, _in_pages
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_store_options
 from holdfast.stores.checkpoint_objects import manifest_key
@@ -284,7 +284,7 @@ def test_a_restart_reads_consumed_messages_while_the_log_after_an_older_checkpoi
 
 def test_extents_are_joined_only_where_their_frames_follow_in_few_pages() -> None:
     """Compaction that stopped in the middle leaves later numbers in earlier frames."""
-    first, second, third = pages = [Page(number, ()) for number in (1, 100, 200)]
+    first, second, third = pages = [CheckpointPage(number, ()) for number in (1, 100, 200)]
     extents = [
         Extent("s", 1, 10, 150, 160, 100),
         Extent("s", 11, 20, 5, 9, 100),

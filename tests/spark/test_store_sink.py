@@ -40,12 +40,12 @@ from holdfast.errors import (
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import WriteOptions, parse_write_options
 from holdfast.spark.sink import store_task
-from holdfast.spark.sink.digest import Publisher, Sent
+from holdfast.spark.sink.digest import PartitionPublisher, Sent
 from holdfast.spark.sink.message_rows import check_message_schema, messages_of
 from holdfast.spark.sink.micro_batch import MicroBatch, token_of
 from holdfast.spark.sink.record import (
     Publishing,
-    Wanted,
+    WriteId,
     begin,
     finish,
     finish_empty,
@@ -104,12 +104,16 @@ def expected(*names: str, parts: dict[int, int] = PARTITIONS) -> list[bytes]:
     )
 
 
-def wanted(name: str) -> Wanted:
-    return Wanted(token_of(name), name)
+def wanted(name: str) -> WriteId:
+    return WriteId(token_of(name), name)
 
 
 def write(
-    client: Client, options: WriteOptions, wanted: Wanted, name: str | None = None, parts: dict[int, int] = PARTITIONS
+    client: Client,
+    options: WriteOptions,
+    wanted: WriteId,
+    name: str | None = None,
+    parts: dict[int, int] = PARTITIONS,
 ) -> None:
     """A whole write: what Spark's driver and its tasks do, one after the other."""
     intent = begin(client, options, wanted)
@@ -167,7 +171,11 @@ def test_writes_are_in_the_store_once_in_order_and_publishers_do_not_grow_in_num
             assert client.jobs(prefix, at=client.version().version).items == ()
         assert bodies_in(service, options) == expected(*(f"plain{number}" for number in range(5)))
         assert stores.describe_store(options.store or "")["counts"]["publishers"] == 2  # type: ignore[index]
-        assert publishing_of(client, options).partitions == (Publisher(0, 57), Publisher(), Publisher(0, 22))
+        assert publishing_of(client, options).partitions == (
+            PartitionPublisher(0, 57),
+            PartitionPublisher(),
+            PartitionPublisher(0, 22),
+        )
         of_one = [each.body for each in stores.browser(options.store or "", "all") if each.body.startswith(b"plain3/0")]
         assert of_one == sorted(of_one)
 
@@ -261,7 +269,7 @@ def test_a_task_of_an_earlier_write_that_comes_late_changes_nothing(service: Ser
         # Even one that stands between its note and its request: the store has its numbers.
         with StoreClient(service.url) as stores:
             sender = store_task._Sender(client, stores, options, zombie, 0)
-            sender._publisher = Publisher()
+            sender._publisher = PartitionPublisher()
             for chunk in store_task._chunks(messages_of([rows("old", 0, 11)])):
                 assert sender._publish(chunk).duplicates == len(chunk.messages)
         lost = begin(client, options, wanted("third"))
@@ -281,7 +289,7 @@ def test_rows_of_the_write_after_one_that_was_given_up_are_not_taken_for_its_dup
         run = publishing_of(client, options).run
         write(client, replace(options, supersede=True), wanted("following"))
         assert publishing_of(client, options).run != run
-        unnamed = begin(client, options, Wanted("9f" * 16, ""))
+        unnamed = begin(client, options, WriteId("9f" * 16, ""))
         publish_partition(client, options, unnamed, 0, [rows("unnamed", 0, 6)])
         write(client, options, wanted("last"))
     every = [*expected("following", "last"), *expected("given up", "unnamed", parts={0: 6})]
@@ -328,9 +336,9 @@ def test_a_publisher_that_the_store_has_forgotten_goes_on_under_another_id(servi
         write(client, options, wanted("before"))
         forget(service)
         write(client, options, wanted("after"))
-        assert publishing_of(client, options).partitions[0] == Publisher(1, 13)
+        assert publishing_of(client, options).partitions[0] == PartitionPublisher(1, 13)
         write(client, options, wanted("later"))
-        assert publishing_of(client, options).partitions[0] == Publisher(1, 24)
+        assert publishing_of(client, options).partitions[0] == PartitionPublisher(1, 24)
         assert bodies_in(service, options) == expected("after", "before", "later")
         first = new_options(service)
         intent = begin(client, first, wanted("first"))
@@ -369,7 +377,7 @@ def test_a_store_that_was_put_back_is_an_error(service: ServiceProcess) -> None:
         write(client, options, wanted("first"), parts={0: 5})
         found = read_record(client, options.application)
         assert found.record is not None
-        ahead = msgspec.structs.replace(publishing_of(client, options), partitions=(Publisher(0, 90),))
+        ahead = msgspec.structs.replace(publishing_of(client, options), partitions=(PartitionPublisher(0, 90),))
         newer = msgspec.structs.replace(found.record, publishing=ahead)
         assert replace_record(client, options, newer, found.read_version) is not None
         with pytest.raises(Conflict, match="put back to an earlier state") as refused:

@@ -21,7 +21,7 @@ from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
 from holdfast.spark.runtime.ranged_file import GAP_BYTES, RangedParquet
-from holdfast.spark.runtime.table_reads import Range, TableReads
+from holdfast.spark.runtime.table_reads import ByteRange, TableReads
 from holdfast.spark.source.table import HoldfastTableReader, arrow_columns, plan, spark_columns
 from holdfast.spark.source.table_filters import Test as RowTest
 from holdfast.spark.source.table_rows import rows
@@ -124,9 +124,9 @@ def test_other_columns_are_read_where_a_row_passes(tmp_path: Path) -> None:
     changed = pa.table({"turn": turns, "value": pa.array([os.urandom(300) for _ in numbers], pa.binary())})
     pq.write_table(changed, tmp_path / "file", row_group_size=1000)
     data = (tmp_path / "file").read_bytes()
-    fetched: list[Range] = []
+    fetched: list[ByteRange] = []
 
-    def fetch(ranges: Sequence[Range]) -> list[bytes]:
+    def fetch(ranges: Sequence[ByteRange]) -> list[bytes]:
         fetched.extend(ranges)
         return [data[each.start : each.past] for each in ranges]
 
@@ -244,14 +244,14 @@ def test_a_range_is_asked_for_again_while_the_store_does_not_answer(
     monkeypatch.setattr(DurableDirectory, "read", read)
     file = next(Path(table.removeprefix("file://")).glob("*.parquet"))
     with TableReads(table) as reads:
-        assert reads.ranges(file.name, [Range(0, 4)]) == [b"PAR1"]
+        assert reads.ranges(file.name, [ByteRange(0, 4)]) == [b"PAR1"]
         assert failures == [3]
 
 
 def test_ranges_that_are_nearly_adjacent_are_read_together() -> None:
     from holdfast.spark.runtime.ranged_file import merged
 
-    apart = [Range(0, 10), Range(11 + GAP_BYTES, 30 + GAP_BYTES)]
+    apart = [ByteRange(0, 10), ByteRange(11 + GAP_BYTES, 30 + GAP_BYTES)]
     assert merged(apart) == apart
-    assert merged([Range(10 + GAP_BYTES, 30 + GAP_BYTES), Range(0, 10)]) == [Range(0, 30 + GAP_BYTES)]
-    assert merged([Range(0, 10), Range(2, 5)]) == [Range(0, 10)]
+    assert merged([ByteRange(10 + GAP_BYTES, 30 + GAP_BYTES), ByteRange(0, 10)]) == [ByteRange(0, 30 + GAP_BYTES)]
+    assert merged([ByteRange(0, 10), ByteRange(2, 5)]) == [ByteRange(0, 10)]

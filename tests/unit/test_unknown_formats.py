@@ -12,17 +12,17 @@ from tests.unit.test_sealed import RECORDS
 
 from holdfast.commit.leadership.log_remains import BINDING_NAME, bind_stores, bound_log
 from holdfast.errors import CorruptData
-from holdfast.foundations.record import Record as FoundationRecord
+from holdfast.foundations.record import FoundationsRecord as FoundationRecord
 from holdfast.foundations.record import key_of, newest_record
 from holdfast.objects.memory import MemoryStore
 from holdfast.sealed import encode_sealed
 from holdfast.spark.bulk.load_record import LoadProgress, decode_progress
 from holdfast.spark.ingest.record import GroupRecord, decode_group
-from holdfast.spark.sink.record import Progress, Record, decode
-from holdfast.stores.repair.backup import MANIFEST_NAME, Manifest, check_copy
+from holdfast.spark.sink.record import Progress, SinkRecord, decode
+from holdfast.stores.repair.backup import MANIFEST_NAME, BackupManifest, check_copy
 
 JOB_RECORDS = [
-    (Record("intent", "9f" * 16, 7), lambda data: decode(data, "job", Record)),
+    (SinkRecord("intent", "9f" * 16, 7), lambda data: decode(data, "job", SinkRecord)),
     (Progress(0, "0:0"), lambda data: decode(data, "job", Progress)),
     (LoadProgress("input", None, 1, 0, 0, ()), lambda data: decode_progress(data, "job")),
     (GroupRecord(0, 0, ()), lambda data: decode_group(data, "job")),
@@ -70,7 +70,7 @@ def test_a_record_of_readings_in_another_format_is_refused() -> None:
 def test_files_next_to_stores_in_another_format_are_refused(tmp_path: Path) -> None:
     for name, make, read in (
         (BINDING_NAME, lambda: bind_stores(str(tmp_path), "ab" * 16), bound_log),
-        (MANIFEST_NAME, lambda: (tmp_path / MANIFEST_NAME).write_bytes(msgspec.json.encode(Manifest(0, 0, {}))),
+        (MANIFEST_NAME, lambda: (tmp_path / MANIFEST_NAME).write_bytes(msgspec.json.encode(BackupManifest(0, 0, {}))),
          check_copy),
     ):  # fmt: skip
         make()

@@ -14,7 +14,7 @@ from holdfast.cli.log_views import moment, with_store
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
 from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
 from holdfast.copies.promoting import promote as promote_mirror
-from holdfast.copies.repairing import Damage, Finding, Repaired, look
+from holdfast.copies.repairing import Damage, DamageSurvey, Repaired, look
 from holdfast.copies.repairing import repair as repair_log
 from holdfast.copies.restoring import Point
 from holdfast.copies.restoring import restore as restore_log
@@ -167,7 +167,7 @@ def repair(source_url: str, copy_url: str | None, *, backup: str | None, as_json
     """Look for damage, and repair it into another log. Returns False when damage was found and nothing was repaired."""
     with progress("reading the log", shown=not as_json) as moved:
 
-        async def work(source: ObjectStore) -> Finding | Repaired:
+        async def work(source: ObjectStore) -> DamageSurvey | Repaired:
             kept = None if backup is None else open_store(backup)
             copy = None if copy_url is None else open_store(copy_url, create_missing=True)
             try:

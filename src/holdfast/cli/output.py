@@ -208,7 +208,7 @@ def readable(data: bytes, *, characters_max: int = 0) -> str:
     return text if not characters_max or len(text) <= characters_max else text[: characters_max - 1] + "…"
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """A progress bar."""
 
     def __call__(self, done: int, total: int | None = None) -> None:
@@ -216,7 +216,7 @@ class Progress(Protocol):
         ...
 
 
-def _progress_lines() -> Progress:
+def _progress_lines() -> ProgressBar:
     next_line = 0.0
 
     def moved(done: int, total: int | None = None) -> None:
@@ -230,7 +230,7 @@ def _progress_lines() -> Progress:
 
 
 @contextmanager
-def progress(what: str, *, shown: bool = True, as_lines: bool = False) -> Generator[Progress]:
+def progress(what: str, *, shown: bool = True, as_lines: bool = False) -> Generator[ProgressBar]:
     """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``.
 
     ``as_lines``: instead, JSON lines on stdout, one each ``LINE_SECONDS`` at most, for a program that started this one.

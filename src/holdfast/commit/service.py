@@ -50,7 +50,7 @@ from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.reader import read_header
-from holdfast.commit.reading.status import AttemptHistory, Found
+from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import judge_from_log
@@ -399,7 +399,7 @@ class CommitService:
         await self.version()
         return StatusAnswer("not_committed")
 
-    async def _find(self, request_id: str, min_version: int, newest: Header) -> Found:
+    async def _find(self, request_id: str, min_version: int, newest: Header) -> FirstCommit:
         try:
             return await self._history.find(request_id, min_version, newest)
         except CorruptData as error:

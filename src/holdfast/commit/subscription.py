@@ -56,7 +56,7 @@ class OlderHistory(Protocol):
         ...
 
 
-class LogReader(Protocol):
+class FeedSource(Protocol):
     """What subscribers need of a process that knows the end of a log: its leader, or a ``following.FollowedLog``."""
 
     store: ObjectStore
@@ -103,7 +103,7 @@ class RolledBack(HoldfastError):
 
 
 async def subscribe(
-    service: LogReader,
+    service: FeedSource,
     *,
     after: int,
     durable: bool = True,
@@ -157,7 +157,7 @@ async def subscribe(
 
 
 async def _live(
-    service: LogReader, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
+    service: FeedSource, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
 ) -> AsyncIterator[EventBatch]:
     """Events of this leadership after ``after``, from the live buffer, or from the store for what has left the buffer.
 
@@ -215,7 +215,7 @@ def _tail(batch: EventBatch, after: int) -> EventBatch:
 
 
 async def _catch_up(
-    service: LogReader, feed: Feed, channel: Channel, after: int
+    service: FeedSource, feed: Feed, channel: Channel, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     if channel is feed.resolved and feed.durable.find(after) is not None:
         # Accepted without a subscriber and soon durable: take them from the durable ring.
@@ -237,7 +237,7 @@ async def _catch_up(
 
 
 async def _history(
-    service: LogReader, older: OlderHistory | None, after: int, durable: bool
+    service: FeedSource, older: OlderHistory | None, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Everything after ``after`` in earlier leaderships, and on to the durable end of this one."""
     damage: CorruptData | Unavailable | None = None
@@ -260,7 +260,7 @@ async def _history(
 
 
 async def _older(
-    service: LogReader, older: OlderHistory, after: int, durable: bool
+    service: FeedSource, older: OlderHistory, after: int, durable: bool
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Events of the older history after ``after``, at most up to the durable end of the log."""
     until = min(await older.through(service.log_id), service.durable_header().last_version)
@@ -280,7 +280,7 @@ async def _older(
             yield batch, after
 
 
-async def _rolled_back_to(service: LogReader, older: OlderHistory, after: int) -> tuple[int, str] | None:
+async def _rolled_back_to(service: FeedSource, older: OlderHistory, after: int) -> tuple[int, str] | None:
     """Where the stream must go back to when a deposed leader assigned ``after``; None for most."""
     async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
         async for leadership in leaderships:
@@ -292,7 +292,7 @@ async def _rolled_back_to(service: LogReader, older: OlderHistory, after: int) -
     return await older.rolled_back_to(after)
 
 
-async def _of_log(service: LogReader, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+async def _of_log(service: FeedSource, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
     if after < service.truncated_through:
         raise NotFound(
             "the log was truncated past this version",
@@ -322,7 +322,7 @@ async def _of_log(service: LogReader, after: int, durable: bool) -> AsyncIterato
 
 
 async def _read(
-    service: LogReader, walker: ChainWalker, until: Header, after: int
+    service: FeedSource, walker: ChainWalker, until: Header, after: int
 ) -> AsyncIterator[tuple[EventBatch, int]]:
     """Walk the chain and make events; each batch's last event is a checkpoint."""
     last_prev = after

@@ -154,7 +154,7 @@ class DeletedRanges:
         return sum(map(len, self.bounds)) + BOUND_BYTES * len(self.bounds)
 
 
-class Generation:
+class WindowGeneration:
     """What changed after ``after``, up to ``last_version``. Nothing older than this generation is newer than that.
 
     ``runs`` are ordered by time, oldest first, until ``run_begins`` is set; from then on by key, ``run_begins`` naming
@@ -207,7 +207,7 @@ class Generation:
             newest = max(newest, self.deleted.newest(begin, end))
         return newest
 
-    def absorb(self, younger: Generation) -> None:
+    def absorb(self, younger: WindowGeneration) -> None:
         """Take in the generation that follows this one."""
         self.last_version = younger.last_version
         self.versions.update(younger.versions)
@@ -264,7 +264,7 @@ class Merge:
 
     __slots__ = ("_positions", "_shape", "_sources", "content_bytes", "generation", "runs")
 
-    def __init__(self, generation: Generation, shape: Shape) -> None:
+    def __init__(self, generation: WindowGeneration, shape: Shape) -> None:
         self.generation = generation
         self._shape = shape
         self._sources = [run.keys for run in generation.runs]
@@ -337,8 +337,8 @@ class RecentWrites:
         self._bytes_max = bytes_max
         self._slice_bytes_max = max(bytes_max // 64, 1)
         self._shape = shape
-        self._young = Generation(floor)
-        self._generations = [self._young, Generation(floor), Generation(floor)]
+        self._young = WindowGeneration(floor)
+        self._generations = [self._young, WindowGeneration(floor), WindowGeneration(floor)]
         # The keys changed since the last run was made: as they came, and those that a range read already put in order.
         self._open_keys: list[bytes] = []
         self._sorted_open_keys: list[bytes] = []
@@ -517,7 +517,7 @@ class RecentWrites:
             young.run_keys = len(distinct)
             content = sum(map(len, distinct))
         young.count_bytes(content)
-        self._young = Generation(self.last_version)
+        self._young = WindowGeneration(self.last_version)
         self._generations[:2] = [self._young, young]
 
     def _absorb_resting(self) -> None:
@@ -530,7 +530,7 @@ class RecentWrites:
             self._close_growing()
             growing = self._generations[2]
         growing.absorb(resting)
-        self._generations[1] = Generation(resting.last_version)
+        self._generations[1] = WindowGeneration(resting.last_version)
         bounds = 0 if growing.deleted is None else len(growing.deleted.bounds)
         if (
             growing.slices >= shape.generation_slices
@@ -541,7 +541,7 @@ class RecentWrites:
 
     def _close_growing(self) -> None:
         closed = self._generations[2]
-        self._generations.insert(2, Generation(closed.last_version))
+        self._generations.insert(2, WindowGeneration(closed.last_version))
         self._closed_bytes += closed.bytes_used()
         self._merges.append(Merge(closed, self._shape))
 
@@ -555,13 +555,13 @@ class RecentWrites:
             generation = generations[index]
             if not generation.empty and generation.last_version <= self.floor:
                 self._release(generation)
-                generations[index] = Generation(generation.last_version)
+                generations[index] = WindowGeneration(generation.last_version)
         if self._young is not generations[0]:
             self._young = generations[0]
             self._open_keys.clear()
             self._sorted_open_keys = []
 
-    def _release(self, generation: Generation) -> None:
+    def _release(self, generation: WindowGeneration) -> None:
         self._releasing_bytes += generation.bytes_used()
         self._releasing_runs += generation.runs
         self._releasing_versions.append(generation.versions)

@@ -78,7 +78,7 @@ class Damage:
 
 
 @dataclass(slots=True)
-class Finding:
+class DamageSurvey:
     """What a look at a damaged log found. ``cut``: everything up to this version is copied unchanged; None for all.
 
     ``truncated_through`` and ``first_slot``: what retention had removed, and where the log begins after it.
@@ -121,7 +121,7 @@ class DamagedLog:
         self._backup = backup
         self._slots: list[Slot] = []
         self._end: int = FIRST_SLOT
-        self.found = Finding()
+        self.found = DamageSurvey()
         self._waiting: list[tuple[Slot, str, int]] = []
 
     async def batches(self, on_progress: Progress | None = None) -> AsyncGenerator[LoggedBatch]:
@@ -130,7 +130,7 @@ class DamagedLog:
         Cost: a LIST for each 1,000 objects, and a GET for each. Raises: NotFound (``log_empty``), Unavailable,
         CorruptData when the log cannot be followed at all.
         """
-        self.found = Finding()
+        self.found = DamageSurvey()
         claims = await self._list()
         await self._find_end(claims)
         head: Header | None = None
@@ -288,7 +288,9 @@ async def _whole(store: ObjectStore, slot: Slot) -> tuple[LoggedBatch | None, st
     return LoggedBatch(header, data), ""
 
 
-async def look(source: ObjectStore, backup: ObjectStore | None = None, on_progress: Progress | None = None) -> Finding:
+async def look(
+    source: ObjectStore, backup: ObjectStore | None = None, on_progress: Progress | None = None
+) -> DamageSurvey:
     """Name everything that is damaged. Reads only. Cost and errors: as ``DamagedLog.batches``."""
     log = DamagedLog(source, backup)
     async with aclosing(log.batches(on_progress)) as batches:

@@ -29,7 +29,7 @@ PARTS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TimePlace:
     """The newest object of a time, and the object after it; None at the end of the log."""
 
     chosen: Header
@@ -112,7 +112,7 @@ def _disagrees(header: Header) -> bool:
     return abs(header.ahead_s) * 1000 > STEP_MS_MAX
 
 
-async def place_of(source: ObjectStore, frontier: tuple[Header, Header], time_ms: int) -> Place:
+async def place_of(source: ObjectStore, frontier: tuple[Header, Header], time_ms: int) -> TimePlace:
     """The newest object whose ``time_ms`` is at or before a time.
 
     Raises: InvalidRequest (the clocks disagree which one it is: it names the versions to choose from), NotFound
@@ -187,7 +187,7 @@ async def _reached(source: ObjectStore, part: _Part, time_ms: int) -> Header | N
     return await _newest_with(source, part.leadership, part.last, is_early)
 
 
-async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubts) -> Place:
+async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubts) -> TimePlace:
     """The place in this part; ``doubts`` come from later ones. Raises: InvalidRequest."""
 
     def is_early(header: Header) -> bool:
@@ -196,7 +196,7 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     chosen = await _newest_with(source, part.leadership, part.last, is_early)
     if chosen is None:
         raise _too_old(part.last, time_ms)
-    place = Place(chosen, await read_header(source, next_slot(chosen)))
+    place = TimePlace(chosen, await read_header(source, next_slot(chosen)))
     if place.following is not None and place.following.claim == chosen.claim and not part.is_undone:
         rest = _Part(part.leadership, place.following, part.last, None)
         if _disagrees(rest.first) and rest.first.ahead_s < 0 and rest.first.clock_steps == part.last.clock_steps:
@@ -218,7 +218,7 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     return place
 
 
-async def _jumped_ms(source: ObjectStore, within: Leadership, place: Place) -> int:
+async def _jumped_ms(source: ObjectStore, within: Leadership, place: TimePlace) -> int:
     """By how much the log's time may be ahead after this place: as much as it has jumped until then, within boots.
     Cost: a search for each step of a clock before."""
     jumped_ms, newest, after = 0, place.chosen, place.following or place.chosen
@@ -236,7 +236,7 @@ async def _jumped_ms(source: ObjectStore, within: Leadership, place: Place) -> i
     return jumped_ms
 
 
-def _ambiguous(place: Place, candidates: list[Header], time_ms: int) -> InvalidRequest:
+def _ambiguous(place: TimePlace, candidates: list[Header], time_ms: int) -> InvalidRequest:
     versions = sorted(each.last_version for each in candidates)
     low, high = versions[0], versions[-1]
     return InvalidRequest(

@@ -18,7 +18,7 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
 from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.foundations.record import Report, newest_record
+from holdfast.foundations.record import FoundationReport, newest_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
@@ -223,7 +223,7 @@ async def _foundation(store: ObjectStore, frontier: tuple[Header, Header]) -> Fi
     record = await newest_record(store)
     if record is None or not (await lineage_of(store, claim)).holds(record.log_id, 0):
         return Finding(Level.OK, check, "all that it is made of is listed; no leader has read it yet")
-    report = Report.of(record.readings, record.damage)
+    report = FoundationReport.of(record.readings, record.damage)
     if report.name is None and report.problem is not None:
         return Finding(Level.ERROR, check, f"a leader met damage: {report.problem}", fix)
     if report.problem is not None:
@@ -240,7 +240,7 @@ async def _foundation(store: ObjectStore, frontier: tuple[Header, Header]) -> Fi
     return Finding(Level.OK, check, f"{report.name} was found whole {_ago(report)}")
 
 
-def _ago(report: Report) -> str:
+def _ago(report: FoundationReport) -> str:
     age_seconds = report.age_seconds(int(time.time() * 1000)) or 0.0
     return f"{age_seconds / 3600:.1f} h ago"
 

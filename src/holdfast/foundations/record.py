@@ -2,7 +2,7 @@
 
 | object | content |
 |---|---|
-| ``meta/readings/{2^64-1 - number:020d}`` | ``Record`` as JSON; the highest number counts |
+| ``meta/readings/{2^64-1 - number:020d}`` | ``FoundationsRecord`` as JSON; the highest number counts |
 
 Only a leader writes it. It says what was true when it was written: a report, and the end that the log had then.
 """
@@ -28,7 +28,7 @@ PREFIX: Final = "meta/readings/"
 OLDER_MAX: Final = 100
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class FoundationsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What was read of the foundations of the log ``log_id``. ``damage``: the newest damage that was met in the log.
 
     ``version`` was durable under the claim of ``epoch`` when this was written: a log that ends before it lost its end.
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FoundationReport:
     """The newest result. ``name``: the foundation, None for none; ``read_ms``: when it was read (wall clock).
 
     ``problem``: what is wrong with it, or why the log cannot produce its state; None for nothing.
@@ -55,7 +55,7 @@ class Report:
     problem: str | None = None
 
     @classmethod
-    def of(cls, readings: Iterable[Reading], damage: str | None = None) -> Report:
+    def of(cls, readings: Iterable[Reading], damage: str | None = None) -> FoundationReport:
         """A damaged one, if there is one; otherwise the newest snapshot, and the damage in the log after it."""
         known = sorted(readings, key=lambda each: (each.noun == SNAPSHOTS.noun, each.version), reverse=True)
         flawed = [each for each in known if each.flaw is not None]
@@ -77,13 +77,13 @@ def key_of(number: int) -> str:
     return f"{PREFIX}{FIRST_SLOT - number:020d}"
 
 
-async def newest_record(store: ObjectStore) -> Record | None:
+async def newest_record(store: ObjectStore) -> FoundationsRecord | None:
     """The newest record, None before the first one. Cost: a LIST, a GET. Raises: CorruptData, Unavailable."""
     rows = await store.list(PREFIX, limit=1)
     if not rows:
         return None
     try:
-        return decode_sealed(await store.read(rows[0].key), Record)
+        return decode_sealed(await store.read(rows[0].key), FoundationsRecord)
     except NotFound:
         return None  # a newer one has taken its place since the listing
     except msgspec.DecodeError as error:
@@ -121,7 +121,12 @@ async def require_end(store: ObjectStore, frontier: tuple[Header, Header]) -> No
 
 
 async def write_record(
-    store: ObjectStore, durable: Header, readings: list[Reading], damage: str | None, *, lacks: Record | None = None
+    store: ObjectStore,
+    durable: Header,
+    readings: list[Reading],
+    damage: str | None,
+    *,
+    lacks: FoundationsRecord | None = None,
 ) -> None:
     """Write the next record and remove the older ones. Another leader may be faster: then its record counts.
 
@@ -130,7 +135,7 @@ async def write_record(
     """
     rows = await store.list(PREFIX, limit=OLDER_MAX)
     number = 1 + (FIRST_SLOT - int(rows[0].key.removeprefix(PREFIX)) if rows else 0)
-    record = Record(
+    record = FoundationsRecord(
         number=number,
         log_id=durable.log_id.hex(),
         epoch=durable.epoch if lacks is None else lacks.epoch,

@@ -20,7 +20,7 @@ from holdfast.commit.reading.verify import FOUNDATIONS, OBJECT_BYTES_MIN, Damage
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, M
 from holdfast.foundations.readings import Reading, Readings
-from holdfast.foundations.record import Record, Report, newest_record, require_end, write_record
+from holdfast.foundations.record import FoundationReport, FoundationsRecord, newest_record, require_end, write_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.values import VERSION_MAX
@@ -62,24 +62,24 @@ class FoundationScrub:
         self._seconds = seconds
         self._pause = pause
         self._chain_passes = chain_passes
-        self._recorded: Record | None = None
+        self._recorded: FoundationsRecord | None = None
         self._problem: str | None = None
         self._written: tuple[list[Reading], str | None] = [], None
         self._written_s = -RECORD_SECONDS
         self._read_s: dict[str, float] = {}
         self._looked = False
-        self._lacks: Record | None = None
+        self._lacks: FoundationsRecord | None = None
         self._lost: str | None = None
         self.passes = 0
         readings.noted = self._noted
 
-    def report(self) -> Report:
+    def report(self) -> FoundationReport:
         """The newest result, also that of an earlier leader. Cost: O(readings)."""
         readings = self._readings.all()
         if not readings and self._recorded is not None:
             readings = self._recorded.readings
-        report = Report.of(readings, self._met())
-        return report if self._problem is None else Report(report.name, report.read_ms, self._problem)
+        report = FoundationReport.of(readings, self._met())
+        return report if self._problem is None else FoundationReport(report.name, report.read_ms, self._problem)
 
     def _met(self) -> str | None:
         """The newest damage in the objects of the log, also what earlier leaders met."""

@@ -26,7 +26,7 @@ SLOW_DOWN_MS: Final = 50
 PAGE: Final = 1000
 
 
-class Fault(StrEnum):
+class StoreFault(StrEnum):
     """What can happen to a request."""
 
     LOST_REQUEST = "lost_request"
@@ -66,12 +66,12 @@ class FaultRates:
 NO_FAULTS: Final = FaultRates()
 
 _CREATE_FAULTS: Final = (
-    Fault.LOST_REQUEST,
-    Fault.LOST_ANSWER,
-    Fault.LATE,
-    Fault.SENT_TWICE,
-    Fault.BUSY_409,
-    Fault.SLOW_DOWN_503,
+    StoreFault.LOST_REQUEST,
+    StoreFault.LOST_ANSWER,
+    StoreFault.LATE,
+    StoreFault.SENT_TWICE,
+    StoreFault.BUSY_409,
+    StoreFault.SLOW_DOWN_503,
 )
 
 
@@ -91,7 +91,7 @@ class FaultyObjects:
     def __init__(self, objects: MemoryObjects, random: Random, rates: FaultRates = NO_FAULTS) -> None:
         self.objects = objects
         self.rates = rates
-        self.faults: Counter[Fault] = Counter()
+        self.faults: Counter[StoreFault] = Counter()
         self.late: list[LateCreate] = []
         self._random = random
         self._requests = 0
@@ -104,19 +104,19 @@ class FaultyObjects:
         match fault:
             case None:
                 return self._answer(self.objects.create(key, data))
-            case Fault.LOST_REQUEST:
+            case StoreFault.LOST_REQUEST:
                 return Unknown("the request was lost")
-            case Fault.LOST_ANSWER:
+            case StoreFault.LOST_ANSWER:
                 self.objects.create(key, data)
                 return Unknown("the answer was lost")
-            case Fault.LATE:
+            case StoreFault.LATE:
                 due = self._requests + self._random.randint(1, self.rates.late_requests_max)
                 self.late.append(LateCreate(due, key, bytes(data)))
                 return Unknown("no answer in time")
-            case Fault.SENT_TWICE:
+            case StoreFault.SENT_TWICE:
                 self.objects.create(key, data)
                 return self._answer(self.objects.create(key, data))
-            case Fault.BUSY_409:
+            case StoreFault.BUSY_409:
                 return Refused(certain=False)
             case _:
                 return Unknown("503 slow down", retry_after_ms=SLOW_DOWN_MS)
@@ -124,7 +124,7 @@ class FaultyObjects:
     def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """Raises: NotFound, Unavailable."""
         self._arrive()
-        if self._draw(Fault.FAILED_READ) is not None:
+        if self._draw(StoreFault.FAILED_READ) is not None:
             raise Unavailable("the read failed", key=key)
         return self.objects.read(key, start=start, length=length)
 
@@ -133,7 +133,7 @@ class FaultyObjects:
         self._arrive()
         rows: builtins.list[Listed] = []
         while True:
-            if self._draw(Fault.TORN_LISTING) is not None:
+            if self._draw(StoreFault.TORN_LISTING) is not None:
                 raise Unavailable("the listing broke off", prefix=prefix, listed=len(rows))
             wanted = min(PAGE, limit - len(rows))
             page = self.objects.list(prefix, after=after, limit=wanted)
@@ -145,7 +145,7 @@ class FaultyObjects:
     def delete(self, key: str) -> None:
         """Raises: Unavailable; the object may be gone all the same."""
         self._arrive()
-        if self._draw(Fault.FAILED_DELETE) is not None:
+        if self._draw(StoreFault.FAILED_DELETE) is not None:
             if self._random.random() < 0.5:
                 self.objects.delete(key)
             raise Unavailable("the delete failed", key=key)
@@ -167,7 +167,7 @@ class FaultyObjects:
         for late in [late for late in self.late if late.due <= self._requests]:
             self.land(late)
 
-    def _draw(self, *candidates: Fault) -> Fault | None:
+    def _draw(self, *candidates: StoreFault) -> StoreFault | None:
         """At most one of the faults. One number is drawn whatever the rates are, so changing one keeps the others."""
         number = self._random.random()
         for fault in candidates:

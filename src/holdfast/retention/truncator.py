@@ -98,7 +98,7 @@ class TruncatorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PolicyExtent:
     """What one policy keeps: ``bytes`` of the log, from ``from_version`` on, whose oldest object is ``seconds`` old."""
 
     from_version: int
@@ -111,7 +111,7 @@ class RetentionState:
     """What the last look found, for ``GET /v1/retention`` and the metrics."""
 
     generation: Generation | None = None
-    kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    kept: dict[str, PolicyExtent] = field(default_factory=dict[str, PolicyExtent])
     jobs: dict[str, HoldState] = field(default_factory=dict[str, HoldState])
     """The unfinished jobs that hold the log, at most ``JOBS_SHOWN`` of them, the oldest first."""
     warning: str | None = None
@@ -272,7 +272,7 @@ class Truncator:
             newest.slot, {name: None if cut is None else cut.slot for name, cut in cuts.items()}
         )
         self.state.kept = {
-            name: Kept(
+            name: PolicyExtent(
                 (newest.truncated_through if cut is None else cut.last_version) + 1,
                 age_ms(now, await self._oldest(newest) if cut is None else cut) / 1000.0,
                 held[name],

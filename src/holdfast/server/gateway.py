@@ -20,7 +20,7 @@ from holdfast.commit.format.transaction import Transaction, Unanswered, with_exp
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.service import CommitService
 from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
-from holdfast.commit.subscription import LogReader
+from holdfast.commit.subscription import FeedSource
 from holdfast.errors import Backpressure, Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 from holdfast.server.http.auth import Authenticator, ClientKey
 from holdfast.server.http.requests import LINEAGE_AGAIN_MS
@@ -132,7 +132,7 @@ class Gateway(HttpState):
         super().__init__(limits, authenticator, asyncio.get_running_loop(), guard_of(names, hosts))
         self.own = LeaderHint()
         self.service: CommitService | None = None
-        self.reader: LogReader | None = None
+        self.reader: FeedSource | None = None
         """Who answers readers: the service while this process leads, else what follows the log, if anything does."""
         self.read_only = False
         self.log_id = ""
@@ -166,7 +166,7 @@ class Gateway(HttpState):
         self.service = None
         self.leader = leader
 
-    def read(self, reader: LogReader) -> None:
+    def read(self, reader: FeedSource) -> None:
         """From now on this process answers readers of a log that another one leads."""
         self.log_id = reader.log_id
         self.reader = reader
@@ -187,7 +187,7 @@ class Gateway(HttpState):
             )
         return not_leading(self.leader, was_asked=self.stands_by_next)
 
-    def reading(self) -> LogReader:
+    def reading(self) -> FeedSource:
         """Who answers readers. Raises: Fenced (not_leader) while nobody does."""
         if self.reader is None:
             raise not_leading(self.leader, was_asked=self.stands_by_next)

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.commit.leadership.takeover import now
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
-from holdfast.foundations.record import Report
+from holdfast.foundations.record import FoundationReport
 from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest
@@ -147,7 +147,7 @@ class StoreWatch:
         if self.foundations is None:
             return None
         report = self.foundations.report()
-        if report == Report():
+        if report == FoundationReport():
             return None
         return FoundationReading(report.name, report.age_seconds(int(time.time() * 1000)), report.problem)
 

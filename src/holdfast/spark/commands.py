@@ -32,7 +32,7 @@ from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
-from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, Schedule, run_pipeline
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, PipelineJob, Schedule, run_pipeline
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
@@ -100,12 +100,12 @@ class SparkTarget:
             spark.stop()
 
 
-_TABLES: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], Job]]] = {
+_TABLES: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], PipelineJob]]] = {
     "changes": lambda spark, log, to, _, rows: Changes(spark, log, to, rows=rows),
     "latest": lambda spark, log, to, options, rows: Latest(spark, log, to, buckets=options.get("buckets"), rows=rows),
     "history": lambda spark, log, to, options, rows: History(spark, log, to, buckets=options.get("buckets"), rows=rows),
 }
-_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], Job]]] = {
+_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], PipelineJob]]] = {
     "replay": lambda spark, log, to, options: Replay(spark, log, to, after=options.get("after", 0)),
     "segments": lambda spark, log, to, options: Segments(
         spark, log, to, log_bytes_min=options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
@@ -123,7 +123,7 @@ class StoreSource:
     store: str
     durable: str
 
-    def job(self, name: str, spark: SparkSession, to: str, options: Mapping[str, int]) -> Job:
+    def job(self, name: str, spark: SparkSession, to: str, options: Mapping[str, int]) -> PipelineJob:
         """The pipeline of this name."""
         if name == "changes":
             return StoreChanges(spark, self.service, self.store, self.durable, to)

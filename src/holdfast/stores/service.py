@@ -36,7 +36,7 @@ from holdfast.stores.group_commit import GroupCommit, Reply
 from holdfast.stores.log_commit import Journal, LogCommit
 from holdfast.stores.machine import commit_parts
 from holdfast.stores.machine.state import State
-from holdfast.stores.repair.backup import Manifest, copy_stores
+from holdfast.stores.repair.backup import BackupManifest, copy_stores
 from holdfast.stores.storage.disk_limit import DiskLimit
 from holdfast.stores.storage.frames import encode_record
 from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
@@ -693,7 +693,7 @@ class StoreService:
         """
         return await self.compaction.now()
 
-    async def backup(self, target: str) -> Manifest:
+    async def backup(self, target: str) -> BackupManifest:
         """Copy everything into an empty or new directory, from which ``backup.restore`` makes stores again.
 
         *Raises*: as ``checkpoint``; ``InvalidRequest`` if there are files. *After a crash*: a copy without manifest, to
@@ -701,13 +701,13 @@ class StoreService:
         """
 
         # Its thread cannot be stopped: while it copies, no page may be removed, even if the caller was cancelled.
-        async def copy() -> Manifest:
+        async def copy() -> BackupManifest:
             async with self._checkpoints.held():
                 return await asyncio.to_thread(copy_stores, self._storage, target)
 
         return await asyncio.shield(self._loop.create_task(copy()))
 
-    async def copy_files(self, target: str) -> tuple[Manifest, int]:
+    async def copy_files(self, target: str) -> tuple[BackupManifest, int]:
         """As ``backup``, of stores that live in the log: the copy has all up to the version returned, and no more.
 
         *Raises*: as ``backup``.
@@ -715,7 +715,7 @@ class StoreService:
         groups = self._groups
         assert isinstance(groups, LogCommit), "the stores live in the log"
 
-        async def copy() -> tuple[Manifest, int]:
+        async def copy() -> tuple[BackupManifest, int]:
             async with self._checkpoints.held():
                 with groups.files_held():
                     version = self._storage.version

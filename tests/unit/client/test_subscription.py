@@ -16,7 +16,7 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Drop, Reply, ScriptedServer, Stream, coded
 
 from holdfast.client import Checkpoint, Client, PublishedEvent, RolledBack, TransactionEvent
-from holdfast.client.protocol.stream import Continuity, Delivery, ServerSentEvents
+from holdfast.client.protocol.stream import Continuity, PendingEvents, ServerSentEvents
 from holdfast.client.transport.sync import Connection
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
@@ -194,7 +194,7 @@ def test_messages_that_come_in_parts_are_delivered_once_across_a_reconnect(conne
 
 def test_a_position_is_not_past_a_version_whose_messages_are_not_all_delivered():
     continuity = Continuity(0, durable=True, filtered=True)
-    delivery = Delivery(continuity)
+    delivery = PendingEvents(continuity)
     for text in (published(8, 1, more=True), published(8, 2)):
         ((kind, event_id, data),) = ServerSentEvents(1 << 20).feed(text)
         found = continuity.accept(kind, event_id, data)

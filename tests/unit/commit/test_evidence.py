@@ -14,7 +14,7 @@ from holdfast.commit.leadership.evidence import (
     Address,
     Contact,
     Evidence,
-    Place,
+    ProcessPlace,
     Reply,
     contact,
     judge,
@@ -102,7 +102,7 @@ def without_host(contact: Contact) -> Contact:
     return Contact(contact.address, contact.is_same_place, contact.known)
 
 
-PLACE = Place(("127.0.0.1:8080", "unix:/run/h.sock"), (HERE,))
+PLACE = ProcessPlace(("127.0.0.1:8080", "unix:/run/h.sock"), (HERE,))
 UNREACHABLE = Contact("", False, Reply.UNREACHABLE)
 
 
@@ -138,8 +138,8 @@ def test_how_a_leader_is_asked_follows_from_where_both_are(
 
 
 def test_a_place_without_known_scopes_is_the_same_as_none() -> None:
-    assert not Place(("127.0.0.1:8080",), (UNKNOWN_SCOPE,)).has(UNKNOWN_SCOPE)
-    assert contact(Address("127.0.0.1:8080", HERE), None, Place()) == UNREACHABLE
+    assert not ProcessPlace(("127.0.0.1:8080",), (UNKNOWN_SCOPE,)).has(UNKNOWN_SCOPE)
+    assert contact(Address("127.0.0.1:8080", HERE), None, ProcessPlace()) == UNREACHABLE
 
 
 @pytest.mark.parametrize("same", [True, False])

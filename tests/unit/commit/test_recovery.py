@@ -23,7 +23,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.leadership.claims import (
     Frontier,
     NeedHeaders,
-    Page,
+    NewestKeys,
     claim_header,
     encode_claim,
     first_base,
@@ -61,12 +61,12 @@ def reign(claim: Header, *batches: int) -> list[Header]:
 
 
 def test_row_1_an_empty_log_begins_at_the_first_slot_when_that_is_wanted() -> None:
-    assert plan_recovery(Page((), frozenset()), {}, allow_new=True) == Frontier(FIRST_SLOT, None, 1)
+    assert plan_recovery(NewestKeys((), frozenset()), {}, allow_new=True) == Frontier(FIRST_SLOT, None, 1)
 
 
 def test_row_2_an_empty_log_is_refused_otherwise_and_the_command_is_named() -> None:
     with pytest.raises(NotFound) as refused:
-        plan_recovery(Page((), frozenset()), {}, allow_new=False)
+        plan_recovery(NewestKeys((), frozenset()), {}, allow_new=False)
     assert refused.value.code is Code.LOG_EMPTY
     assert "holdfast log init" in refused.value.hint
 

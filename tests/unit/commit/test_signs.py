@@ -9,7 +9,7 @@ import msgspec
 from tests.unit.commit.builders import genesis, takeover
 
 from holdfast.commit.format.batch import AddressScope, Header
-from holdfast.commit.leadership.evidence import Place, Sign
+from holdfast.commit.leadership.evidence import ProcessPlace, Sign
 from holdfast.commit.leadership.signs import PREFIX, SignReader, Signs, name_of, number_in
 from holdfast.errors import Unavailable
 from holdfast.objects.memory import MemoryStore
@@ -17,7 +17,7 @@ from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import LeaderId
 
 SCOPE = AddressScope(b"boot-id-of-tests", 7)
-HERE = Place(("127.0.0.1:8080",), (SCOPE,))
+HERE = ProcessPlace(("127.0.0.1:8080",), (SCOPE,))
 
 
 class Store(MemoryStore):

@@ -10,7 +10,7 @@ from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, 
 
 from holdfast.commit.format.batch import UNKNOWN_SCOPE, AddressScope, Header, Slot, decode_header, jump
 from holdfast.commit.leadership import takeover_machine as m
-from holdfast.commit.leadership.evidence import LeaderAnswer, Place, Reply, Shown, Sign
+from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace, Reply, Shown, Sign
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -53,8 +53,8 @@ def test_a_probe_without_an_answer_is_repeated_until_patience_is_over() -> None:
     steps.begin(at(0))
     assert found(steps) == []
     (wait,) = steps.step(m.Probed(at(999), Unavailable("silent")))
-    assert isinstance(wait, m.Wait)
-    assert steps.step(m.Woken(at(999))) == [m.Probe()]
+    assert isinstance(wait, m.TakeoverWait)
+    assert steps.step(m.TakeoverWoken(at(999))) == [m.Probe()]
     assert steps.step(m.Probed(at(999), None)) == [m.ListPage(1000)], "the log may have grown meanwhile"
     (claim,) = found(steps)
     assert isinstance(claim, m.SendClaim)
@@ -93,8 +93,8 @@ def test_a_claim_without_an_answer_is_sent_again_and_a_refused_one_is_read() -> 
     (claim,) = found(steps)
     assert isinstance(claim, m.SendClaim)
     (wait,) = steps.step(m.ClaimAnswered(at(1), Unknown("silent")))
-    assert isinstance(wait, m.Wait)
-    assert steps.step(m.Woken(at(2))) == [claim]
+    assert isinstance(wait, m.TakeoverWait)
+    assert steps.step(m.TakeoverWoken(at(2))) == [claim]
     assert steps.step(m.ClaimAnswered(at(3), Refused())) == [m.ReadClaim(claim.slot)]
     assert steps.step(m.ClaimRead(at(4), claim.data)) == [m.CleanUp(), m.ListNewest()]
 
@@ -102,7 +102,7 @@ def test_a_claim_without_an_answer_is_sent_again_and_a_refused_one_is_read() -> 
 def test_an_answer_to_nothing_raises_and_changes_nothing() -> None:
     steps = machine(allow_new=True)
     steps.begin(at(0))
-    for wrong in (m.Woken(at(1)), m.NewestListed(at(1), None), m.Probed(at(1), None)):
+    for wrong in (m.TakeoverWoken(at(1)), m.NewestListed(at(1), None), m.Probed(at(1), None)):
         with pytest.raises(AssertionError):
             steps.step(wrong)
     assert isinstance(found(steps)[0], m.SendClaim)
@@ -113,8 +113,8 @@ def test_a_store_that_does_not_answer_is_asked_again_until_patience_is_over() ->
     effects = steps.begin(at(0))
     for ms in (0.0, 500.0, 999.0):
         (wait,) = steps.step(m.Failed(at(ms), Unavailable("silent")))
-        assert isinstance(wait, m.Wait)
-        assert steps.step(m.Woken(at(ms))) == effects
+        assert isinstance(wait, m.TakeoverWait)
+        assert steps.step(m.TakeoverWoken(at(ms))) == effects
     (fail,) = steps.step(m.Failed(at(1_000), Unavailable("silent")))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Unavailable)
@@ -157,7 +157,7 @@ def reply(steps: TakeoverMachine, effects: list[m.Effect], ms: float, answer: Le
 
 
 HERE = AddressScope(b"boot-id-of-tests", 7)
-PLACE = Place(("z:8080",), (HERE,))
+PLACE = ProcessPlace(("z:8080",), (HERE,))
 THERE = {"boot_id": b"another-boot-id.".hex(), "namespace": 7}
 
 
@@ -220,7 +220,7 @@ def test_an_address_that_leads_nowhere_but_to_its_own_machine_is_not_asked() -> 
     steps = machine_here()
     effects = asking(steps, head)
     (wait,) = look(steps, effects, 0, head.slot, None)
-    assert isinstance(wait, m.Wait) and wait.facts["reply"] == Reply.UNREACHABLE.value
+    assert isinstance(wait, m.TakeoverWait) and wait.facts["reply"] == Reply.UNREACHABLE.value
 
 
 @pytest.mark.parametrize("standby", [False, True])
@@ -229,10 +229,10 @@ def test_a_refusal_in_the_same_place_is_a_proof_after_a_second(standby: bool) ->
     steps = machine_here(standby=standby)
     effects = look(steps, reply(steps, asking(steps, head), 0, REFUSES), 0, head.slot, sign(head))
     ms = 0.0
-    while isinstance(effects[-1], m.Wait):
+    while isinstance(effects[-1], m.TakeoverWait):
         ms += effects[-1].ms
         assert ms <= 1_000
-        effects = reply(steps, steps.step(m.Woken(at(ms))), ms, REFUSES)
+        effects = reply(steps, steps.step(m.TakeoverWoken(at(ms))), ms, REFUSES)
         if isinstance(effects[-1], m.Look):
             # What was in flight when it was killed may still arrive.
             effects = look(steps, effects, ms, head.slot - 1, sign(head, 2))
@@ -243,11 +243,11 @@ def test_a_refusal_that_does_not_last_is_no_proof() -> None:
     head = head_of_a_leader(scope=HERE)
     steps = machine_here()
     effects = look(steps, reply(steps, asking(steps, head), 0, REFUSES), 0, head.slot, sign(head))
-    effects = reply(steps, steps.step(m.Woken(at(600))), 600, SILENT)
+    effects = reply(steps, steps.step(m.TakeoverWoken(at(600))), 600, SILENT)
     effects = look(steps, effects, 600, head.slot, sign(head))
-    effects = reply(steps, steps.step(m.Woken(at(1_100))), 1_100, REFUSES)
+    effects = reply(steps, steps.step(m.TakeoverWoken(at(1_100))), 1_100, REFUSES)
     effects = look(steps, effects, 1_100, head.slot, sign(head))
-    assert isinstance(effects[-1], m.Wait)
+    assert isinstance(effects[-1], m.TakeoverWait)
 
 
 @pytest.mark.parametrize(("claimed", "signed"), [(True, False), (True, True), (False, False)])
@@ -261,7 +261,7 @@ def test_another_process_at_the_address_is_a_proof_unless_it_may_come_to_lead(cl
     effects = reply(steps, effects, 0, LEADS_NOT)
     assert isinstance(effects[-1], m.ReadHeader), "it may have resigned when it was asked"
     effects = look(steps, steps.step(m.HeaderRead(at(0), None)), 0, head.slot, shown)
-    assert isinstance(effects[-1], m.Wait if claimed and not signed else m.SendClaim)
+    assert isinstance(effects[-1], m.TakeoverWait if claimed and not signed else m.SendClaim)
 
 
 def watching(**rules: object) -> tuple[TakeoverMachine, Header]:
@@ -272,13 +272,13 @@ def watching(**rules: object) -> tuple[TakeoverMachine, Header]:
     if rules.get("asks"):
         effects = reply(steps, effects, 0, SILENT)
     (wait,) = look(steps, effects, 0, head.slot, sign(head))
-    assert isinstance(wait, m.Wait)
+    assert isinstance(wait, m.TakeoverWait)
     return steps, head
 
 
 def again(steps: TakeoverMachine, ms: float, newest: int, seen: Sign | None, asks: bool = False) -> m.Effect:
     """Wake the machine, which asks its leader, and looks."""
-    effects = steps.step(m.Woken(at(ms)))
+    effects = steps.step(m.TakeoverWoken(at(ms)))
     if asks and isinstance(effects[-1], m.AskLeader):
         effects = reply(steps, effects, ms, SILENT)
     (effect,) = look(steps, effects, ms, newest, seen)
@@ -291,7 +291,7 @@ def test_a_leader_without_an_answer_holds_the_log_for_two_and_a_half_of_its_inte
     steps = machine(sign_interval_ms=1.0)
     (wait,) = look(steps, asking(steps, head, sign(head, 7, interval_ms)), 0, head.slot, sign(head, 7, interval_ms))
     ms = 0.0
-    while isinstance(wait, m.Wait):
+    while isinstance(wait, m.TakeoverWait):
         ms += wait.ms
         assert ms <= 2.5 * interval_ms
         wait = again(steps, ms, head.slot, sign(head, 7, interval_ms))
@@ -307,13 +307,13 @@ def test_a_leader_without_a_sign_is_judged_by_the_interval_of_who_looks_and_no_i
     ):
         steps = machine(sign_interval_ms=own_ms)
         (wait,) = look(steps, asking(steps, head, seen), 0, head.slot, seen)
-        assert isinstance(wait, m.Wait) and wait.facts["wait_ms"] == waits_ms
+        assert isinstance(wait, m.TakeoverWait) and wait.facts["wait_ms"] == waits_ms
 
 
 def test_a_late_write_of_a_dead_leader_begins_the_wait_again() -> None:
     steps, head = watching()
-    assert isinstance(again(steps, 1_500, head.slot - 1, sign(head)), m.Wait)
-    assert isinstance(again(steps, 6_499, head.slot - 1, sign(head)), m.Wait)
+    assert isinstance(again(steps, 1_500, head.slot - 1, sign(head)), m.TakeoverWait)
+    assert isinstance(again(steps, 6_499, head.slot - 1, sign(head)), m.TakeoverWait)
     assert again(steps, 6_500, head.slot - 1, sign(head)) == m.ListPage(1000), "5 s: what is the end of the log now?"
 
 
@@ -335,15 +335,15 @@ def test_a_standby_waits_for_as_long_as_signs_appear() -> None:
     steps, head = watching(standby=True)
     for number in range(2, 40):
         ms = 1_900.0 * number
-        assert isinstance(again(steps, ms, head.slot, sign(head, number)), m.Wait)
-    assert isinstance(again(steps, ms + 4_999, head.slot, sign(head, number)), m.Wait)
+        assert isinstance(again(steps, ms, head.slot, sign(head, number)), m.TakeoverWait)
+    assert isinstance(again(steps, ms + 4_999, head.slot, sign(head, number)), m.TakeoverWait)
     assert again(steps, ms + 5_000, head.slot, sign(head, number)) == m.ListPage(1000)
 
 
 def test_an_object_that_may_have_appeared_in_the_first_seconds_proves_nothing() -> None:
     steps, head = watching()
     # The look came late: the object may be from any moment since the watch began.
-    assert isinstance(again(steps, 2_500, head.slot - 1, sign(head)), m.Wait)
+    assert isinstance(again(steps, 2_500, head.slot - 1, sign(head)), m.TakeoverWait)
 
 
 def test_an_object_that_appears_right_before_the_claim_proves_that_the_leader_is_alive() -> None:
@@ -358,8 +358,8 @@ def test_an_object_that_appears_right_before_the_claim_proves_that_the_leader_is
 def test_a_start_asks_its_leader_until_it_claims() -> None:
     steps, head = watching(asks=True)
     for ms in (500, 1_000, 4_500):
-        assert isinstance(again(steps, ms, head.slot, sign(head), asks=True), m.Wait)
-    (fail,) = reply(steps, steps.step(m.Woken(at(4_900))), 4_900, leads(head))
+        assert isinstance(again(steps, ms, head.slot, sign(head), asks=True), m.TakeoverWait)
+    (fail,) = reply(steps, steps.step(m.TakeoverWoken(at(4_900))), 4_900, leads(head))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
     assert fail.error.code is Code.LEADER_ALIVE
@@ -384,9 +384,9 @@ def test_the_last_question_is_sent_so_that_its_answer_comes_when_the_wait_is_ove
     steps = machine(asks=True)
     effects = look(steps, reply(steps, asking(steps, head, sign(head)), 500, SILENT), 500, head.slot, sign(head))
     asked_ms = ended_ms = 500.0
-    while isinstance(effects[-1], m.Wait):
+    while isinstance(effects[-1], m.TakeoverWait):
         asked_ms = ended_ms + effects[-1].ms
-        effects = steps.step(m.Woken(at(asked_ms)))
+        effects = steps.step(m.TakeoverWoken(at(asked_ms)))
         ended_ms = asked_ms
         if isinstance(effects[-1], m.AskLeader):
             ended_ms = asked_ms + 500.0
@@ -402,16 +402,16 @@ def test_for_a_standby_a_sign_ages_from_when_the_leader_named_it(told: bool) -> 
     steps = machine(asks=True, standby=True)
     effects = asking(steps, head, sign(head, 1))
     effects = reply(steps, effects, 0, leads(head, Shown(head.slot, 1)))
-    effects = reply(steps, steps.step(m.Woken(at(1_000))), 1_000, leads(head, Shown(head.slot, 2)))
-    effects = reply(steps, steps.step(m.Woken(at(2_000))), 2_000, leads(head, Shown(head.slot, 2)))
-    assert reply(steps, steps.step(m.Woken(at(2_100))), 2_100, SILENT) == [m.ListPage(1000)], "has it resigned?"
+    effects = reply(steps, steps.step(m.TakeoverWoken(at(1_000))), 1_000, leads(head, Shown(head.slot, 2)))
+    effects = reply(steps, steps.step(m.TakeoverWoken(at(2_000))), 2_000, leads(head, Shown(head.slot, 2)))
+    assert reply(steps, steps.step(m.TakeoverWoken(at(2_100))), 2_100, SILENT) == [m.ListPage(1000)], "has it resigned?"
     seen = sign(head, 2 if told else 3)
     effects = found(steps, replace(genesis(), address="a:8080"), head, ms=2_100)
     (wait,) = look(steps, effects, 2_100, head.slot, seen)
-    assert isinstance(wait, m.Wait)
+    assert isinstance(wait, m.TakeoverWait)
     gone_ms = (1_000 if told else 2_100) + 5_000
     assert wait.facts["wait_ms"] == gone_ms - 2_100
-    assert isinstance(again(steps, gone_ms - 1, head.slot, seen, asks=True), m.Wait)
+    assert isinstance(again(steps, gone_ms - 1, head.slot, seen, asks=True), m.TakeoverWait)
     assert again(steps, gone_ms, head.slot, seen, asks=True) == m.ListPage(1000)
 
 
@@ -424,15 +424,15 @@ def test_a_standby_of_any_age_takes_a_refusal_in_the_same_place_for_a_proof() ->
         for _ in range(age):
             effects = reply(steps, effects, ms, leads(head, Shown(head.slot, 1)))
             ms += 100.0
-            effects = steps.step(m.Woken(at(ms)))
+            effects = steps.step(m.TakeoverWoken(at(ms)))
         died_ms = ms
         effects = reply(steps, effects, ms, REFUSES)
         if effects == [m.ListPage(1000)]:
             effects = found(steps, replace(genesis(), address="a:8080"), head, ms=ms)
         effects = look(steps, effects, ms, head.slot, sign(head))
-        while isinstance(effects[-1], m.Wait):
+        while isinstance(effects[-1], m.TakeoverWait):
             ms += effects[-1].ms
-            effects = reply(steps, steps.step(m.Woken(at(ms))), ms, REFUSES)
+            effects = reply(steps, steps.step(m.TakeoverWoken(at(ms))), ms, REFUSES)
             if isinstance(effects[-1], m.Look):
                 effects = look(steps, effects, ms, head.slot, sign(head))
         assert effects == [m.ListPage(1000)] and ms - died_ms <= 2_500
@@ -451,8 +451,8 @@ def test_an_object_that_is_missing_is_listed_again_and_then_lost() -> None:
     steps = machine()
     steps.begin(at(0))
     for ms in (0, 1_000, 4_999):
-        assert isinstance(missing(steps, ms, ms), m.Wait)
-        assert steps.step(m.Woken(at(ms + 1))) == [m.ListPage(1000)]
+        assert isinstance(missing(steps, ms, ms), m.TakeoverWait)
+        assert steps.step(m.TakeoverWoken(at(ms + 1))) == [m.ListPage(1000)]
     effect = missing(steps, 5_000, 5_000)
     assert isinstance(effect, m.Fail)
     assert isinstance(effect.error, CorruptData)
@@ -462,8 +462,8 @@ def test_a_process_that_was_frozen_between_listing_and_reading_does_not_report_a
     steps = machine()
     steps.begin(at(0))
     for ms in (0, 100_000):
-        assert isinstance(missing(steps, ms, ms + 40_000), m.Wait)
-        assert steps.step(m.Woken(at(ms + 40_001))) == [m.ListPage(1000)]
+        assert isinstance(missing(steps, ms, ms + 40_000), m.TakeoverWait)
+        assert steps.step(m.TakeoverWoken(at(ms + 40_001))) == [m.ListPage(1000)]
     head = record(genesis(), genesis())
     assert found(steps, genesis(), head, ms=140_001) == [m.Look(head.epoch, head.leader_id)]
 
@@ -514,11 +514,11 @@ def test_a_leader_whose_answer_cannot_be_verified_is_gone_when_a_silent_one_is(s
         head = head_of_a_leader(scope=HERE)
         steps = machine_here(standby=standby)
         effects = look(steps, reply(steps, asking(steps, head, sign(head)), 0, answer), 0, head.slot, sign(head))
-        assert isinstance(effects[-1], m.Wait)
+        assert isinstance(effects[-1], m.TakeoverWait)
         reason, ms = effects[-1].reason, 0.0
-        while isinstance(effects[-1], m.Wait):
+        while isinstance(effects[-1], m.TakeoverWait):
             ms += effects[-1].ms
-            effects = steps.step(m.Woken(at(ms)))
+            effects = steps.step(m.TakeoverWoken(at(ms)))
             if isinstance(effects[-1], m.AskLeader):
                 effects = reply(steps, effects, ms, answer)
             if isinstance(effects[-1], m.Look):
@@ -536,9 +536,9 @@ def test_a_standby_that_cannot_verify_its_leader_any_more_watches_its_signs() ->
     head = head_of_a_leader(scope=HERE)
     steps = machine_here(standby=True)
     effects = reply(steps, asking(steps, head, sign(head)), 0, leads(head))
-    assert isinstance(effects[0], m.StandBy) and isinstance(effects[-1], m.Wait)
-    effects = reply(steps, steps.step(m.Woken(at(100))), 100, UNVERIFIED)
+    assert isinstance(effects[0], m.StandBy) and isinstance(effects[-1], m.TakeoverWait)
+    effects = reply(steps, steps.step(m.TakeoverWoken(at(100))), 100, UNVERIFIED)
     effects = look(steps, found(steps, replace(genesis(), address="a:8080"), head, ms=100), 100, head.slot, sign(head))
     (wait,) = effects
-    assert isinstance(wait, m.Wait) and wait.reason == "leader_not_verified"
+    assert isinstance(wait, m.TakeoverWait) and wait.reason == "leader_not_verified"
     assert wait.facts["problem"] == "self-signed certificate"

@@ -15,7 +15,7 @@ from holdfast.commit.reading.verify import DamageLog
 from holdfast.doctor import Level, check_log
 from holdfast.errors import CorruptData, NotFound, Unavailable
 from holdfast.foundations.readings import Readings
-from holdfast.foundations.record import Report, newest_record
+from holdfast.foundations.record import FoundationReport, newest_record
 from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.foundations.verification import verify_all
 from holdfast.objects.memory import MemoryStore
@@ -67,7 +67,7 @@ class Scrubbed:
         if self.seconds >= self._end:
             raise asyncio.CancelledError
 
-    async def run(self, seconds: float) -> Report:
+    async def run(self, seconds: float) -> FoundationReport:
         self._end = self.seconds + seconds
         with pytest.raises(asyncio.CancelledError):
             await self.scrub.run()
@@ -92,11 +92,13 @@ def test_the_scrub_reads_each_snapshot_once_a_day_and_reports_what_it_found() ->
 
         record = await newest_record(source.store)
         assert record is not None
-        assert Report.of(record.readings).problem is not None
+        assert FoundationReport.of(record.readings).problem is not None
         assert len(source.objects.list("meta/readings/")) == 1, "older records go"
         after = Scrubbed(source)
         await after.scrub.look()
-        assert after.scrub.report().problem == Report.of(record.readings).problem, "a start reports it without reading"
+        assert after.scrub.report().problem == FoundationReport.of(record.readings).problem, (
+            "a start reports it without reading"
+        )
         findings = [finding async for finding in check_log(source.store)]
         state = next(finding for finding in findings if finding.check == "state")
         assert state.level is Level.ERROR

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.faults import Fault, FaultRates, FaultyObjects
+from holdfast.objects.faults import FaultRates, FaultyObjects, StoreFault
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.port import Created, Listed, Refused, Unknown
 
@@ -127,7 +127,7 @@ def everything(seed: int) -> list[str]:
                 heard.append(str(error))
     heard.append(str(store.faults))
     if seed == 5:
-        assert set(store.faults) == set(Fault)
+        assert set(store.faults) == set(StoreFault)
     return heard
 
 

@@ -15,7 +15,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Refused, Unknown
 from holdfast.objects.probe import contest, probe
-from holdfast.objects.probe.contest import Here, clean_up
+from holdfast.objects.probe.contest import LocalSide, clean_up
 from holdfast.objects.probe.plan import Contest, plan_race
 from holdfast.objects.probe.race import LATER_SECONDS, race, race_and_keep, run_race
 from holdfast.objects.probe.results import RACES_PREFIX, keep_result, list_meta, newest_result, result_of
@@ -40,7 +40,7 @@ def race_on(store: ObjectStore, pauses: Pauses | None = None) -> list[str]:
     """A whole race without pauses; the names that it may have created."""
     names: list[str] = []
     sleep = (pauses or Pauses()).sleep
-    sides = [Here(store), Here(store)]
+    sides = [LocalSide(store), LocalSide(store)]
     asyncio.run(run_race(sides, at_once(plan_race("probe/test", random.random)), store.url, names, sleep))
     return names
 

@@ -19,7 +19,7 @@ from holdfast.objects.probe.plan import (
     plan_short_race,
     writer_of,
 )
-from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, Unfit, judge
+from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, UnfitStore, judge
 
 TAKEN = Refused()
 BUSY = Refused(certain=False)
@@ -74,7 +74,7 @@ UNDECIDED: list[tuple[str, Answers, Rounds, str]] = [
 @pytest.mark.parametrize(("answers", "rounds", "why"), [row[1:] for row in UNFIT], ids=[row[0] for row in UNFIT])
 def test_a_broken_promise_is_unfit(answers: Answers, rounds: Rounds, why: str) -> None:
     verdict = judge(answers, rounds)
-    assert isinstance(verdict, Unfit)
+    assert isinstance(verdict, UnfitStore)
     assert why in verdict.why
 
 
@@ -107,7 +107,7 @@ def test_every_case_obeys_the_law() -> None:
                 assert len(succeeded) <= 1
                 assert len(shown) == 1 and set(reads) == shown
                 assert shown == succeeded if succeeded else not shown & refused
-            elif isinstance(verdict, Unfit):
+            elif isinstance(verdict, UnfitStore):
                 lost_an_acknowledged = bool(succeeded) and any(
                     read not in succeeded and read is not SILENT for read in reads
                 )

@@ -30,7 +30,7 @@ from holdfast.queue.format.meta import (
     SLOTS_BYTES,
     VALUE_BYTES_MAX,
     DurablePosition,
-    Identity,
+    QueueIdentity,
     WritePosition,
     decode_identity,
     decode_write_position,
@@ -465,14 +465,14 @@ def test_the_newest_slot_that_verifies_counts() -> None:
 def test_an_identity_has_its_bytes_by_the_table() -> None:
     for serializer in ("", "json"):
         fields = b"HFQUEUE\0" + pack("<HHI16sI24s", 1, 0, 2, bytes(range(16)), 4096, serializer.encode())
-        data = encode_identity(Identity(bytes(range(16)), 4096, 2, serializer))
+        data = encode_identity(QueueIdentity(bytes(range(16)), 4096, 2, serializer))
         assert data == fields + pack("<I", crc32(fields)) and len(data) == 64
         identity = decode_identity(data + b"more")
         assert identity is not None
         assert (identity.queue_id, identity.page_bytes, identity.checksum_id) == (bytes(range(16)), 4096, 2)
         assert identity.serializer == serializer
         assert decode_identity(data[:-1]) is decode_identity(data[:-1] + b"x") is None
-    assert Identity(bytes(16), 4096, 1).serializer == ""
+    assert QueueIdentity(bytes(16), 4096, 1).serializer == ""
 
 
 def test_an_identity_of_another_file_is_none_and_of_a_later_version_is_named() -> None:

@@ -24,7 +24,7 @@ from holdfast.queue.format.frame import (
 from holdfast.queue.format.meta import (
     SLOT_BYTES,
     DurablePosition,
-    Identity,
+    QueueIdentity,
     decode_identity,
     decode_write_position,
     encode_identity,
@@ -75,7 +75,7 @@ def test_a_batch_whose_lengths_do_not_add_up_is_refused() -> None:
 
 def test_every_flipped_bit_of_a_header_or_identity_is_noticed() -> None:
     header = encode_header(PageHeader(number=2, page_bytes=4096, salt=9, checksum_id=1, base_seq=5, base_time_ns=6))
-    identity = encode_identity(Identity(bytes(range(16)), 4096, 1))
+    identity = encode_identity(QueueIdentity(bytes(range(16)), 4096, 1))
     for bit in range(8 * 64):
         for whole, decode in ((header, lambda data: decode_header(data, 2)), (identity, decode_identity)):
             damaged = bytearray(whole)

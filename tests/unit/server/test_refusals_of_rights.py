@@ -25,7 +25,7 @@ from holdfast.server.http.requests import Browsers, problem_with_browser
 from holdfast.server.http.rights_table import ACKNOWLEDGE, JOBS, need_of
 from holdfast.server.stores.access import StoreAccess
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, User, token_hash
-from holdfast.stores.definitions.permissions import Role as StoreRole
+from holdfast.stores.definitions.permissions import StoreRole as StoreRole
 
 Refusal = tuple[type[HoldfastError], Code, str, str, dict[str, object]]
 

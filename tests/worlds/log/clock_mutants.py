@@ -141,7 +141,7 @@ _carry_out = takeover.Driver._carry_out
 
 
 @MUTANTS.breaks("a claim has the time at which it is sent", "_carry_out", takeover.Driver)
-async def claims_of_an_old_time(self: takeover.Driver, effect: t.Request | t.Wait) -> t.Event:
+async def claims_of_an_old_time(self: takeover.Driver, effect: t.Request | t.TakeoverWait) -> t.Event:
     """The look at the clock comes before the request."""
     now = self._clock()
     event = await _carry_out(self, effect)

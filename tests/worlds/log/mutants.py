@@ -457,7 +457,7 @@ async def claim_not_alone(self: takeover.Driver, effect: Any) -> t.Event:
 def like(reply: evidence.Reply, **changes: Any) -> Any:
     """The table with the rows of one reply as those of no answer; ``changes`` to the evidence come on top."""
 
-    def judged(seen: evidence.Evidence) -> evidence.Verdict:
+    def judged(seen: evidence.Evidence) -> evidence.LeaderVerdict:
         if seen.reply is reply:
             seen = msgspec.structs.replace(seen, reply=evidence.Reply.SILENT)
         return _judged(msgspec.structs.replace(seen, **changes))
@@ -493,15 +493,15 @@ MUTANTS.add(
 
 
 @MUTANTS.breaks("row 6: without an answer signs count", "judge", takeover_machine, play=run_etiquette)
-def silence_is_a_proof(seen: evidence.Evidence) -> evidence.Verdict:
+def silence_is_a_proof(seen: evidence.Evidence) -> evidence.LeaderVerdict:
     """A question without an answer is enough."""
-    return evidence.Verdict(0.0, is_proof=True) if seen.reply is evidence.Reply.SILENT else _judged(seen)
+    return evidence.LeaderVerdict(0.0, is_proof=True) if seen.reply is evidence.Reply.SILENT else _judged(seen)
 
 
 @MUTANTS.breaks("row 8: what is not verified is no proof", "judge", takeover_machine, play=run_etiquette)
-def unverified_is_a_proof(seen: evidence.Evidence) -> evidence.Verdict:
+def unverified_is_a_proof(seen: evidence.Evidence) -> evidence.LeaderVerdict:
     """A process with a certificate of its own deposes the leader."""
-    return evidence.Verdict(0.0, is_proof=True) if seen.reply is evidence.Reply.UNVERIFIED else _judged(seen)
+    return evidence.LeaderVerdict(0.0, is_proof=True) if seen.reply is evidence.Reply.UNVERIFIED else _judged(seen)
 
 
 MUTANTS.add("one_missed_sign", "2.5 intervals pass", (evidence, "SIGNS_MISSED", 1.0), play=run_etiquette)

@@ -20,7 +20,7 @@ from tests.worlds.log.promises import Attempt
 from holdfast.commit.format.batch import AddressScope, Header, Logged, LoggedTransaction, StoresMode
 from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
 from holdfast.commit.leadership.claims import Identity
-from holdfast.commit.leadership.evidence import LeaderAnswer, Place, Reply
+from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace, Reply
 from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
@@ -161,7 +161,7 @@ class Node:
         world = self.world
         random, shape = world.random, world.shape
         self.recovering = True
-        here = Place((self.address,), (self.scope,))
+        here = ProcessPlace((self.address,), (self.scope,))
         identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address, self.scope, here)
         rude, self._rude = self._rude, False
         plain, self._plain = self._plain, False

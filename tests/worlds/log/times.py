@@ -23,7 +23,7 @@ from holdfast.commit.format.log_clock import STEP_MS_MAX, LogClock
 from holdfast.copies import times
 from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.restoring import Point, restore
-from holdfast.copies.times import Place, place_of
+from holdfast.copies.times import TimePlace, place_of
 from holdfast.errors import InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.values import Instant
@@ -90,7 +90,7 @@ class Writer:
         if other_boot and was_ahead and self.head.time_ms <= self.true_ms + STEP_MS_MAX:
             self.hidden_until_ms = self.true_ms
 
-    def place(self, true_ms: int) -> Place:
+    def place(self, true_ms: int) -> TimePlace:
         return asyncio.run(place_of(MemoryStore(self.objects), (self.head, self.claim), true_ms))
 
     def stood_at(self, true_ms: int) -> int:

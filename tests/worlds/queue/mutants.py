@@ -43,7 +43,7 @@ from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.space import Space
 from holdfast.queue.log.tail import LogTail, OpenPage
-from holdfast.queue.log.walk import Evidence
+from holdfast.queue.log.walk import QueueEvidence
 from holdfast.queue.log.writer import PageSupply, Writer
 from holdfast.queue.persist import PersistRun, Stored
 from holdfast.queue.persist_flow import Flow, Work
@@ -216,7 +216,7 @@ def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
 
 
 @MUTANTS.breaks("writing goes on at the verified end", "find_end", queue, reader)
-def resume_past_a_hole(pages: PageDirectory, files: Evidence) -> LogEnd:
+def resume_past_a_hole(pages: PageDirectory, files: QueueEvidence) -> LogEnd:
     """Writing goes on where the writer was, not where verified frames end."""
     end, mark = _find_end(pages, files), read_write_position(pages)
     if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
@@ -240,7 +240,7 @@ def mark_of_any_boot(self: WritePosition, boot_id: bytes) -> bool:
     focus={**ALIGNED, "lives": 3, "steps": 15},
     first_seed=17,
 )
-def torn_page_written_on(pages: PageDirectory, files: Evidence) -> LogEnd:
+def torn_page_written_on(pages: PageDirectory, files: QueueEvidence) -> LogEnd:
     """After a loss of power writing goes on in the same page, before what may follow the hole."""
     end = _find_end(pages, files)
     end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
@@ -610,7 +610,7 @@ def removal_is_not_recorded(self: SyncProgress, first_page: int, first_seq: int)
     del self, first_page, first_seq
 
 
-def lost_pages_are_set_aside(pages: PageDirectory, files: Evidence) -> LogEnd:
+def lost_pages_are_set_aside(pages: PageDirectory, files: QueueEvidence) -> LogEnd:
     """An opening puts the damaged pages after the end away, and continues there."""
     end = _find_end(pages, files)
     end.doubtful = [number for number in pages.known_numbers() if number > end.page]

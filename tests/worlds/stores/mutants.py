@@ -18,12 +18,12 @@ from tests.worlds.stores.world import run_world
 
 from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables import backlog, expiry
-from holdfast.stores.durables.backlog import Backlog, Fate, fate
+from holdfast.stores.durables.backlog import Backlog, MessageFate, fate
 from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Standard
 from holdfast.stores.durables.expiry import without_expired
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
 from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
-from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
+from holdfast.stores.durables.map import KeyLock, Locks, LocksState, Map, MapPlan
 from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine.state import State
@@ -204,10 +204,10 @@ def no_delay(self: RedeliveryQueue, at_ms: int, seq: int, deliveries: int) -> No
 
 
 @MUTANTS.breaks("nothing early, nothing late", "fate", backlog, focus=CALM)
-def delayed_is_due(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
+def delayed_is_due(kept: Kept, swept_ms: int, now_ms: int) -> MessageFate:
     """A delayed message is delivered before its time."""
     found = fate(kept, swept_ms, now_ms)
-    return Fate.LIVE if found is Fate.DELAYED else found
+    return MessageFate.LIVE if found is MessageFate.DELAYED else found
 
 
 @MUTANTS.breaks("nothing early, nothing late", "expires_ms", expiry, backlog, focus=CALM)
@@ -269,14 +269,14 @@ def publishers_forgotten(self: Publishers) -> tuple[list[PublisherState], list[s
 
 
 @MUTANTS.breaks("maps are linear", "plan", Map, focus=CALM)
-def no_conditions(self: Map, command: MapChange) -> Plan:
+def no_conditions(self: Map, command: MapChange) -> MapPlan:
     """A key is set whatever its revision."""
     changes = [(key, body, None) for key, body, _ in command.changes]
     return _plan(self, msgspec.structs.replace(command, changes=changes))
 
 
 @MUTANTS.breaks("maps are linear", "release_owner", Locks, focus=CALM, first_seed=3)
-def locks_outlive_their_session(self: Locks, owner: str) -> list[Lock]:
+def locks_outlive_their_session(self: Locks, owner: str) -> list[KeyLock]:
     """A session that ended holds its locks until they expire."""
     del self, owner
     return []
@@ -301,7 +301,7 @@ def fences_begin_again(self: Locks) -> LocksState:
 
 
 @MUTANTS.breaks("nothing early, nothing late", "expire", Locks, focus=CALM, first_seed=1)
-def locks_never_end(self: Locks, now_ms: int, count: int) -> list[Lock]:
+def locks_never_end(self: Locks, now_ms: int, count: int) -> list[KeyLock]:
     """A holder that never returns keeps its lock permanently."""
     del self, now_ms, count
     return []

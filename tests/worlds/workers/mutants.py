@@ -20,8 +20,8 @@ from tests.worlds.workers.promises import (
 )
 from tests.worlds.workers.world import run_world
 
-from holdfast.client.protocol.stores.acknowledgements import AckBatcher, InWork, Window
-from holdfast.client.protocol.stores.buffer import Buffer
+from holdfast.client.protocol.stores.acknowledgements import AckBatcher, CreditWindow, InWork
+from holdfast.client.protocol.stores.buffer import Inbox
 from holdfast.client.protocol.stores.subscriber import SubscriberMachine
 from holdfast.server.stores.deliveries import STOPPING, Deliveries
 from holdfast.server.stores.socket import SubscribeSocket
@@ -37,7 +37,7 @@ __all__ = ["MUTANTS"]
 
 MUTANTS: Final = Mutants(run_world, seeds_max=150)
 
-_take, _arrived = Buffer.take, Buffer.arrived
+_take, _arrived = Inbox.take, Inbox.arrived
 BUSY: Final = {"kind": "shared", "workers": 3, "prefetch": 16, "own_prefetch": None, "job_ms": 60.0}
 SLOW: Final = {**BUSY, "ack_wait_ms": 300, "buffer_wait_ms": 100}
 """Jobs that last longer than their time."""
@@ -45,7 +45,7 @@ QUICK: Final = {"workers": 1, "handlers": 3, "prefetch": 64, "own_prefetch": 20,
 FAULTY: Final = {**BUSY, "kills": 3, "cuts": 5, "holds": 3, "sleeps": 3}
 
 
-@MUTANTS.breaks(PENDING, "withdraw", Buffer, focus=SLOW)
+@MUTANTS.breaks(PENDING, "withdraw", Inbox, focus=SLOW)
 def withdrawals_are_ignored(*_: object) -> list[int]:
     """What the service takes back is handed over."""
     return []
@@ -56,15 +56,15 @@ def withdrawals_are_not_sent(*_: object) -> None:
     """The service takes back in silence."""
 
 
-@MUTANTS.breaks(OWN_TIME, "take", Buffer, focus=SLOW)
-def own_time_has_no_end(self: Buffer, now_ms: float) -> Delivery | None:
+@MUTANTS.breaks(OWN_TIME, "take", Inbox, focus=SLOW)
+def own_time_has_no_end(self: Inbox, now_ms: float) -> Delivery | None:
     """A message is handed over after its own time."""
     for frame in self._frames:
         frame.until_ms = now_ms + 1
     return _take(self, now_ms)
 
 
-@MUTANTS.breaks(PENDING, "settled", Buffer, focus=FAULTY)
+@MUTANTS.breaks(PENDING, "settled", Inbox, focus=FAULTY)
 def settled_copies_stay(*_: object) -> int:
     """A message that the application has settled is handed over again, from the buffer."""
     return 0
@@ -76,14 +76,14 @@ def copies_of_pending_ones_stay(*_: object) -> bool:
     return False
 
 
-@MUTANTS.breaks(ORDER, "_drop_late", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=30)
-def later_ones_stay(self: Buffer, now_ms: float) -> None:
+@MUTANTS.breaks(ORDER, "_drop_late", Inbox, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=30)
+def later_ones_stay(self: Inbox, now_ms: float) -> None:
     """A message that is late leaves alone."""
     late = self._remove(lambda _, until_ms: until_ms <= now_ms)
     self._late.update({message.seq: message.key for message in late})
 
 
-@MUTANTS.breaks(CREDIT, "withdrawn", Window, focus=SLOW)
+@MUTANTS.breaks(CREDIT, "withdrawn", CreditWindow, focus=SLOW)
 def withdrawn_credit_is_forgotten(*_: object) -> None:
     """The client does not count the credit that comes back with a withdrawal."""
 
@@ -109,9 +109,9 @@ def credit_before_the_acknowledgement(self: SubscriberMachine) -> None:
     self._acks.pending = pending
 
 
-@MUTANTS.breaks(ORDER, "arrived", Buffer, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=95)
+@MUTANTS.breaks(ORDER, "arrived", Inbox, focus={**SLOW, "kind": "standard", "workers": 1}, first_seed=95)
 def what_comes_behind_a_late_one_stays(
-    self: Buffer, messages: Sequence[Delivery], again: Sequence[int], until_ms: float
+    self: Inbox, messages: Sequence[Delivery], again: Sequence[int], until_ms: float
 ) -> None:
     """A message that comes after an older one was late is handed over."""
     late, self._late = self._late, {}
@@ -150,16 +150,19 @@ def seen_before_is_new(deliveries: int) -> int:
     return max(deliveries, 0) + 1
 
 
-@MUTANTS.breaks(HELD, "clear", Buffer, focus=FAULTY)
-def a_buffer_outlives_its_connection(self: Buffer) -> None:
+@MUTANTS.breaks(HELD, "clear", Inbox, focus=FAULTY)
+def a_buffer_outlives_its_connection(self: Inbox) -> None:
     """What came over a connection that is lost is handed over."""
     self._late.clear()
 
 
 @MUTANTS.breaks(
-    HELD, "withdraw", Buffer, focus={**BUSY, "removals": 6, "ack_wait_ms": 9_000, "settles": (0, 1, 0, 0, 0, 0, 0)}
+    HELD,
+    "withdraw",
+    Inbox,
+    focus={**BUSY, "removals": 6, "ack_wait_ms": 9_000, "settles": (0, 1, 0, 0, 0, 0, 0)},
 )
-def withdrawn_ones_stay(self: Buffer, ranges: Sequence[tuple[int, int]]) -> list[int]:
+def withdrawn_ones_stay(self: Inbox, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """What the service takes back is counted as dropped, and handed over."""
     here = [message.seq for frame in self._frames for message in frame.messages]
     return [seq for seq in (*here, *self._late) if any(first <= seq <= last for first, last in ranges)]

@@ -45,8 +45,8 @@ from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stream import (
     SNAPSHOT_ATTEMPTS,
     Continuity,
-    Delivery,
     Filter,
+    PendingEvents,
     SnapshotProgress,
     follow,
     load_snapshot,
@@ -159,7 +159,7 @@ class Client(Closing):
         trusts = anywhere if token_of(token) is None else TrustedHosts(options.trusted_hosts).allows
         self.session = Session(routes_of(url, trusts), options)
         """The state that the operations of this client share."""
-        self.watch = transport.Watch(self.session.route, self.session.options, tls)
+        self.watch = transport.LookoutTask(self.session.route, self.session.options, tls)
         self.pool = transport.Pool(self.session.options, token_of(token), tls, self.watch)
         carriage = self.pool, self.session.route, self.session.options, self.session.soundness
         self._commits = gathering.Gatherer(*carriage, Commits(self.session.options))
@@ -555,7 +555,7 @@ class Subscription(Closing):
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
         self._carrier = _StreamCarrier(client)
         self._effect: Effect | None = None
-        self._delivery = Delivery(self._continuity)
+        self._delivery = PendingEvents(self._continuity)
         self._lock = transport.Lock()
         self._advancing = False
         self._closed = transport.Event()

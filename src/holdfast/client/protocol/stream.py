@@ -316,7 +316,7 @@ def _milliseconds(timestamp: str) -> int:
     return round(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 
-class Delivery:
+class PendingEvents:
     """Events that wait for the caller, so that no event is lost when the caller stops in the middle of a batch."""
 
     def __init__(self, continuity: Continuity) -> None:

@@ -397,7 +397,7 @@ class Pool:
     that is silent while another one leads."""
 
     def __init__(
-        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: Watch | None = None
+        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: LookoutTask | None = None
     ) -> None:
         self._watch = watch
         if watch is not None:
@@ -642,7 +642,7 @@ class Pool:
         await self.wait_closed()
 
 
-class Watch:
+class LookoutTask:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it."""
 

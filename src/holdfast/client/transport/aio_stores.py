@@ -24,7 +24,7 @@ from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, WARN_AFTER_MS, PublisherMachine, Sent
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
-from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, Pool, Watch, connected
+from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, LookoutTask, Pool, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.wire.parts import Receipt
@@ -274,7 +274,7 @@ class SubscriberDriver:
         options: SubscriberOptions,
         token: str | None,
         tls: ssl.SSLContext | None,
-        watch: Watch,
+        watch: LookoutTask,
     ) -> None:
         self._machine = machine
         self._options = options

@@ -289,7 +289,7 @@ class Pool:
     that is silent while another one leads."""
 
     def __init__(
-        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: Watch | None = None
+        self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None, watch: LookoutTask | None = None
     ) -> None:
         self._watch = watch
         if watch is not None:
@@ -533,7 +533,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Watch:
+class LookoutTask:
     """Carries out what the ``Lookout`` of one client wants. It rests while the client waits for nothing; ``begin``
     wakes it. The thread of ``Ticks`` looks, and each sign of life is asked for in a thread of its own."""
 
@@ -563,7 +563,7 @@ class Watch:
                 ticks.add(self)
 
     def look(self) -> float:
-        """See ``Looks``."""
+        """See ``TickTarget``."""
         # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
         # here or calls ``begin``.
         self.rests = True
@@ -601,7 +601,7 @@ class Watch:
         self._pool.close()
 
 
-class Looks(Protocol):
+class TickTarget(Protocol):
     """What is looked at again and again, as the threads that wait cannot."""
 
     def look(self) -> float:
@@ -613,11 +613,11 @@ class Ticks:
     """One thread of the process that looks at what waits. It ends when nothing is left to look at."""
 
     def __init__(self) -> None:
-        self._those: weakref.WeakSet[Looks] = weakref.WeakSet()
+        self._those: weakref.WeakSet[TickTarget] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, one: Looks) -> None:
+    def add(self, one: TickTarget) -> None:
         """Look at this, too, while it exists."""
         with self._lock:
             self._those.add(one)
@@ -625,7 +625,7 @@ class Ticks:
                 self._thread = threading.Thread(target=self._look, name="holdfast-ticks", daemon=True)
                 self._thread.start()
 
-    def remove(self, one: Looks) -> None:
+    def remove(self, one: TickTarget) -> None:
         """Do not look at this any more."""
         with self._lock:
             self._those.discard(one)

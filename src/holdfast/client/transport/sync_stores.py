@@ -26,7 +26,7 @@ from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, Pub
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
-from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, Pool, Watch, ticks
+from holdfast.client.transport.sync import RECEIVE_BYTES, Awaited, Connection, Event, LookoutTask, Pool, ticks
 from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.wire.parts import Message, Receipt
 
@@ -154,7 +154,7 @@ class PublisherDriver:
                     self._changed.notify_all()
 
     def look(self) -> float:
-        """Warn of a request that has no response for long. See ``Looks``."""
+        """Warn of a request that has no response for long. See ``TickTarget``."""
         with self._changed:
             self._machine.look(now_ms())
         return LOOK_EVERY_MS
@@ -184,7 +184,7 @@ class SubscriberDriver:
         options: SubscriberOptions,
         token: str | None,
         tls: ssl.SSLContext | None,
-        watch: Watch,
+        watch: LookoutTask,
     ) -> None:
         self._machine = machine
         self._options = options

@@ -45,7 +45,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import broken, next_slot
 from holdfast.commit.format.log_clock import LogClock
-from holdfast.commit.leadership.evidence import NOWHERE, Place
+from holdfast.commit.leadership.evidence import NOWHERE, ProcessPlace
 from holdfast.commit.leadership.role import Copied
 from holdfast.errors import Closed, Code, CorruptData, NotFound
 from holdfast.values import FORK_JUMP_MIN, Instant, LeaderId, LogId, Slot, Version, slot_text
@@ -57,7 +57,7 @@ GUESSES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class NewestKeys:
     """The newest keys of the log as one LIST page: ``slots`` ascending (newest first), ``claims`` those of claim
     size."""
 
@@ -103,10 +103,10 @@ class Identity:
     nonce_seed: bytes
     address: str
     scope: AddressScope = UNKNOWN_SCOPE
-    here: Place = NOWHERE
+    here: ProcessPlace = NOWHERE
 
 
-def read_page(rows: Sequence[tuple[str, int]]) -> Page:
+def read_page(rows: Sequence[tuple[str, int]]) -> NewestKeys:
     """The page from (object name, size) rows in listing order. Raises: CorruptData naming a key that is not a slot."""
     slots: list[Slot] = []
     claims: set[Slot] = set()
@@ -124,10 +124,10 @@ def read_page(rows: Sequence[tuple[str, int]]) -> Page:
             claims.add(slot)
     if any(a >= b for a, b in pairwise(slots)):
         raise CorruptData("the store does not list in order", code=Code.STORE_UNFIT, newest=slot_text(slots[0]))
-    return Page(tuple(slots), frozenset(claims))
+    return NewestKeys(tuple(slots), frozenset(claims))
 
 
-def first_headers(page: Page) -> tuple[Slot, ...]:
+def first_headers(page: NewestKeys) -> tuple[Slot, ...]:
     """The headers worth reading at once: the newest key, the newest claim listed, and every possible predecessor."""
     if not page.slots:
         return ()
@@ -140,7 +140,7 @@ def first_headers(page: Page) -> tuple[Slot, ...]:
 
 
 def plan_recovery(
-    page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool, copy_from: Slot | None = None
+    page: NewestKeys, objects: Mapping[Slot, bytes], *, allow_new: bool, copy_from: Slot | None = None
 ) -> Frontier | NeedHeaders:
     """Decide the frontier, or say which headers are still needed.
 

@@ -102,7 +102,7 @@ class LeaderAnswer(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """Where a process is: the addresses at which it listens, and the scopes of addresses that are valid for it."""
 
     bound: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Place:
         return scope.is_known() and scope in self.scopes
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = ProcessPlace()
 
 
 class Contact(Struct, frozen=True):
@@ -135,7 +135,7 @@ class Address(Struct, frozen=True):
     scope: AddressScope = UNKNOWN_SCOPE
 
 
-def contact(advertised: Address, bound: Address | None, here: Place) -> Contact:
+def contact(advertised: Address, bound: Address | None, here: ProcessPlace) -> Contact:
     """How to ask a leader from ``here``. ``bound``: where it listens, by its newest sign; None without a sign.
 
     Only in the same place a refusal is a proof, so there the address at which it listens is asked. Elsewhere its
@@ -170,7 +170,7 @@ class Evidence(Struct, frozen=True):
     interval_ms: float
 
 
-class Verdict(Struct, frozen=True):
+class LeaderVerdict(Struct, frozen=True):
     """In how many milliseconds the leader counts as gone if the evidence stays as it is: 0 or less now, inf never.
 
     ``is_proof``: the address itself says that the leader has gone, so signs that still appear were on their way.
@@ -180,18 +180,18 @@ class Verdict(Struct, frozen=True):
     is_proof: bool = False
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> LeaderVerdict:
     """The table of the module."""
     match evidence.reply:
         case Reply.LEADS:
-            return Verdict(inf)
+            return LeaderVerdict(inf)
         case Reply.OWN:
-            return Verdict(0.0, is_proof=True)
+            return LeaderVerdict(0.0, is_proof=True)
         case Reply.LEADS_NOT if evidence.is_same_place and not evidence.may_come_to_lead:
-            return Verdict(0.0, is_proof=True)
+            return LeaderVerdict(0.0, is_proof=True)
         case Reply.REFUSES if evidence.is_same_place:
-            return Verdict(REPLY_MS_MIN - evidence.reply_ms, is_proof=True)
+            return LeaderVerdict(REPLY_MS_MIN - evidence.reply_ms, is_proof=True)
         case _:
             patience_ms = SIGNS_MISSED * evidence.interval_ms
             answers_ms = min(REPLY_MS_MIN, patience_ms) - evidence.unanswered_ms
-            return Verdict(max(patience_ms - evidence.unchanged_ms, answers_ms))
+            return LeaderVerdict(max(patience_ms - evidence.unchanged_ms, answers_ms))

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, UNKNOWN_SCOPE, Header
-from holdfast.commit.leadership.evidence import Place, Sign
+from holdfast.commit.leadership.evidence import ProcessPlace, Sign
 from holdfast.errors import HoldfastError, NotFound, Unavailable, statement_of
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.values import LeaderId
@@ -91,7 +91,7 @@ class Signs:
     Cost: a create and a delete for each sign, and one listing for all of them.
     """
 
-    def __init__(self, store: ObjectStore, claim: Header, here: Place, interval_ms: float) -> None:
+    def __init__(self, store: ObjectStore, claim: Header, here: ProcessPlace, interval_ms: float) -> None:
         self._store = store
         # Two attempts fit between two signs, so that a lost request costs less than one interval.
         self._request_s = min(REQUEST_MS_MAX, interval_ms / 2.0) / 1000.0

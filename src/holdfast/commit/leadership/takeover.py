@@ -22,7 +22,7 @@ from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, AddressScope, Sto
 from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.addresses import on_host, on_loopback
 from holdfast.commit.leadership.claims import Identity, read_page
-from holdfast.commit.leadership.evidence import LeaderAnswer, Place
+from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace
 from holdfast.commit.leadership.role_records import read_records
 from holdfast.commit.leadership.signs import SignReader
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
@@ -129,7 +129,7 @@ class Driver:
         try:
             effects = self._machine.begin(self._clock())
             while True:
-                request: t.Request | t.Wait | None = None
+                request: t.Request | t.TakeoverWait | None = None
                 for effect in effects:
                     match effect:
                         case t.Led(takeover=takeover):
@@ -149,7 +149,7 @@ class Driver:
         finally:
             await self._end()
 
-    async def _next_event(self, request: t.Request | t.Wait | None) -> t.Event:
+    async def _next_event(self, request: t.Request | t.TakeoverWait | None) -> t.Event:
         """The answer to ``request``; the probe's is taken when the machine waits for nothing else.
 
         The probe may have ended long before. A claim of that time would count what passed since as lived.
@@ -192,15 +192,15 @@ class Driver:
             log.warning("clock_contradicted", ahead_of_store_seconds=seconds, hint="set the machine's clock")
         return None, compared.booted_ms
 
-    async def _carry_out(self, effect: t.Request | t.Wait) -> t.Event:
+    async def _carry_out(self, effect: t.Request | t.TakeoverWait) -> t.Event:
         clock = self._clock
         match effect:
-            case t.Wait(ms=ms, reason=reason, facts=facts):
+            case t.TakeoverWait(ms=ms, reason=reason, facts=facts):
                 if reason:
                     write = log.info if reason == "waiting_for_signs_of_life" else log.warning
                     write(reason, **facts)
                 await asyncio.sleep(ms / 1000.0)
-                return t.Woken(clock())
+                return t.TakeoverWoken(clock())
             case t.AskLeader():
                 answer = await self._ask_leader(effect)
                 return t.LeaderAnswered(clock(), answer)
@@ -278,13 +278,15 @@ def local_scope(address: str, *, is_bound: bool = True) -> AddressScope:
     return AddressScope(clock_id(), namespace)
 
 
-def local_place(bound: Sequence[str]) -> Place:
+def local_place(bound: Sequence[str]) -> ProcessPlace:
     """Where this process is, and how processes of the same place reach it: the addresses at which it listens.
 
     A wildcard is reached by the loopback address. The first scope is that of the first address.
     """
     scopes = [local_scope(each) for each in (*bound, "127.0.0.1:0", "unix:")]
-    return Place(tuple(map(on_loopback, bound)), tuple(dict.fromkeys(scope for scope in scopes if scope.is_known())))
+    return ProcessPlace(
+        tuple(map(on_loopback, bound)), tuple(dict.fromkeys(scope for scope in scopes if scope.is_known()))
+    )
 
 
 def on_interface(address: str) -> str:

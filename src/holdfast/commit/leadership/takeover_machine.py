@@ -35,7 +35,7 @@ from holdfast.commit.format.chain import has_gone, next_slot
 from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
-    Page,
+    NewestKeys,
     claim_header,
     encode_claim,
     first_headers,
@@ -51,10 +51,10 @@ from holdfast.commit.leadership.evidence import (
     Contact,
     Evidence,
     LeaderAnswer,
+    LeaderVerdict,
     Reply,
     Shown,
     Sign,
-    Verdict,
     contact,
     judge,
 )
@@ -142,8 +142,8 @@ class ReadClaim(Struct, frozen=True):
     slot: Slot
 
 
-class Wait(Struct, frozen=True):
-    """Answer with Woken after this many milliseconds. ``reason`` is empty or a line for the log, with its facts."""
+class TakeoverWait(Struct, frozen=True):
+    """Answer with ``TakeoverWoken`` after this many milliseconds. ``reason``: empty, or a line for the log."""
 
     ms: float
     reason: str = ""
@@ -174,7 +174,7 @@ class Fail(Struct, frozen=True):
 
 
 Request = ListPage | ReadHeaders | ListNewest | Look | ReadHeader | AskLeader | SendClaim | ReadClaim
-Effect = Probe | Request | Wait | CleanUp | StandBy | Led | Fail
+Effect = Probe | Request | TakeoverWait | CleanUp | StandBy | Led | Fail
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -250,12 +250,12 @@ class Failed(_Timed, frozen=True):
     error: HoldfastError
 
 
-class Woken(_Timed, frozen=True):
-    """The answer to Wait."""
+class TakeoverWoken(_Timed, frozen=True):
+    """The answer to ``TakeoverWait``."""
 
 
 Answer = PageListed | HeadersRead | NewestListed | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead
-Event = Probed | Answer | Failed | Woken
+Event = Probed | Answer | Failed | TakeoverWoken
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class TakeoverMachine:
         self._booted_ms: int | None = None
         self._until_probed: Then | None = None
         self._found: Then = self._consider
-        self._page = Page((), frozenset())
+        self._page = NewestKeys((), frozenset())
         self._objects: dict[Slot, bytes] = {}
         self._copied: Copied | None = None
         self._waits = 0
@@ -419,9 +419,9 @@ class TakeoverMachine:
                 self._booted_ms = booted_ms
                 then, self._until_probed = self._until_probed, None
                 return then(now) if then is not None else []
-            case Woken():
+            case TakeoverWoken():
                 waking, self._waking = self._waking, None
-                assert waking is not None, "only a wait is answered by Woken"
+                assert waking is not None, "only a wait is answered by TakeoverWoken"
                 return waking(now)
             case Failed(error=error):
                 assert self._request is not None, "only a request fails"
@@ -454,7 +454,7 @@ class TakeoverMachine:
 
     def _wait(self, ms: float, waking: Then, reason: str = "", **facts: object) -> list[Effect]:
         self._waking = waking
-        return [Wait(ms, reason, facts)]
+        return [TakeoverWait(ms, reason, facts)]
 
     def _failed(self, now: Instant, error: HoldfastError) -> list[Effect]:
         """A failed request is sent again, a round from its start, until the retry budget is exhausted."""
@@ -681,7 +681,7 @@ class TakeoverMachine:
         interval_ms = self._rules.sign_interval_ms if self._sign is None else self._sign.interval_ms
         return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, interval_ms))
 
-    def _verdict(self, now: Instant) -> Verdict:
+    def _verdict(self, now: Instant) -> LeaderVerdict:
         newest = self._watched_leader()
         assert self._reply is not None, "a leader is asked before it is judged"
         return judge(
@@ -736,7 +736,7 @@ class TakeoverMachine:
             leader_address=newest.address or None,
         )
 
-    def _wait_to_look(self, verdict: Verdict, reason: str = "", **facts: object) -> list[Effect]:
+    def _wait_to_look(self, verdict: LeaderVerdict, reason: str = "", **facts: object) -> list[Effect]:
         """Ask and look again: the last time so that both end right when the leader counts as gone."""
         period_ms = PROOF_LOOK_MS if verdict.is_proof else self._interval_ms / LOOKS_OF_AN_INTERVAL
         question_ms = self._questioned_ms - self._asked_ms

@@ -29,14 +29,14 @@ from holdfast.values import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FirstCommit:
     """The first commit under the id, or None. ``truncated``: retention removed a part that may hold it."""
 
     txn: LoggedTransaction | None
     truncated: bool = False
 
 
-async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> Found:
+async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> FirstCommit:
     """Find the first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
 
     ``claim`` is the newest claim, and ``newest`` the newest object under it. Raises: Unavailable, CorruptData.
@@ -47,13 +47,13 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
             async for batch in batches:
                 txn = _find(batch, request_id)
                 if txn is not None:
-                    return Found(txn)
+                    return FirstCommit(txn)
     except NotFound as error:
         problem = damage_unless_truncated(error, newest)
         if problem is not error:
             raise problem from error
-        return Found(None, truncated=True)
-    return Found(None, truncated=min_version < newest.truncated_through)
+        return FirstCommit(None, truncated=True)
+    return FirstCommit(None, truncated=min_version < newest.truncated_through)
 
 
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
@@ -104,7 +104,7 @@ class AttemptHistory:
         self._low = 0
         self._walker: ChainWalker | None = None
 
-    async def find(self, request_id: str, min_version: int, newest: Header) -> Found:
+    async def find(self, request_id: str, min_version: int, newest: Header) -> FirstCommit:
         """The first commit of ``request_id`` after ``min_version`` up to ``newest``. Raises as ``look_up``."""
         question = _Question(request_id, min_version, newest)
         self._waiting.append(question)
@@ -122,7 +122,7 @@ class AttemptHistory:
             raise question.error
         after = [entry for entry in question.seen if entry[0] > min_version]
         if not after:
-            return Found(None, truncated=min_version < newest.truncated_through)
+            return FirstCommit(None, truncated=min_version < newest.truncated_through)
         return await self._read(*min(after), request_id)
 
     def committed_version(self, request_id: str) -> int | None:
@@ -130,16 +130,16 @@ class AttemptHistory:
         places = self._known.get(request_id)
         return None if places is None else min(places)[0]
 
-    async def _read(self, version: int, slot: Slot, request_id: str) -> Found:
+    async def _read(self, version: int, slot: Slot, request_id: str) -> FirstCommit:
         try:
             data = await self._store.read(object_name(slot))
         except NotFound:
-            return Found(None, truncated=True)
+            return FirstCommit(None, truncated=True)
         batch = LoggedBatch(decode_header(data, slot=slot), data)
         for txn in batch.transactions():
             if txn.version == version:
                 assert txn.request_id == request_id, "an object never changes"
-                return Found(txn)
+                return FirstCommit(txn)
         raise AssertionError("an object never changes")
 
     async def _scan(self) -> None:

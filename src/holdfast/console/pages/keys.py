@@ -30,7 +30,7 @@ from holdfast.console.parts import (
     whole_name,
 )
 from holdfast.console.reading import backwards
-from holdfast.console.reading.backwards import Wanted
+from holdfast.console.reading.backwards import LogSearch
 from holdfast.console.values import (
     bytes_of,
     compared,
@@ -269,7 +269,7 @@ async def _value(call: Call, key: bytes) -> Html:
 
 async def _history(call: Call, key: bytes) -> Html:
     high = call.number("below") or await backwards.newest_version(call.service)
-    found = await backwards.newest(call.service, high, HISTORY, Wanted(key, key + b"\0"))
+    found = await backwards.newest(call.service, high, HISTORY, LogSearch(key, key + b"\0"))
     rows = [
         element("li", moment(event.time_ms), " ", _version(event), " ", _change(event)) for event in found.transactions
     ]

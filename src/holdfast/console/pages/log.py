@@ -35,7 +35,7 @@ from holdfast.console.parts import (
     tiles,
 )
 from holdfast.console.reading import backwards
-from holdfast.console.reading.backwards import Found, Wanted
+from holdfast.console.reading.backwards import BackwardPage, LogSearch
 from holdfast.console.reading.service import Document, documents, number
 from holdfast.console.values import bytes_of, key_link, log_at, value_of
 from holdfast.errors import InvalidRequest
@@ -210,10 +210,10 @@ async def _where(call: Call) -> int:
 
 async def _transactions(call: Call) -> Html:
     request, key = call.text("request"), call.text("key")
-    wanted = Wanted(matches=(lambda event: event.request_id == request) if request else None)
+    wanted = LogSearch(matches=(lambda event: event.request_id == request) if request else None)
     if key:
         begin = bytes_of(key)
-        wanted = Wanted(begin, begin + b"\0", wanted.matches)
+        wanted = LogSearch(begin, begin + b"\0", wanted.matches)
     found = await backwards.newest(call.service, await _where(call), 1 if request else ROWS, wanted)
     is_tail = not any(call.text(name) for name in ("at", "time", "request", "key"))
     shown = table_of(call, "txn", found.transactions, is_live=is_tail)
@@ -221,12 +221,12 @@ async def _transactions(call: Call) -> Html:
     return text_of([element("p", said, class_="note"), shown, _older(call, found)])
 
 
-def _progress(found: Found) -> str:
+def _progress(found: BackwardPage) -> str:
     more = "the log goes on before that" if found.older is not None else "this is the beginning of what the log has"
     return f"{len(found.transactions)} found, {units.count(found.looked_at)} transactions looked at; {more}."
 
 
-def _older(call: Call, found: Found) -> Content:
+def _older(call: Call, found: BackwardPage) -> Content:
     if found.truncated:
         return notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
     if found.older is None:

@@ -26,7 +26,7 @@ WINDOW_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogSearch:
     """Which transactions: all, or those that change a key of ``[begin, end)``, and that ``matches`` accepts."""
 
     begin: bytes | None = None
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BackwardPage:
     """Transactions, newest first. ``older``: go on at or below this version; None where the log begins.
 
     ``looked_at``: how many transactions the service sent. ``truncated``: what is older was removed.
@@ -47,10 +47,10 @@ class Found:
     truncated: bool = False
 
 
-ALL: Final = Wanted()
+ALL: Final = LogSearch()
 
 
-async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) -> Found:
+async def newest(service: Service, high: int, count: int, wanted: LogSearch = ALL) -> BackwardPage:
     """The ``count`` newest transactions at or below version ``high``; fewer where the time is over."""
     found: list[TransactionEvent] = []
     looked_at, width, end = 0, WINDOW_BEGIN, time.monotonic() + SECONDS_MAX
@@ -68,7 +68,7 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
             if error.code is not Code.LOG_TRUNCATED:
                 raise
             if width == 1:
-                return Found(found, None, looked_at, truncated=True)
+                return BackwardPage(found, None, looked_at, truncated=True)
             width = max(1, width // 8)
             continue
         looked_at += len(events)
@@ -81,8 +81,8 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
         took = time.monotonic() - began
         width = max(1, int(width * min(4.0, WINDOW_SECONDS / max(took, 0.001))))
     if len(found) > count:
-        return Found(found[:count], found[count].version, looked_at)
-    return Found(found, high or None, looked_at)
+        return BackwardPage(found[:count], found[count].version, looked_at)
+    return BackwardPage(found, high or None, looked_at)
 
 
 def _before_gap(error: HoldfastError, version: int) -> int | None:
@@ -91,7 +91,7 @@ def _before_gap(error: HoldfastError, version: int) -> int | None:
     return back if isinstance(back, int) and back < version else None
 
 
-async def _window(service: Service, low: int, high: int, wanted: Wanted) -> tuple[list[TransactionEvent], bool]:
+async def _window(service: Service, low: int, high: int, wanted: LogSearch) -> tuple[list[TransactionEvent], bool]:
     """The transactions of ``(low, high]`` in their order, and whether these are all."""
     events: list[TransactionEvent] = []
     stream = service.log.subscribe(low, begin=wanted.begin, end=wanted.end, checkpoints=True)

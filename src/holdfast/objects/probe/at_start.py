@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Unknown
-from holdfast.objects.probe.contest import PREFIX, Here, Patience, clean_up, finish_all, settle, unfit
+from holdfast.objects.probe.contest import PREFIX, LocalSide, Patience, clean_up, finish_all, settle, unfit
 from holdfast.objects.probe.plan import plan_short_race
 
 ATTEMPTS_MAX: Final = 5
@@ -34,7 +34,7 @@ async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
     """
     prefix = f"{PREFIX}{unique or secrets.token_hex(16)}"
     names: list[str] = []
-    here = [Here(store)]
+    here = [LocalSide(store)]
     try:
         await finish_all(
             [

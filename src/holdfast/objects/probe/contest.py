@@ -1,6 +1,6 @@
 """One name that several writers create at the same time: carry it out, and race another name while nothing is decided.
 
-A ``Side`` is a party of a race: this process (``Here``), or one of the two of ``processes``.
+A ``Side`` is a party of a race: this process (``LocalSide``), or one of the two of ``processes``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NoReturn, Protocol, TypeVar, assert_never
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, ObjectStore
 from holdfast.objects.probe.plan import Contest, body_of, writer_of
-from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, Unfit, judge
+from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, UnfitStore, judge
 
 PREFIX: Final = "probe/"
 SPIN_SECONDS: Final = 0.002
@@ -43,7 +43,7 @@ class Side(Protocol):
         ...
 
 
-class Here:
+class LocalSide:
     """A side in this process. ``store`` repeats reads as far as it should."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -117,7 +117,7 @@ async def settle(
         match verdict:
             case Fit():
                 return settled
-            case Unfit(why=why):
+            case UnfitStore(why=why):
                 unfit(url, why)
             case Undecided(why=why):
                 cause = _first_detail(settled.answers) or why

@@ -14,7 +14,7 @@ from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.objects.port import CreateAnswer
 from holdfast.objects.probe.contest import UNFIT_HINT, Side, finish_all
 from holdfast.objects.probe.plan import Contest
-from holdfast.objects.probe.racer import REQUEST_TIMEOUT_MS, Answered, Create, Failed, Order, Reply, See, Seen
+from holdfast.objects.probe.racer import REQUEST_TIMEOUT_MS, Answered, Create, Order, RacerFailed, Reply, See, Sightings
 from holdfast.objects.probe.verdict import Read
 from holdfast.objects.retrying import ANSWERING
 
@@ -68,10 +68,10 @@ class RacingProcess:
     async def see(self, contests: Sequence[Contest]) -> list[Read]:
         """As ``Side`` says."""
         reply = await self._ask(See(contests))
-        assert isinstance(reply, Seen), "an order has its own reply"
+        assert isinstance(reply, Sightings), "an order has its own reply"
         return reply.decoded()
 
-    async def _ask(self, order: Order) -> Answered | Seen:
+    async def _ask(self, order: Order) -> Answered | Sightings:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None, "both are pipes"
         try:
@@ -85,8 +85,8 @@ class RacingProcess:
             raise Unavailable("a racing process ended", cause=str(error)) from error
         if not line:
             raise Unavailable("a racing process ended", exit_code=await self._process.wait())
-        reply: Reply = msgspec.json.decode(line, type=Answered | Seen | Failed)
-        if isinstance(reply, Failed):
+        reply: Reply = msgspec.json.decode(line, type=Answered | Sightings | RacerFailed)
+        if isinstance(reply, RacerFailed):
             if reply.code == Code.STORE_UNFIT:
                 raise InvalidRequest(reply.statement, code=Code.STORE_UNFIT, hint=UNFIT_HINT)
             raise Unavailable("a racing process cannot reach the store", cause=reply.statement)

@@ -23,7 +23,7 @@ from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe.contest import (
     PREFIX,
     UNFIT,
-    Here,
+    LocalSide,
     Patience,
     Side,
     Sleep,
@@ -35,7 +35,7 @@ from holdfast.objects.probe.contest import (
 from holdfast.objects.probe.plan import Contest, plan_race
 from holdfast.objects.probe.processes import PROCESSES, racing_processes
 from holdfast.objects.probe.results import RaceResult, keep_result, result_of
-from holdfast.objects.probe.verdict import Fit, Undecided, Unfit, judge
+from holdfast.objects.probe.verdict import Fit, Undecided, UnfitStore, judge
 
 PATIENCE: Final = Patience(again_max=5, pause_seconds=0.2, lead_seconds=0.01)
 LATER_SECONDS: Final = 2.0
@@ -101,7 +101,7 @@ async def run_race(
         match verdict:
             case Fit():
                 pass
-            case Unfit(why=why):
+            case UnfitStore(why=why):
                 unfit(url, why)
             case Undecided(why=why):
                 raise Unavailable("the object store did not show what it holds", url=url, cause=why)
@@ -112,7 +112,7 @@ async def run_race(
 @asynccontextmanager
 async def _sides(store: ObjectStore, url: str) -> AsyncGenerator[Sequence[Side]]:
     if url.partition(":")[0].lower() == "memory":
-        yield [Here(store)] * PROCESSES
+        yield [LocalSide(store)] * PROCESSES
         return
     async with racing_processes(url) as processes:
         yield processes

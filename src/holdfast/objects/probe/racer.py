@@ -19,7 +19,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Refused, Unknown
-from holdfast.objects.probe.contest import Here, Side
+from holdfast.objects.probe.contest import LocalSide, Side
 from holdfast.objects.probe.plan import Contest
 from holdfast.objects.probe.verdict import Read, Sight
 from holdfast.objects.retrying import ANSWERING
@@ -56,7 +56,7 @@ class Answered(msgspec.Struct, tag_field="is", tag="answered", frozen=True):
         ]
 
 
-class Seen(msgspec.Struct, tag_field="is", tag="seen", frozen=True):
+class Sightings(msgspec.Struct, tag_field="is", tag="seen", frozen=True):
     """For each name a writer's number, or the name of a ``Sight``."""
 
     reads: list[int | str]
@@ -66,7 +66,7 @@ class Seen(msgspec.Struct, tag_field="is", tag="seen", frozen=True):
         return [read if isinstance(read, int) else Sight[read] for read in self.reads]
 
 
-class Failed(msgspec.Struct, tag_field="is", tag="failed", frozen=True):
+class RacerFailed(msgspec.Struct, tag_field="is", tag="failed", frozen=True):
     """The store raised this error."""
 
     code: str
@@ -74,7 +74,7 @@ class Failed(msgspec.Struct, tag_field="is", tag="failed", frozen=True):
 
 
 Order = Create | See
-Reply = Answered | Seen | Failed
+Reply = Answered | Sightings | RacerFailed
 
 
 async def obey(side: Side, order: Order) -> Reply:
@@ -85,9 +85,9 @@ async def obey(side: Side, order: Order) -> Reply:
                 return Answered([_worded(answer) for answer in await side.create(contest, writers, start)])
             case See(contests=contests):
                 reads = await side.see(contests)
-                return Seen([read if isinstance(read, int) else read.name for read in reads])
+                return Sightings([read if isinstance(read, int) else read.name for read in reads])
     except HoldfastError as error:
-        return Failed(str(error.code), error.statement())
+        return RacerFailed(str(error.code), error.statement())
 
 
 def _worded(answer: CreateAnswer) -> tuple[Word, str]:
@@ -105,7 +105,7 @@ async def _serve(url: str) -> None:
     store = open_store(url, request_timeout_ms=REQUEST_TIMEOUT_MS, connections_max=0, retry=ANSWERING)
     try:
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-            reply = await obey(Here(store), msgspec.json.decode(line, type=Order))
+            reply = await obey(LocalSide(store), msgspec.json.decode(line, type=Order))
             sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
             sys.stdout.buffer.flush()
     finally:

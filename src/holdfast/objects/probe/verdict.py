@@ -49,7 +49,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class UnfitStore:
     """The store broke a promise. ``why`` completes "this object store cannot hold a log"."""
 
     why: str
@@ -62,7 +62,7 @@ class Undecided:
     why: str
 
 
-Verdict = Fit | Unfit | Undecided
+Verdict = Fit | UnfitStore | Undecided
 
 
 def judge(answers: Sequence[CreateAnswer], rounds: Sequence[Sequence[Read]]) -> Verdict:
@@ -73,7 +73,7 @@ def judge(answers: Sequence[CreateAnswer], rounds: Sequence[Sequence[Read]]) -> 
     seen = sorted({read for read in reads if isinstance(read, int)})
     broken = _broken(created, seen, rounds)
     if broken is not None:
-        return Unfit(broken)
+        return UnfitStore(broken)
     if not reads or Sight.SILENT in reads:
         return Undecided("a read had no answer")
     if not seen or Sight.ABSENT in reads:

@@ -69,7 +69,7 @@ RANGES_MAX = 1_000_000
 """Ranges that may be handed out and not done: about 200 bytes each."""
 
 
-class Chunk:
+class MessageChunk:
     """Messages in memory, up to ``last_seq``, and the last one taken. Taking one or all is one atomic step: an iterator
     over a list makes no objects, so no finalizer runs in the middle of it and lets another thread in.
     """
@@ -317,7 +317,7 @@ class Consumer(WithBlock):
         self._sole: Owner | None = None
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
-        self._chunk = Chunk((), 0, 0)
+        self._chunk = MessageChunk((), 0, 0)
         # The last message read into a chunk. An interrupt may cut a chunk short; then ``fill`` reads the rest again.
         self._read_seq = 0
         # A thread that closes waits for commits and reads: file numbers are reused. A callback for damage may close,
@@ -371,7 +371,7 @@ class Consumer(WithBlock):
         self._drop_reader()
         with self._lock:
             self._read_seq = seq
-            self._chunk = Chunk((), seq, seq)
+            self._chunk = MessageChunk((), seq, seq)
             self._sole = self._outs = None
             self._moves += 1
 
@@ -495,7 +495,7 @@ class Consumer(WithBlock):
             return
         until = messages[-1][0] if messages else taken_seq
         if self._outs is None or self._outs.take_back(owner, taken_seq, until):
-            self._chunk = Chunk((), taken_seq, taken_seq)
+            self._chunk = MessageChunk((), taken_seq, taken_seq)
 
     def _admit(self, owner: Owner) -> None:
         """The first owner takes messages without a lock; a second one ends that."""
@@ -519,11 +519,11 @@ class Consumer(WithBlock):
                 outs = HandOuts(self.committed_seq)
                 if taken_seq > self.committed_seq:
                     outs.give(sole, taken_seq, self._moves)
-                self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
+                self._chunk = MessageChunk(rest, taken_seq, chunk.last_seq)
                 self._outs, self._sole = outs, None
             except BaseException:
                 # An interrupt: the rest has left the chunk, and no owner has it.
-                self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
+                self._chunk = MessageChunk((), chunk.taken_seq, chunk.taken_seq)
                 raise
 
     def fill(self, count: int = 1) -> bool:
@@ -549,7 +549,7 @@ class Consumer(WithBlock):
                 with self._lock:
                     # Otherwise a callback has moved the consumer, or ``take`` was interrupted.
                     if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
-                        self._chunk = Chunk(messages, chunk.last_seq, last_seq)
+                        self._chunk = MessageChunk(messages, chunk.last_seq, last_seq)
             except BaseException:
                 # Begin again at the first message that was not handed out.
                 self._drop_reader()
@@ -614,7 +614,7 @@ class Consumer(WithBlock):
             with self._lock:
                 given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
                 taken_seq = max(self._chunk.taken_seq, given_seq)
-                self._chunk = Chunk((), taken_seq, taken_seq)
+                self._chunk = MessageChunk((), taken_seq, taken_seq)
             self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
@@ -858,7 +858,7 @@ class Consumer(WithBlock):
     def _break_off(self, reason: InternalError) -> None:
         """Refuse everything from now on, also what a loop has in memory: an invariant is broken. Touches no file."""
         self._closed = reason
-        self._chunk = Chunk((), self._chunk.taken_seq, self._chunk.taken_seq)
+        self._chunk = MessageChunk((), self._chunk.taken_seq, self._chunk.taken_seq)
         for waiter in tuple(self._waiters):
             waiter.wake()
 

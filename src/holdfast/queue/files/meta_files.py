@@ -15,7 +15,7 @@ from holdfast.queue.format.meta import (
     IDENTITY_BYTES,
     SLOTS_BYTES,
     DurablePosition,
-    Identity,
+    QueueIdentity,
     WritePosition,
     decode_identity,
     decode_write_position,
@@ -27,7 +27,7 @@ from holdfast.queue.format.meta import (
 )
 
 
-def read_identity(pages: PageDirectory) -> Identity | None:
+def read_identity(pages: PageDirectory) -> QueueIdentity | None:
     """The identity, or None without a valid file."""
     data = read_file(pages, pages.names.identity, IDENTITY_BYTES)
     return None if data is None else decode_identity(data)
@@ -35,15 +35,15 @@ def read_identity(pages: PageDirectory) -> Identity | None:
 
 def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
-) -> Identity:
+) -> QueueIdentity:
     """Read the identity, or make it. A queue without a recorded serializer adopts the given one."""
     existing = read_identity(pages)
     if existing is not None and (existing.serializer or not serializer):
         return existing
     if existing is not None:
-        identity = Identity(existing.queue_id, existing.page_bytes, existing.checksum_id, serializer)
+        identity = QueueIdentity(existing.queue_id, existing.page_bytes, existing.checksum_id, serializer)
     else:
-        identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
+        identity = QueueIdentity(entropy(16), page_bytes, checksum_id, serializer)
     replace_file(pages, pages.names.identity, encode_identity(identity))
     try:
         pages.port.sync_directory(pages.directory)

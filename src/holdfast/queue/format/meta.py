@@ -70,7 +70,7 @@ IDENTITY_VERSION = 1
 _CHECK = Struct("<I")
 
 
-class Identity:
+class QueueIdentity:
     """What was decided when the queue was made."""
 
     __slots__ = ("checksum_id", "page_bytes", "queue_id", "serializer")
@@ -82,7 +82,7 @@ class Identity:
         self.checksum_id = checksum_id
 
 
-def encode_identity(identity: Identity) -> bytes:
+def encode_identity(identity: QueueIdentity) -> bytes:
     """The 64 bytes."""
     fields = IDENTITY.pack(
         *(IDENTITY_MAGIC, IDENTITY_VERSION, 0, identity.checksum_id),
@@ -91,12 +91,12 @@ def encode_identity(identity: Identity) -> bytes:
     return fields + _CHECK.pack(crc32(fields))
 
 
-def decode_identity(data: bytes) -> Identity | None:
+def decode_identity(data: bytes) -> QueueIdentity | None:
     """The identity, or None if these bytes are not one.
 
     Raises: ``CorruptData`` for a later format.
 
-    >>> decode_identity(encode_identity(Identity(bytes(16), 4096, 1))).page_bytes, decode_identity(b"")
+    >>> decode_identity(encode_identity(QueueIdentity(bytes(16), 4096, 1))).page_bytes, decode_identity(b"")
     (4096, None)
     """
     if len(data) < IDENTITY_BYTES or _CHECK.unpack_from(data, IDENTITY.size)[0] != crc32(data[: IDENTITY.size]):
@@ -111,7 +111,7 @@ def decode_identity(data: bytes) -> Identity | None:
             format_version=version,
             hint="nothing is damaged: use that version",
         )
-    return Identity(queue_id, page_bytes, checksum_id, serializer.rstrip(b"\0").decode("ascii", "replace"))
+    return QueueIdentity(queue_id, page_bytes, checksum_id, serializer.rstrip(b"\0").decode("ascii", "replace"))
 
 
 SLOT_BYTES = 512

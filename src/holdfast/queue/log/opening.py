@@ -22,7 +22,7 @@ from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, pag
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.judgement import Proof, first_seq_of
 from holdfast.queue.log.page_scan import WINDOW_BYTES
-from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, Evidence, LogWalk, Loss
+from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, LogWalk, Loss, QueueEvidence
 
 HEADERS_CHECKED = 16
 """This many of the newest pages have their headers checked by an opening, and those that it walks through. A reader
@@ -65,7 +65,7 @@ class LogEnd:
         self.unsynced: list[int] = []
 
 
-def find_end(pages: PageDirectory, evidence: Evidence) -> LogEnd:
+def find_end(pages: PageDirectory, evidence: QueueEvidence) -> LogEnd:
     """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame. Cost: at most about 1
     MiB after a kill or a clean close; what was not synced after a restart of the machine; nine pages without a record;
     the headers of the newest pages.
@@ -177,7 +177,7 @@ def _first_begun(pages: PageDirectory, proof: Proof, headers: dict[int, PageHead
     return None
 
 
-def first_seq(pages: PageDirectory, evidence: Evidence) -> int:
+def first_seq(pages: PageDirectory, evidence: QueueEvidence) -> int:
     """The oldest message that retention has not removed, lost or not, or the next one. Cost: a listing."""
     headers: dict[int, PageHeader] = {}
     _first_begun(pages, Proof(), headers)  # the look comes first: retention records what it removes before it does

@@ -23,7 +23,7 @@ from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
 from holdfast.queue.log.page_scan import WINDOW_BYTES, Anchors, FrameView, PageScan, Window
-from holdfast.queue.log.walk import Evidence, LogWalk, Loss
+from holdfast.queue.log.walk import LogWalk, Loss, QueueEvidence
 
 DamagePolicy = str | Callable[["Gap | Trimmed"], None]
 
@@ -157,7 +157,7 @@ class LogReader(LogWalk):
     def __init__(
         self,
         pages: PageDirectory,
-        evidence: Evidence,
+        evidence: QueueEvidence,
         *,
         damage: DamagePolicy = "raise",
         writer: LiveWriter | None = None,

@@ -46,7 +46,7 @@ UNSYNCED_PAGES_MAX = 8
 """The writer never has more closed pages waiting for their sync. So earlier pages are durable, whatever is recorded."""
 
 
-class Evidence(Protocol):
+class QueueEvidence(Protocol):
     """What the files next to the pages prove. ``proof`` is of now: it grows while a writer appends."""
 
     def proof(self) -> Proof:
@@ -122,7 +122,7 @@ class LogWalk:
     def __init__(
         self,
         pages: PageDirectory,
-        evidence: Evidence,
+        evidence: QueueEvidence,
         report: Callable[[Loss], None],
         *,
         headers: dict[int, PageHeader] | None = None,

@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from holdfast.commit.subscription import LogReader
+from holdfast.commit.subscription import FeedSource
 from holdfast.errors import Closed, HoldfastError
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.server.children.background_process import KILLED_SECONDS, STOP_SECONDS, BackgroundProcess
@@ -146,7 +146,7 @@ class ReadCounts:
 class ViewChild:
     """One leadership's view process, and the file it keeps."""
 
-    def __init__(self, start: ViewStart, service: LogReader, counts: ReadCounts, place: Callable[[], str]) -> None:
+    def __init__(self, start: ViewStart, service: FeedSource, counts: ReadCounts, place: Callable[[], str]) -> None:
         """``counts`` goes on counting from what it has. ``place`` names the directory, which is made if absent."""
         self._start = start
         self._place = place

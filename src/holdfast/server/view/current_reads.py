@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.commit.subscription import LogReader
+from holdfast.commit.subscription import FeedSource
 from holdfast.errors import Closed, HoldfastError
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.view.newest_changes import NOT_HERE, Absence, NewestChanges
@@ -52,7 +52,7 @@ class FollowingView(Protocol):
 class CurrentReads:
     """Reads of the log that ``service`` leads, over ``kept``, with ``bytes_max`` of changes in memory."""
 
-    def __init__(self, service: LogReader, kept: FollowingView, bytes_max: int) -> None:
+    def __init__(self, service: FeedSource, kept: FollowingView, bytes_max: int) -> None:
         self._channel = service.feed.durable
         self._kept = kept
         self.recent = NewestChanges(service.claim.last_version, bytes_max)

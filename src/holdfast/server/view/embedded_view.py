@@ -23,7 +23,7 @@ import structlog
 from holdfast.commit.format.transaction import job_operations
 from holdfast.commit.leadership.log_remains import view_directory
 from holdfast.commit.reading.feed import EventBatch, StoresEvent, TransactionEvent
-from holdfast.commit.subscription import LogReader
+from holdfast.commit.subscription import FeedSource
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.server.http.answers import Room
@@ -182,14 +182,14 @@ class EmbeddedView:
 
     # Following
 
-    def follow(self, service: LogReader, *, in_log_directory: bool = True) -> None:
+    def follow(self, service: FeedSource, *, in_log_directory: bool = True) -> None:
         """Keep the view up with this leadership. Its file is next to the log, or it is temporary."""
         if not self.enabled:
             return
         self._kept = self._kept_for(service, in_log_directory)
         self._reads = CurrentReads(service, self._kept, self._memory_bytes)
 
-    def _kept_for(self, service: LogReader, in_log_directory: bool) -> ViewChild | ViewInProcess:
+    def _kept_for(self, service: FeedSource, in_log_directory: bool) -> ViewChild | ViewInProcess:
         if urlsplit(self._start.log_url).scheme == "memory":
             return ViewInProcess(service, self._subscribe)
         directory = view_directory(self._start.log_url) if in_log_directory else None
@@ -254,7 +254,7 @@ class MemoryReads:
 class ViewInProcess:
     """One leadership's view in memory."""
 
-    def __init__(self, service: LogReader, subscribe: Subscribe) -> None:
+    def __init__(self, service: FeedSource, subscribe: Subscribe) -> None:
         self._service = service
         self._subscribe = subscribe
         self._view = View.memory()

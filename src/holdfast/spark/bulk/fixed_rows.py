@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.sink.manifest import Manifest, Partition, StagedPart, find, fix, rows_of
+from holdfast.spark.sink.manifest import Partition, StagedPart, WriteManifest, find, fix, rows_of
 from holdfast.spark.sink.micro_batch import token_of
 from holdfast.spark.sink.stage import ObjectStage
-from holdfast.spark.sink.staging import Parts
+from holdfast.spark.sink.staging import TryParts
 
 PARTS_IN_A_TASK: Final = 8
 """About 32 MiB."""
@@ -54,12 +54,12 @@ class FixedRows:
     def _application(self) -> str:
         return UNNAMED if self.name is None else f"load {self.name}"
 
-    def found(self) -> Manifest | None:
+    def found(self) -> WriteManifest | None:
         """What an earlier run has fixed. Raises: CorruptData, Unavailable."""
         with StoreThread(self.url) as thread:
             return find(ObjectStage(thread, FOLDER, self._application), self.write)
 
-    def fix(self, requests: DataFrame) -> tuple[Manifest, bool]:
+    def fix(self, requests: DataFrame) -> tuple[WriteManifest, bool]:
         """Keep the rows of ``requests``, durably. False: another run of the name was first, and its rows are those.
 
         Raises: Unavailable, and what computing the input raises.
@@ -74,7 +74,10 @@ class FixedRows:
             assert context is not None, "tasks run this"
             number = context.partitionId()
             name = f"{number:06d}-{secrets.token_hex(8)}"
-            with StoreThread(url) as thread, Parts(ObjectStage(thread, FOLDER, application), write, name) as parts:
+            with (
+                StoreThread(url) as thread,
+                TryParts(ObjectStage(thread, FOLDER, application), write, name) as parts,
+            ):
                 for _ in parts.kept(batches):
                     pass
                 kept = msgspec.json.encode(Partition(number, parts.whole()))
@@ -88,7 +91,7 @@ class FixedRows:
         own = {part.name for each in staged for part in each.parts}
         return manifest, own == {part.name for each in manifest.partitions for part in each.parts}
 
-    def read(self, manifest: Manifest, like: DataFrame) -> DataFrame:
+    def read(self, manifest: WriteManifest, like: DataFrame) -> DataFrame:
         """The rows that ``manifest`` names, in the columns of ``like``. Tasks raise InvalidRequest for other columns,
         NotFound (``stage_lost``) and CorruptData."""
         url, application, write, columns = self.url, self._application, self.write, like.columns

@@ -173,7 +173,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RequestChunk:
     """One chunk. ``plain``: its requests only change things, name no version and have no id, and none is refused.
 
     ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each checksum, and of that
@@ -207,7 +207,7 @@ def read_stream(data: bytes) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
 
-def pack(batches: Iterator[pa.RecordBatch], request_format: RequestFormat = AS_NAMED) -> Iterator[Chunk]:
+def pack(batches: Iterator[pa.RecordBatch], request_format: RequestFormat = AS_NAMED) -> Iterator[RequestChunk]:
     """The chunks of one partition, whose rows are in order. Raises: InvalidRequest."""
     before: str | None = None
     for batch in batches:
@@ -224,7 +224,7 @@ def pack(batches: Iterator[pa.RecordBatch], request_format: RequestFormat = AS_N
         yield from _chunks(batch, request_format.text)
 
 
-def _chunks(batch: pa.RecordBatch, text: str) -> Iterator[Chunk]:
+def _chunks(batch: pa.RecordBatch, text: str) -> Iterator[RequestChunk]:
     items = _items(batch, text)
     starts = _starts(items)
     sizes = np.concatenate(([0], np.cumsum(items.lengths())))[starts]
@@ -368,7 +368,7 @@ def _versions(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     return index, version
 
 
-def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
+def _chunk(batch: pa.RecordBatch, items: _Items) -> RequestChunk:
     rows = batch.num_rows
     none = pa.nulls(rows, pa.int64())
     names = batch.schema.names
@@ -396,7 +396,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
     positions = np.arange(1, rows + 1, dtype=np.uint64)
     asks_data = stream(asks)
     rows_data = stream(items.columns.select(["kind", "key", "end", "at_index", "at_version"]))
-    return Chunk(
+    return RequestChunk(
         requests=rows,
         items=items.columns.num_rows,
         judged_size=len(asks_data) + len(rows_data),
@@ -641,7 +641,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     refusal: str | None
 
 
-def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
+def parsed_requests(chunk: RequestChunk) -> Iterator[ParsedRequest]:
     """The requests of a chunk, in order. Raises: InvalidRequest."""
     items = read_stream(chunk.item_rows).to_pylist()
     values: list[bytes | None] = read_stream(chunk.values)["value"].to_pylist()

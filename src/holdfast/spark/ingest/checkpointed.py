@@ -13,7 +13,7 @@ from holdfast.spark.ingest.record import requests_digest
 from holdfast.spark.ingest.refusals import older_checkpoint
 
 
-class Checkpointed:
+class CheckpointedIngest:
     """The protocol of an ingest whose checkpoint belongs to its name."""
 
     def __init__(self, batches: MicroBatches) -> None:

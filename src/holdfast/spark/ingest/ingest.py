@@ -30,7 +30,7 @@ from holdfast.spark.bulk.requests import (
     pack,
     parsed_requests,
 )
-from holdfast.spark.ingest.checkpointed import Checkpointed
+from holdfast.spark.ingest.checkpointed import CheckpointedIngest
 from holdfast.spark.ingest.message_requests import message_requests
 from holdfast.spark.ingest.micro_batches import IngestCounts, MicroBatches
 from holdfast.spark.ingest.numbered import Numbered
@@ -94,7 +94,7 @@ class Ingest:
         self._thread: StoreThread | None = None
         self._stages: Stages | None = None
         self._batches = MicroBatches(name, source, self._output, group_requests=group_requests)
-        self._protocol = Checkpointed(self._batches) if source is None else Numbered(name, source, self._batches)
+        self._protocol = CheckpointedIngest(self._batches) if source is None else Numbered(name, source, self._batches)
 
     @property
     def counts(self) -> IngestCounts:

@@ -61,7 +61,7 @@ CLAIMS_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Breach:
     """One broken rule: where, as far as it is known, and which. ``slot`` is its 20-digit text."""
 
     rule: str
@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ChainSurvey:
     """The live chain as far as it can be read, and what the listing alone shows to be wrong.
 
     Shape: ``holes`` are runs (first, last) of missing slots in the order of writing; ``findings`` are not part of it.
@@ -80,12 +80,12 @@ class Survey:
     log_id: str
     chain: Chain
     holes: list[tuple[int, int]]
-    findings: list[Finding]
+    findings: list[Breach]
 
 
-async def survey(store: ObjectStore) -> Survey:
+async def survey(store: ObjectStore) -> ChainSurvey:
     """List the whole log and walk its claims. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
-    findings: list[Finding] = []
+    findings: list[Breach] = []
     slots, sizes = await _listing(store, findings)
     if not len(slots):
         raise empty_log(store)
@@ -97,12 +97,12 @@ async def survey(store: ObjectStore) -> Survey:
         if not len(claims):
             raise CorruptData("the log has no claim at all", code=Code.CORRUPT_LOG, url=store.url)
         begin = int(claims[-1])
-        findings.append(Finding("the log has no genesis claim", slot_text(FIRST_SLOT)))
+        findings.append(Breach("the log has no genesis claim", slot_text(FIRST_SLOT)))
     live, holes = walk(slots, is_claim, newest.durable, begin)
     chain = Chain(slots[live], sizes[live], truncated=False)
     if newest.truncated_through:
         chain, holes = await after_retention(store, chain, holes, newest.truncated_through)
-    return Survey(newest.log_id.hex(), chain, holes, findings)
+    return ChainSurvey(newest.log_id.hex(), chain, holes, findings)
 
 
 async def surveyed_log_id(store: ObjectStore) -> str:
@@ -113,14 +113,14 @@ async def surveyed_log_id(store: ObjectStore) -> str:
     return (await _first_readable(store, np.array(slots, dtype=np.uint64))).log_id.hex()
 
 
-async def _listing(store: ObjectStore, findings: list[Finding]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+async def _listing(store: ObjectStore, findings: list[Breach]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     """Slots rising (newest first) and sizes; keys that are no slot become findings."""
     parts: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
     after = ""
     while True:
         rows = await store.list(PREFIX, after=after, limit=PAGE)
         named = [(slot_of(row.key), row) for row in rows]
-        foreign = [Finding("a key under batches/ is not a slot", detail=row.key) for slot, row in named if slot is None]
+        foreign = [Breach("a key under batches/ is not a slot", detail=row.key) for slot, row in named if slot is None]
         findings += foreign[: max(0, FOREIGN_KEYS_MAX - len(findings))]
         slots = np.array([slot for slot, _ in named if slot is not None], dtype=np.uint64)
         sizes = np.array([row.size for slot, row in named if slot is not None], dtype=np.int64)
@@ -187,7 +187,7 @@ class Audit:
 
     verified: int = 0
     counts: Counts = field(default_factory=Counts)
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[Breach] = field(default_factory=list[Breach])
 
 
 class Verdicts:
@@ -209,18 +209,18 @@ class Verdicts:
         if txn.request_id is not None:
             self._ids.record(txn.version, [Write(txn.request_id.encode(), b"")])
 
-    def judge(self, header: Header, transactions: Sequence[LoggedTransaction]) -> Iterator[Finding]:
+    def judge(self, header: Header, transactions: Sequence[LoggedTransaction]) -> Iterator[Breach]:
         """The transactions of one batch that the log says are committed and that must not be."""
         self._resolve.expire(header.window_floor)
         self._ids.expire(header.window_floor)
         if transactions[0].version <= self._resolve.recent.last_version:
             # Reached only where damage before it hides the link that would have said so.
-            yield Finding("versions do not rise", slot_text(header.slot), transactions[0].version)
+            yield Breach("versions do not rise", slot_text(header.slot), transactions[0].version)
             return
         for txn in transactions:
             broken = _malformed(txn) or self._decide(txn)
             if broken is not None:
-                yield Finding(broken[0], slot_text(header.slot), txn.version, broken[1])
+                yield Breach(broken[0], slot_text(header.slot), txn.version, broken[1])
             else:
                 self._remember_id(txn)
 
@@ -304,7 +304,7 @@ class _PieceChecker:
         """Check the next live object; None for one that went away after the survey."""
         self.result.counts.objects += 1
         if data is None:
-            self._damaged(Finding("an object of the live chain is missing", slot_text(slot)))
+            self._damaged(Breach("an object of the live chain is missing", slot_text(slot)))
             return
         self.result.counts.object_bytes += len(data)
         try:
@@ -326,7 +326,7 @@ class _PieceChecker:
             self._judge(thread, header, transactions)
         self._head = header if linked else None
 
-    def _damaged(self, finding: Finding) -> None:
+    def _damaged(self, finding: Breach) -> None:
         self.result.findings.append(finding)
         self._head = None
 
@@ -364,9 +364,9 @@ class _PieceChecker:
         self.result.findings += self._verdicts.judge(header, transactions)
 
 
-def _finding(error: CorruptData, slot: int) -> Finding:
+def _finding(error: CorruptData, slot: int) -> Breach:
     facts = " ".join(f"{name}={value}" for name, value in error.fields.items() if name != "slot")
-    return Finding(error.message.removeprefix("log is damaged: "), slot_text(slot), None, facts)
+    return Breach(error.message.removeprefix("log is damaged: "), slot_text(slot), None, facts)
 
 
 def _header(thread: PlannedObjectsThread, slot: int) -> Header | None:
@@ -439,7 +439,7 @@ _RESULT_SCHEMA: Final = pa.schema([*_FINDING, *((each.name, pa.int64()) for each
 class _Share:
     """The part of the chain that one step audits: the ``increment``, whose indexes are ``[first, past)``."""
 
-    survey: Survey
+    survey: ChainSurvey
     increment: Increment
     first: int
     past: int
@@ -495,7 +495,7 @@ class Verify(DeltaJob):
         share = self._share
         assert share is not None and share.increment == increment, "a step takes what the look before it has found"
         step = _audit(self._spark, self._log_url, share, verified=self._output.mark(VERIFIED))
-        findings = [*step.findings, Finding(VERIFIED, version=step.verified)]
+        findings = [*step.findings, Breach(VERIFIED, version=step.verified)]
         rows = pa.Table.from_pylist([{**asdict(each), "step": increment.through} for each in findings], schema=SCHEMA)
         written = write_table(self._output.location.url, rows, {}, ("version", "step"))
         marks = {VERIFIED: step.verified, AUDITED: seq_of(int(share.survey.chain.slots[share.past - 1]))}
@@ -549,7 +549,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
 
 
 def _share(
-    surveyed: Survey, head: Header, first: int, past: int, after: int, through: int, window_bytes: int
+    surveyed: ChainSurvey, head: Header, first: int, past: int, after: int, through: int, window_bytes: int
 ) -> _Share:
     sizes = surveyed.chain.sizes
     size, rest = int(sizes[first:past].sum()), int(sizes[past:].sum())
@@ -565,11 +565,11 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
     with_heads = list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))
     for row in _run_pieces(spark, url, with_heads).to_pylist():
         if row["rule"] is not None:
-            findings.append(Finding(row["rule"], row["slot"], row["version"], row["detail"]))
+            findings.append(Breach(row["rule"], row["slot"], row["version"], row["detail"]))
             continue
         _add(result.counts, Counts(**{each.name: row[each.name] for each in fields(Counts)}))
     if len(findings) > FINDINGS_MAX:
-        more = Finding("there are more findings than are kept", detail=str(FINDINGS_MAX))
+        more = Breach("there are more findings than are kept", detail=str(FINDINGS_MAX))
         findings = [*findings[:FINDINGS_MAX], more]
     # A larger slot is older: that is the order of the log.
     result.findings = sorted(findings, key=lambda each: each.slot or "", reverse=True)
@@ -578,14 +578,14 @@ def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Au
     return result
 
 
-def _lost(share: _Share) -> Iterator[Finding]:
+def _lost(share: _Share) -> Iterator[Breach]:
     slots = share.survey.chain.slots
     newest = int(slots[share.past - 1]) if share.past < len(slots) else 0
     oldest = int(slots[share.first - 1]) if share.first else 2**64
     for first, last in share.survey.holes:
         if newest < first < oldest:
             through = "" if first == last else f"through={slot_text(last)}"
-            yield Finding("an acknowledged object is missing", slot_text(first), None, through)
+            yield Breach("an acknowledged object is missing", slot_text(first), None, through)
 
 
 def heads_before(chain: Chain, first: int, pieces: Sequence[Piece]) -> Iterator[int | None]:

@@ -31,8 +31,8 @@ from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.source.chain import Chain, LogHead, first_index, live_chain, read_header
-from holdfast.spark.source.part import Frontier, frontier_of, joined, known_object, live_part, newest_before
-from holdfast.spark.source.plan import Part, Piece, Plan, plan_of, plan_read
+from holdfast.spark.source.part import LiveEnd, frontier_of, joined, known_object, live_part, newest_before
+from holdfast.spark.source.plan import ChainPart, Piece, Plan, plan_of, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
@@ -60,7 +60,7 @@ class Increment:
     log_bytes: int
     behind_bytes: int
     snapshot: Manifest | None = None
-    part: Part | None = field(default=None, repr=False, compare=False)
+    part: ChainPart | None = field(default=None, repr=False, compare=False)
     last_seq: int = 0
 
     @property
@@ -101,7 +101,7 @@ def next_increment(
 
 
 async def _choose(
-    store: ObjectStore, frontier: Frontier, after: int, until: int | None, step_bytes: int, near_seq: int
+    store: ObjectStore, frontier: LiveEnd, after: int, until: int | None, step_bytes: int, near_seq: int
 ) -> Increment | None:
     """The increment by the objects from the last known one on; None where the whole chain is needed."""
     newest = frontier.newest
@@ -127,7 +127,7 @@ async def _choose(
 
 
 async def _ahead(
-    store: ObjectStore, frontier: Frontier, begin: Header, until: int | None, step_bytes: int
+    store: ObjectStore, frontier: LiveEnd, begin: Header, until: int | None, step_bytes: int
 ) -> tuple[Chain, Header] | None:
     """The chain from ``begin`` on, at least as long as the step, and its last object. None where it has a hole."""
     chain: Chain | None = None
@@ -192,7 +192,7 @@ async def _step(
     whole = last if through.last_version <= version else last - 1
     return Increment(
         *(head, after, version, last - first + 1, int(ends[last - first]), int(ends[-1] - ends[last - first])),
-        part=Part(chain, first, last + 1),
+        part=ChainPart(chain, first, last + 1),
         last_seq=seq_of(int(chain.slots[whole])) if whole >= 0 else 0,
     )
 

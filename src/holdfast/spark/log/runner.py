@@ -153,7 +153,7 @@ class RunReport:
         }
 
 
-class Job(Protocol):
+class PipelineJob(Protocol):
     """One pipeline over one log and one output."""
 
     @property
@@ -200,7 +200,7 @@ class KeepsTable(Protocol):
 
 
 def run_pipeline(
-    job: Job,
+    job: PipelineJob,
     log_url: str,
     output_url: str,
     *,
@@ -244,7 +244,7 @@ def run_pipeline(
 class _Vacuum:
     """Removes replaced files when it is due. A failure is logged: the next time removes what this one left."""
 
-    def __init__(self, job: Job, hours: int) -> None:
+    def __init__(self, job: PipelineJob, hours: int) -> None:
         if not isinstance(job, KeepsTable):
             raise InvalidRequest(
                 "this job keeps no table, so no files are replaced", code=Code.BAD_CONFIGURATION, job=job.name
@@ -270,7 +270,7 @@ class _Vacuum:
 
 @dataclass
 class _Run:
-    job: Job
+    job: PipelineJob
     log_url: str
     report: RunReport
     step_bytes: int

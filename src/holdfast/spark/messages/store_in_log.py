@@ -61,7 +61,7 @@ NO_CHECKPOINT: Final = -1
 _NAMES: Final = FileNames(LOG_NAME)
 
 
-class Page(NamedTuple):
+class CheckpointPage(NamedTuple):
     """One page of a checkpoint: its first frame, and its files: the page, and its index if there is one."""
 
     first_frame: int
@@ -76,7 +76,7 @@ class InPages(NamedTuple):
     bytes: int
     first_frame: int
     last_frame: int
-    pages: tuple[Page, ...]
+    pages: tuple[CheckpointPage, ...]
 
 
 class InObjects(NamedTuple):
@@ -123,7 +123,7 @@ class StoreInLog:
         self._thread: StoreThread | None = None
         self._checkpoint: tuple[int, TemporaryDirectory[str]] | None = None
         self._files: TemporaryDirectory[str] | None = None
-        self._log: tuple[tuple[Page, ...], MessageLog] | None = None
+        self._log: tuple[tuple[CheckpointPage, ...], MessageLog] | None = None
         self._entries: Entries | None = None
         self._begun_at = 0
         self._so_far = StoreSoFar(store)
@@ -333,12 +333,12 @@ class StoreInLog:
         return self._thread.start(work).result()
 
 
-async def _pages(store: ObjectStore, manifest: Manifest) -> list[Page]:
+async def _pages(store: ObjectStore, manifest: Manifest) -> list[CheckpointPage]:
     """The pages of a checkpoint that have frames, in order. Raises: NotFound, CorruptData, Unavailable."""
     by_name = {file.name: file for file in manifest.files}
     numbered = {number: file for name, file in by_name.items() if (number := _NAMES.page_number(name)) is not None}
     numbers = sorted(numbered)
-    pages: list[Page] = []
+    pages: list[CheckpointPage] = []
     for begin in range(0, len(numbers), FETCH_OBJECTS):
         some = numbers[begin : begin + FETCH_OBJECTS]
         heads = await asyncio.gather(
@@ -350,7 +350,7 @@ async def _pages(store: ObjectStore, manifest: Manifest) -> list[Page]:
                 raise CorruptData("a page of a checkpoint is damaged", key=numbered[number].key)
             files = (numbered[number], by_name.get(_NAMES.index(number)))
             if not header.prepared:
-                pages.append(Page(header.base_seq, tuple(file for file in files if file is not None)))
+                pages.append(CheckpointPage(header.base_seq, tuple(file for file in files if file is not None)))
     return pages
 
 
@@ -361,7 +361,7 @@ async def _fetch(store: ObjectStore, files: Sequence[File], directory: str) -> N
         await asyncio.to_thread(Path(directory, file.name).write_bytes, data)
 
 
-def _in_pages(extents: Sequence[Extent], pages: Sequence[Page]) -> Iterator[InPages]:
+def _in_pages(extents: Sequence[Extent], pages: Sequence[CheckpointPage]) -> Iterator[InPages]:
     """The extents with their pages, neighbours joined."""
     firsts = [page.first_frame for page in pages]
 

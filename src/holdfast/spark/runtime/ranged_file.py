@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.spark.runtime.grouped import grouped
-from holdfast.spark.runtime.table_reads import Range
+from holdfast.spark.runtime.table_reads import ByteRange
 
 FOOTER_BYTES: Final = 64 * 1024
 """What Parquet reads first, from the end of a file."""
@@ -25,20 +25,20 @@ FETCH_BYTES: Final = 32 * 2**20
 """Packed bytes of the row groups that are fetched together; a larger row group is fetched alone."""
 
 
-Fetch: TypeAlias = Callable[[Sequence[Range]], list[bytes]]
+Fetch: TypeAlias = Callable[[Sequence[ByteRange]], list[bytes]]
 """Reads ranges of one file, shorter where it ends."""
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
+def merged(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     """These ranges in order, nearly adjacent ones as one.
 
-    >>> merged([Range(900_000, 900_100), Range(0, 10), Range(20, 30)])
-    [Range(start=0, past=30), Range(start=900000, past=900100)]
+    >>> merged([ByteRange(900_000, 900_100), ByteRange(0, 10), ByteRange(20, 30)])
+    [ByteRange(start=0, past=30), ByteRange(start=900000, past=900100)]
     """
-    found: list[Range] = []
+    found: list[ByteRange] = []
     for each in sorted(ranges):
         if found and each.start - found[-1].past <= GAP_BYTES:
-            found[-1] = Range(found[-1].start, max(found[-1].past, each.past))
+            found[-1] = ByteRange(found[-1].start, max(found[-1].past, each.past))
         else:
             found.append(each)
     return found
@@ -51,9 +51,9 @@ class _Held(io.RawIOBase):
         self._fetch = fetch
         self._size = size
         self._at = 0
-        self._parts: list[tuple[Range, bytes]] = []
+        self._parts: list[tuple[ByteRange, bytes]] = []
 
-    def hold(self, ranges: Iterable[Range]) -> None:
+    def hold(self, ranges: Iterable[ByteRange]) -> None:
         wanted = merged(ranges)
         self._parts = []  # the former ones, before there are new ones
         self._parts = list(zip(wanted, self._fetch(wanted), strict=True)) if wanted else []
@@ -74,12 +74,12 @@ class _Held(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         asked = self._size - self._at if size is None or size < 0 else size
-        wanted = Range(self._at, max(self._at, min(self._size, self._at + asked)))
+        wanted = ByteRange(self._at, max(self._at, min(self._size, self._at + asked)))
         found = self._read(wanted)
         self._at += len(found)
         return found
 
-    def _read(self, wanted: Range) -> bytes:
+    def _read(self, wanted: ByteRange) -> bytes:
         for part, data in self._parts:
             if part.start <= wanted.start and wanted.past <= part.past:
                 return data[wanted.start - part.start : wanted.past - part.start]
@@ -94,7 +94,7 @@ class RangedParquet:
 
     def __init__(self, fetch: Fetch, size: int) -> None:
         self._held = _Held(fetch, size)
-        self._held.hold([Range(max(0, size - FOOTER_BYTES), size)])
+        self._held.hold([ByteRange(max(0, size - FOOTER_BYTES), size)])
         self._file = pq.ParquetFile(self._held, page_checksum_verification=True)
         self._metadata: pq.FileMetaData = self._file.metadata
         self.schema: pa.Schema = self._file.schema_arrow
@@ -137,11 +137,11 @@ class RangedParquet:
         """The rows of a row group, which should have been fetched."""
         return self._file.read_row_group(group, columns=list(columns))
 
-    def _ranges(self, group: int, columns: Sequence[str]) -> Iterator[Range]:
+    def _ranges(self, group: int, columns: Sequence[str]) -> Iterator[ByteRange]:
         row_group = self._metadata.row_group(group)
         for index in (index for name in columns for index in self._chunks[name]):
             chunk = row_group.column(index)
             start: int = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
                 start = min(start, chunk.dictionary_page_offset)
-            yield Range(start, start + chunk.total_compressed_size)
+            yield ByteRange(start, start + chunk.total_compressed_size)

@@ -12,7 +12,7 @@ from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_reader
 from holdfast.spark.runtime.store_thread import LoopThread
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes ``[start, past)`` of a file."""
 
     start: int
@@ -32,7 +32,7 @@ class TableReads(LoopThread[ObjectReader]):
         """The bytes of the file at ``path``."""
         return self.start(lambda store: store.read(path)).result()
 
-    def ranges(self, path: str, wanted: Sequence[Range]) -> list[bytes]:
+    def ranges(self, path: str, wanted: Sequence[ByteRange]) -> list[bytes]:
         """The bytes of these ranges of the file at ``path``, shorter where it ends."""
 
         async def read(store: ObjectReader) -> list[bytes]:

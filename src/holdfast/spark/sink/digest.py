@@ -29,7 +29,7 @@ _MASK: Final = 2**64 - 1
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class Publisher(msgspec.Struct, frozen=True, array_like=True):
+class PartitionPublisher(msgspec.Struct, frozen=True, array_like=True):
     """The publisher of one partition into a message store. ``next_seq`` is the number of its next message.
 
     Shape: ``generation`` counts how often the store had forgotten this partition's publisher, each time another id.
@@ -54,7 +54,7 @@ class Sent:
     chunks: int = 0
     total: int = 0
     is_read: bool = True
-    publisher: Publisher | None = None
+    publisher: PartitionPublisher | None = None
 
 
 def hash_of(rows: Iterable[bytes]) -> int:

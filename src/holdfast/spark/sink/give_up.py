@@ -26,12 +26,12 @@ from holdfast.errors import NotFound
 from holdfast.retention.job_holds import release_for
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.spark.sink.digest import Publisher
+from holdfast.spark.sink.digest import PartitionPublisher
 from holdfast.spark.sink.record import (
     GIVEN_UP,
     ROUNDS_MAX,
     Progress,
-    Record,
+    SinkRecord,
     StreamProgress,
     fenced,
     job_of,
@@ -89,7 +89,7 @@ def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
         stage.remove_abandoned(record.token)
 
 
-def _ended(client: Client, options: WriteOptions, name: str) -> Record:
+def _ended(client: Client, options: WriteOptions, name: str) -> SinkRecord:
     """The record, after it says that the write is given up."""
     for _ in range(ROUNDS_MAX):
         found = read_record(client, options.application)
@@ -106,14 +106,14 @@ def _ended(client: Client, options: WriteOptions, name: str) -> Record:
     raise fenced(options.application, name)
 
 
-def _given_up(record: Record) -> Record:
+def _given_up(record: SinkRecord) -> SinkRecord:
     if record.micro_batch is None:
         return msgspec.structs.replace(record, state="done", digest=GIVEN_UP)
     stream = StreamProgress(record.micro_batch.query, record.micro_batch.number, GIVEN_UP)
     return msgspec.structs.replace(record, state="done", stream=stream)
 
 
-def _no_such_write(options: WriteOptions, name: str, record: Record | None) -> NotFound:
+def _no_such_write(options: WriteOptions, name: str, record: SinkRecord | None) -> NotFound:
     unfinished = "" if record is None or record.state == "done" else record.name
     return NotFound(
         "this application has no unfinished write of this name",
@@ -125,11 +125,11 @@ def _no_such_write(options: WriteOptions, name: str, record: Record | None) -> N
 
 
 def _in_flight(
-    client: Client, options: WriteOptions, record: Record, partition: int, progress: Progress, version: int
+    client: Client, options: WriteOptions, record: SinkRecord, partition: int, progress: Progress, version: int
 ) -> Iterator[Rows]:
     """What is known of the transactions of a chunk that was noted."""
     first, last = progress.first, progress.first + progress.count - 1
-    if isinstance(progress.publisher, Publisher):
+    if isinstance(progress.publisher, PartitionPublisher):
         yield Rows(partition, first, last, "undecidable")
         return
     attempts = (*progress.attempts, version)
@@ -142,7 +142,7 @@ def _in_flight(
 
 
 def _asked(
-    client: Client, application: str, record: Record, partition: int, attempts: tuple[int, ...], index: int
+    client: Client, application: str, record: SinkRecord, partition: int, attempts: tuple[int, ...], index: int
 ) -> Known:
     """What is known of one transaction, each of whose attempts is closed now."""
     is_cut = False

@@ -42,7 +42,7 @@ class Partition(msgspec.Struct, frozen=True):
         return hash_of_part("".join(part.hash for part in self.parts).encode())
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class WriteManifest(msgspec.Struct, frozen=True):
     """What a write is. Shape: ``partitions`` ascending, those with rows."""
 
     partitions: tuple[Partition, ...]
@@ -54,10 +54,10 @@ def hash_of_part(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def fix(stage: Stage, write: str, staged: Sequence[Partition]) -> Manifest:
+def fix(stage: Stage, write: str, staged: Sequence[Partition]) -> WriteManifest:
     """The manifest of a write: of these partitions, unless there is one already. After a crash it is there."""
     wanted = sorted((each for each in staged if each.parts), key=lambda each: each.partition)
-    manifest = Manifest(tuple(wanted))
+    manifest = WriteManifest(tuple(wanted))
     if stage.put(write, NAME, msgspec.json.encode(manifest)):
         return manifest
     found = find(stage, write)
@@ -66,13 +66,13 @@ def fix(stage: Stage, write: str, staged: Sequence[Partition]) -> Manifest:
     return found
 
 
-def find(stage: Stage, write: str) -> Manifest | None:
+def find(stage: Stage, write: str) -> WriteManifest | None:
     """The manifest of a write, None where its rows are not fixed. Raises: CorruptData."""
     data = stage.get(write, NAME)
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(data, type=WriteManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptData("a manifest cannot be read", code=Code.CORRUPT_LOG, write=write, cause=error) from error
 

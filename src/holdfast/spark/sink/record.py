@@ -33,7 +33,7 @@ from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.retention.job_holds import hold_for, release_for
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.digest import Publisher, Sent, digest_text
+from holdfast.spark.sink.digest import PartitionPublisher, Sent, digest_text
 from holdfast.spark.sink.micro_batch import MicroBatch
 
 T = TypeVar("T")
@@ -67,11 +67,11 @@ class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     run: str
     log_id: str | None
-    partitions: tuple[Publisher, ...] = ()
+    partitions: tuple[PartitionPublisher, ...] = ()
 
-    def of(self, partition: int) -> Publisher:
+    def of(self, partition: int) -> PartitionPublisher:
         """The publisher of one partition."""
-        return self.partitions[partition] if partition < len(self.partitions) else Publisher()
+        return self.partitions[partition] if partition < len(self.partitions) else PartitionPublisher()
 
     def after(self, sent: Sequence[Sent]) -> Publishing:
         """The same after these partitions were sent."""
@@ -81,7 +81,7 @@ class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, partitions=partitions)
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SinkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an application has written, or is writing: JSON, the record of the job ``sink/{application}``.
 
     Shape: ``token`` is 32 hexadecimal digits, ``read_version`` the intent's, ``name`` the user's text, ``recent`` the
@@ -151,7 +151,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[1] = 1
     first: int = 0
     count: int = 0
-    publisher: Publisher | msgspec.UnsetType = msgspec.UNSET
+    publisher: PartitionPublisher | msgspec.UnsetType = msgspec.UNSET
 
 
 def job_of(application: str) -> str:
@@ -192,7 +192,7 @@ ROUNDS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WriteId:
     """What a write is: its token, its text for people (empty for one that cannot come again), its micro-batch."""
 
     token: str
@@ -235,7 +235,7 @@ class Planned:
 class FoundRecord:
     """A record and its version, both None where there is none, and a version at which it still is the newest."""
 
-    record: Record | None
+    record: SinkRecord | None
     version: int | None
     read_version: int
 
@@ -256,12 +256,12 @@ def read_record(client: Client, application: str) -> FoundRecord:
         ) from error
     if stored is None:
         return FoundRecord(None, None, read_version)
-    return FoundRecord(decode(stored.value, job, Record), stored.version, max(read_version, stored.version))
+    return FoundRecord(decode(stored.value, job, SinkRecord), stored.version, max(read_version, stored.version))
 
 
-def wanted_micro_batch(micro_batch: MicroBatch) -> Wanted:
+def wanted_micro_batch(micro_batch: MicroBatch) -> WriteId:
     """What a micro-batch writes."""
-    return Wanted(micro_batch.token, str(micro_batch), micro_batch)
+    return WriteId(micro_batch.token, str(micro_batch), micro_batch)
 
 
 def plan_micro_batch(client: Client, options: WriteOptions) -> Planned:
@@ -274,7 +274,7 @@ def plan_micro_batch(client: Client, options: WriteOptions) -> Planned:
     return Planned(found.version, log_id, unfinished, record.done)
 
 
-def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planned | None = None) -> Intent:
+def begin(client: Client, options: WriteOptions, wanted: WriteId, planned: Planned | None = None) -> Intent:
     """Commit the intent to write ``wanted``, or join the one that is there.
 
     With ``planned`` only on the record that the driver found. Raises: InvalidRequest when the record shows other
@@ -297,7 +297,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
             break
         if not options.supersede:
             _require_follows(record, wanted, options, client.session.log_id)
-        intent = Record(
+        intent = SinkRecord(
             state="intent",
             token=wanted.token,
             read_version=found.read_version,
@@ -316,12 +316,12 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted, planned: Planne
     raise fenced(options.application, wanted.token)
 
 
-def _intent(record: Record, version: int, log_id: str | None, *, is_new: bool = False) -> Intent:
+def _intent(record: SinkRecord, version: int, log_id: str | None, *, is_new: bool = False) -> Intent:
     publishing = None if record.publishing is msgspec.UNSET else record.publishing
     return Intent(record.token, version, log_id, publishing, is_new, record.tag)
 
 
-def _require_way(record: Record, options: WriteOptions) -> None:
+def _require_way(record: SinkRecord, options: WriteOptions) -> None:
     """Raise InvalidRequest where a write goes on in another way than it began: rows would be sent twice."""
     if record.direct != options.direct:
         began = str(record.direct).lower()
@@ -334,7 +334,7 @@ def _require_way(record: Record, options: WriteOptions) -> None:
         )
 
 
-def _publishing(record: Record | None, options: WriteOptions, log_id: str | None) -> Publishing | msgspec.UnsetType:
+def _publishing(record: SinkRecord | None, options: WriteOptions, log_id: str | None) -> Publishing | msgspec.UnsetType:
     """The publishers of the write that begins after this record.
 
     A log that was restored from a copy may lack writes whose numbers a store has: they would pass for duplicates.
@@ -348,7 +348,7 @@ def _publishing(record: Record | None, options: WriteOptions, log_id: str | None
     return kept
 
 
-def _recent(record: Record | None) -> tuple[str, ...]:
+def _recent(record: SinkRecord | None) -> tuple[str, ...]:
     """The batches that are done, newest first. Writes that were given up and micro-batches are not among them."""
     if record is None:
         return ()
@@ -358,7 +358,7 @@ def _recent(record: Record | None) -> tuple[str, ...]:
     return (f"{record.token}:{record.digest}", *record.recent)[:RECENT_MAX]
 
 
-def _require_follows(record: Record | None, wanted: Wanted, options: WriteOptions, log_id: str | None) -> None:
+def _require_follows(record: SinkRecord | None, wanted: WriteId, options: WriteOptions, log_id: str | None) -> None:
     """Raise unless a write may come after what the record shows."""
     micro_batch = wanted.micro_batch
     if record is None:
@@ -397,7 +397,7 @@ def _require_follows(record: Record | None, wanted: Wanted, options: WriteOption
         )
 
 
-def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent]) -> None:
+def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent]) -> None:
     """Commit that ``wanted`` is written, and remove the progress of its tasks. Repeating it changes nothing.
 
     ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
@@ -423,7 +423,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence
     raise fenced(options.application, wanted.token)
 
 
-def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent]) -> None:
+def finish_empty(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent]) -> None:
     """End a micro-batch without rows. It writes nothing, unless the record does not name its query yet.
 
     Raises: as ``begin`` and ``finish``. Cost: two requests.
@@ -441,7 +441,7 @@ def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Se
         if record is not None and record.stream is not None and record.stream.query == wanted.micro_batch.query:
             return
         publishing = _publishing(record, options, client.session.log_id)
-        begun = Record(
+        begun = SinkRecord(
             "intent", wanted.token, found.read_version, wanted.name, recent=_recent(record), publishing=publishing
         )
         if (
@@ -452,7 +452,7 @@ def finish_empty(client: Client, options: WriteOptions, wanted: Wanted, sent: Se
     raise fenced(options.application, wanted.token)
 
 
-def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> Record:
+def _done(record: SinkRecord, wanted: WriteId, digest: str, sent: Sequence[Sent]) -> SinkRecord:
     """The intent's record once its write is done."""
     if isinstance(record.publishing, Publishing):
         record = msgspec.structs.replace(record, publishing=record.publishing.after(sent))
@@ -462,7 +462,9 @@ def _done(record: Record, wanted: Wanted, digest: str, sent: Sequence[Sent]) -> 
     return msgspec.structs.replace(record, state="done", name=wanted.name, stream=stream)
 
 
-def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, digest: str, *, are_read: bool) -> None:
+def _require_same_rows(
+    record: SinkRecord, wanted: WriteId, options: WriteOptions, digest: str, *, are_read: bool
+) -> None:
     """Raise unless a write that is done comes again with the rows that it had."""
     written = record.digest_of(wanted.token)
     if written == GIVEN_UP:
@@ -492,7 +494,7 @@ def _require_same_rows(record: Record, wanted: Wanted, options: WriteOptions, di
     )
 
 
-def _require_no_batch(wanted: Wanted, options: WriteOptions) -> None:
+def _require_no_batch(wanted: WriteId, options: WriteOptions) -> None:
     """Raise InvalidRequest for a batch that was given up. A stream goes on after its micro-batch."""
     if wanted.micro_batch is None:
         raise InvalidRequest(
@@ -512,7 +514,7 @@ def has_notes(client: Client, application: str, token: str) -> bool:
 
 
 def _require_notes_fit(
-    client: Client, options: WriteOptions, wanted: Wanted, sent: Sequence[Sent], read_version: int
+    client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent], read_version: int
 ) -> None:
     """Raise if an earlier try has begun a partition, or a chunk of one, that this write does not have.
 
@@ -566,7 +568,7 @@ def other_rows(partition: int, chunk: int) -> InvalidRequest:
 def replace_record(
     client: Client,
     options: WriteOptions,
-    record: Record,
+    record: SinkRecord,
     read_version: int,
     *also: JobChange,
     log_id: str | None = None,

@@ -23,8 +23,8 @@ from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.digest import Sent
-from holdfast.spark.sink.manifest import NAME, Manifest, Partition, find, fix, rows_of, stage_lost
-from holdfast.spark.sink.record import Intent, Wanted, finish, has_notes, read_record
+from holdfast.spark.sink.manifest import NAME, Partition, WriteManifest, find, fix, rows_of, stage_lost
+from holdfast.spark.sink.record import Intent, WriteId, finish, has_notes, read_record
 from holdfast.spark.sink.stage import Stage, open_stage
 from holdfast.spark.sink.store_task import digest_messages, publish_partition
 from holdfast.spark.sink.task import (
@@ -64,7 +64,11 @@ def digest_rows(options: WriteOptions, partition: int, batches: Iterable[pa.Reco
 
 
 def send_staged(
-    client: ServiceClient, options: WriteOptions, wanted: Wanted, intent: Intent, staged: Sequence[Partition] | None
+    client: ServiceClient,
+    options: WriteOptions,
+    wanted: WriteId,
+    intent: Intent,
+    staged: Sequence[Partition] | None,
 ) -> None:
     """On the driver: fix the rows, send what is missing of them, and commit that the write is done.
 
@@ -89,7 +93,7 @@ def send_staged(
 
 def _fixed(
     client: Client, stage: Stage, options: WriteOptions, token: str, staged: Sequence[Partition] | None
-) -> Manifest:
+) -> WriteManifest:
     """The rows of the write: of this run where no row of another one may have been sent. Raises: NotFound."""
     if staged is not None and not has_notes(client, options.application, token):
         return fix(stage, token, staged)
@@ -109,7 +113,7 @@ class _Senders:
     options: WriteOptions
     intent: Intent
     token: str
-    manifest: Manifest
+    manifest: WriteManifest
     _lock: Lock = field(default_factory=Lock)
     _rows: int = 0
     _reported: float = 0.0

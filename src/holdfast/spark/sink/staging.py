@@ -32,12 +32,12 @@ def stage_partition(
     Each try has names of its own: only one that the driver hears of counts. Raises: InvalidRequest for a row that
     cannot be sent. Cost: a request for each 4 MiB, while the next rows are read. Memory: three parts.
     """
-    with Parts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}") as parts:
+    with TryParts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}") as parts:
         sent = digest_rows(options, partition, parts.kept(batches))
         return Partition(partition, parts.whole(), sent.transactions, sent.total), sent
 
 
-class Parts:
+class TryParts:
     """The parts of one try, each kept when it is full. ``name`` is the try's own."""
 
     def __init__(self, stage: Stage, write: str, name: str) -> None:

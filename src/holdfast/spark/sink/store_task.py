@@ -48,7 +48,7 @@ from holdfast.errors import (
 )
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import service_token, with_trusted_hosts
-from holdfast.spark.sink.digest import Publisher, Sent, hash_of_plain
+from holdfast.spark.sink.digest import PartitionPublisher, Sent, hash_of_plain
 from holdfast.spark.sink.message_rows import messages_of, plain
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import Intent, Progress, Publishing, job_of
@@ -204,10 +204,10 @@ def _chunks(messages: Iterable[Message]) -> Iterator[_Chunk]:
         yield _Chunk(number, first, group, digest.hexdigest())
 
 
-def publisher_id(options: WriteOptions, publishing: Publishing, publisher: Publisher, partition: int) -> str:
+def publisher_id(options: WriteOptions, publishing: Publishing, publisher: PartitionPublisher, partition: int) -> str:
     """The id under which the rows of a partition are published.
 
-    >>> publisher_id(WriteOptions("http://h", "copy@orders"), Publishing("9f" * 8, None), Publisher(), 3)
+    >>> publisher_id(WriteOptions("http://h", "copy@orders"), Publishing("9f" * 8, None), PartitionPublisher(), 3)
     'spark/copy/9f9f9f9f9f9f9f9f/0/3'
     """
     application = options.application.partition("@")[0]
@@ -228,14 +228,14 @@ class _Sender:
         stored = client.job(job_of_store(options.application), at=LogPosition(intent.version, intent.log_id))
         self._token = "" if stored is None else stored.value.decode()
         self.notes = PartitionNotes(client, options, intent, partition)
-        self._publisher: Publisher | None = None
+        self._publisher: PartitionPublisher | None = None
         self.unmatched = 0
 
-    def publisher_after(self, count: int) -> Publisher | None:
+    def publisher_after(self, count: int) -> PartitionPublisher | None:
         """The publisher after this many rows; None where none were sent, or another run has ended the write."""
         if self._publisher is None:
             return None
-        return Publisher(self._publisher.generation, self._publisher.next_seq + count)
+        return PartitionPublisher(self._publisher.generation, self._publisher.next_seq + count)
 
     def send(self, chunk: _Chunk) -> None:
         note = self._agree(chunk, self._publisher or self._publishing.of(self._partition))
@@ -257,7 +257,7 @@ class _Sender:
     def _renewed(self, chunk: _Chunk, note: Note, error: Conflict) -> Note:
         """A note with another publisher, after the store has forgotten the one of ``note``. Raises: OutcomeUnknown."""
         assert self._publisher is not None, "a note names it"
-        following = Publisher(self._publisher.generation + 1)
+        following = PartitionPublisher(self._publisher.generation + 1)
         if note.is_new and not chunk.number:
             # Nothing was sent under this note. Another task that reads the next one uses its publisher as well.
             return self._agree(chunk, following)
@@ -266,12 +266,12 @@ class _Sender:
             raise self._forgotten(error) from error
         return self._agree(chunk, following)
 
-    def _agree(self, chunk: _Chunk, publisher: Publisher) -> Note:
+    def _agree(self, chunk: _Chunk, publisher: PartitionPublisher) -> Note:
         count = len(chunk.messages)
         note = self.notes.agree(
             Progress(chunk.number, chunk.digest, first=chunk.first, count=count, publisher=publisher)
         )
-        if isinstance(note.progress.publisher, Publisher):
+        if isinstance(note.progress.publisher, PartitionPublisher):
             self._publisher = note.progress.publisher
         return note
 

@@ -22,7 +22,15 @@ from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.sink.digest import Sent
 from holdfast.spark.sink.manifest import Partition, find
 from holdfast.spark.sink.micro_batch import MicroBatch, running_micro_batch, token_of
-from holdfast.spark.sink.record import Intent, Wanted, begin, finish, finish_empty, plan_micro_batch, wanted_micro_batch
+from holdfast.spark.sink.record import (
+    Intent,
+    WriteId,
+    begin,
+    finish,
+    finish_empty,
+    plan_micro_batch,
+    wanted_micro_batch,
+)
 from holdfast.spark.sink.sending import digest_rows, open_client, send_now, send_staged
 from holdfast.spark.sink.stage import open_stage
 from holdfast.spark.sink.staging import stage_partition
@@ -39,11 +47,11 @@ class Written(WriterCommitMessage):
     micro_batch: MicroBatch | None = None
 
 
-def wanted_batch(options: WriteOptions) -> Wanted:
+def wanted_batch(options: WriteOptions) -> WriteId:
     """What a batch writes: the user's token, or one of its own that no other write has."""
     if options.token is None:
-        return Wanted(secrets.token_hex(16), "")
-    return Wanted(token_of("batch", options.token), options.token)
+        return WriteId(secrets.token_hex(16), "")
+    return WriteId(token_of("batch", options.token), options.token)
 
 
 def running_task() -> TaskContext:
@@ -161,7 +169,7 @@ def _staged(
     return Written(token, sent, staged, micro_batch)
 
 
-def _end(options: WriteOptions, wanted: Wanted, intent: Intent, written: Sequence[Written]) -> None:
+def _end(options: WriteOptions, wanted: WriteId, intent: Intent, written: Sequence[Written]) -> None:
     """Send what is missing, unless tasks have, and commit that the write is done."""
     sent = [each.sent for each in written]
     with open_client(options) as client:

@@ -23,14 +23,14 @@ LEADERSHIPS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class LiveEnd:
     """The newest live object, and the claim of its leader."""
 
     newest: Header
     claim: Header
 
 
-async def frontier_of(store: ObjectStore) -> Frontier:
+async def frontier_of(store: ObjectStore) -> LiveEnd:
     """Where the log ends. Cost: one LIST page, two rounds of headers.
 
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
@@ -38,10 +38,10 @@ async def frontier_of(store: ObjectStore) -> Frontier:
     found = await find_frontier(store)
     if found is None:
         raise empty_log(store)
-    return Frontier(*found)
+    return LiveEnd(*found)
 
 
-async def newest_before(store: ObjectStore, frontier: Frontier, reached: Callable[[Header], bool]) -> Header | None:
+async def newest_before(store: ObjectStore, frontier: LiveEnd, reached: Callable[[Header], bool]) -> Header | None:
     """The newest live object that has not ``reached`` what is sought, which the objects after it all have.
 
     Cost: two header reads for each leadership since, then about log2(objects of one). Raises: CorruptData, Unavailable.
@@ -67,7 +67,7 @@ async def newest_before(store: ObjectStore, frontier: Frontier, reached: Callabl
         await leaderships.aclose()
 
 
-async def known_object(store: ObjectStore, frontier: Frontier, seq: int, version: int) -> Header | None:
+async def known_object(store: ObjectStore, frontier: LiveEnd, seq: int, version: int) -> Header | None:
     """The object of this sequence number, which was live before, if it still ends at or below ``version``."""
     slot = FIRST_SLOT - seq
     if seq <= 0 or slot < frontier.newest.slot:
@@ -78,7 +78,7 @@ async def known_object(store: ObjectStore, frontier: Frontier, seq: int, version
     return found
 
 
-async def live_part(store: ObjectStore, frontier: Frontier, begin: Header, last: Header) -> Chain | None:
+async def live_part(store: ObjectStore, frontier: LiveEnd, begin: Header, last: Header) -> Chain | None:
     """The live chain from ``begin`` to ``last``, which are live. Cost: the LIST pages of these slots, and a lineage."""
     if 0 < frontier.newest.truncated_through >= begin.last_version:
         return None  # about to be deleted, or a late PUT of another leader

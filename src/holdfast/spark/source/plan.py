@@ -33,7 +33,7 @@ from holdfast.spark.source.chain import (
     read_header,
     require_log,
 )
-from holdfast.spark.source.part import Frontier, frontier_of, live_part, newest_before
+from holdfast.spark.source.part import LiveEnd, frontier_of, live_part, newest_before
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
 OBJECT_COST_BYTES: Final = 8 * 1024
@@ -93,11 +93,11 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     if pushed is not None:
         first, past = await _narrowed(store, chain, first, past, pushed)
         wanted = wanted.and_also(pushed)
-    return plan_of(Part(chain, first, past), options, wanted)
+    return plan_of(ChainPart(chain, first, past), options, wanted)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChainPart:
     """The objects ``[first, past)`` of a chain."""
 
     chain: Chain
@@ -105,7 +105,7 @@ class Part:
     past: int
 
 
-def plan_of(part: Part, options: ReadOptions, wanted: RowFilter) -> Plan:
+def plan_of(part: ChainPart, options: ReadOptions, wanted: RowFilter) -> Plan:
     """The pieces of a part that has been listed."""
     pieces_min = _pieces_min(part.chain, part.first, part.past, options)
     return Plan(cut(part.chain, part.first, part.past, options.target_partition_bytes, pieces_min), wanted)
@@ -154,7 +154,7 @@ async def _part(store: ObjectStore, options: ReadOptions, pushed: RowFilter | No
     return None if chain is None else (chain, frontier.newest)
 
 
-def _wanted_from(options: ReadOptions, pushed: RowFilter | None, frontier: Frontier) -> Callable[[Header], bool]:
+def _wanted_from(options: ReadOptions, pushed: RowFilter | None, frontier: LiveEnd) -> Callable[[Header], bool]:
     """Whether an object is the first that the read wants, or a later one. A filter narrows a read without a start."""
     after, since_ms = options.starting_after, options.starting_ms
     lowest = frontier.newest.last_version if options.from_latest else options.starting_version
@@ -185,7 +185,7 @@ def _is_past(options: ReadOptions) -> Callable[[Header], bool] | None:
     return None if until_ms is None else lambda header: header.time_ms > until_ms
 
 
-async def _last(store: ObjectStore, frontier: Frontier, options: ReadOptions) -> Header | None:
+async def _last(store: ObjectStore, frontier: LiveEnd, options: ReadOptions) -> Header | None:
     """The last object that the read wants, None where it cannot be found; the newest one without an end."""
     is_past = _is_past(options)
     return frontier.newest if is_past is None else await newest_before(store, frontier, is_past)

@@ -25,7 +25,7 @@ from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.reader import rows_of
 from holdfast.spark.source.shapes import row_filter
-from holdfast.spark.source.tail import Lag, LogTail, head_position, lag_after, pieces_between, starting_position
+from holdfast.spark.source.tail import ChainTail, TailLag, head_position, lag_after, pieces_between, starting_position
 
 POLL_MS_DIRECTORY: Final = 10
 POLL_MS_REMOTE: Final = 200
@@ -48,14 +48,14 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         default_ms = POLL_MS_DIRECTORY if is_directory(options.url) else POLL_MS_REMOTE
         self._poll_ms = options.poll_ms if options.poll_ms is not None else default_ms
         self._thread: StoreThread | None = None
-        self._tail = LogTail(options)
+        self._tail = ChainTail(options)
         self._target: Position | None = None
         self._asked_ms: float | None = None
         self._proved_ms: float | None = None
         self._batch_ms: float | None = None
         self._seen: Position | None = None
         self._is_at_end = False
-        self._lag: Lag | None = None
+        self._lag: TailLag | None = None
         self._lag_asked_ms: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -110,7 +110,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         now_ms = time.monotonic() * 1000
         if self._is_at_end:
-            self._lag = Lag(0, 0.0)
+            self._lag = TailLag(0, 0.0)
         elif self._lag_asked_ms is None or now_ms - self._lag_asked_ms > LAG_EVERY_MS:
             self._lag_asked_ms = now_ms
             # A store that does not respond fails the next micro-batch, if it has to, but not a report.

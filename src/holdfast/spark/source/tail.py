@@ -95,7 +95,7 @@ class BatchEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class TailLag:
     """What the log has after an offset: ``versions``, and ``seconds`` between the newest object and that offset's.
 
     Both are facts of the log, not of a clock, so a log that does not grow has the same lag always.
@@ -105,7 +105,7 @@ class Lag:
     seconds: float
 
 
-async def lag_after(store: ObjectStore, position: Position) -> Lag:
+async def lag_after(store: ObjectStore, position: Position) -> TailLag:
     """The lag of a reader at this offset. Cost: one LIST page, three rounds of headers.
 
     Raises: NotFound, CorruptData, InvalidRequest (another log), Unavailable.
@@ -114,10 +114,10 @@ async def lag_after(store: ObjectStore, position: Position) -> Lag:
     await require_position(store, newest, position)
     last = await read_header(store, FIRST_SLOT - max(0, _seq(position)))
     milliseconds = max(0, newest.time_ms - last.time_ms)
-    return Lag(max(0, newest.last_version - position.version), milliseconds / 1000)
+    return TailLag(max(0, newest.last_version - position.version), milliseconds / 1000)
 
 
-class LogTail:
+class ChainTail:
     """The live chain after an offset. Keeps the headers of the objects of one micro-batch."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -321,7 +321,7 @@ async def _oldest_after(store: ObjectStore, start: Position, options: ReadOption
 
 
 async def pieces_between(
-    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+    store: ObjectStore, tail: ChainTail, options: ReadOptions, start: Position, end: Position
 ) -> list[Piece]:
     """The pieces that hold the objects after ``start`` up to ``end``: always the same ones.
 

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, PipelineJob, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.typed.table import RowOptions
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-]")
@@ -50,7 +50,7 @@ def tables_of_prefixes(rows: RowOptions, output_url: str) -> Sequence[tuple[str,
 
 
 def run_tables(
-    jobs: Sequence[tuple[str, Job]],
+    jobs: Sequence[tuple[str, PipelineJob]],
     log_url: str,
     *,
     schedule: Schedule,

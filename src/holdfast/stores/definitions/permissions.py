@@ -60,7 +60,7 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class StoreRole:
     """What one role grants: by store or pattern of stores, and on the cluster itself."""
 
     name: str
@@ -78,7 +78,7 @@ class Role:
 class Permissions:
     """Users and roles of a cluster.
 
-    >>> trader = Role("trader", {"orders": frozenset({Right.PUBLISH})})
+    >>> trader = StoreRole("trader", {"orders": frozenset({Right.PUBLISH})})
     >>> permissions = Permissions(True, {"ann": User("ann", token_hash("a-long-random-token"), ("trader",))},
     ...                           {"trader": trader})
     >>> permissions.user_of("a-long-random-token")
@@ -89,7 +89,7 @@ class Permissions:
 
     enabled: bool = False
     users: Mapping[str, User] = field(default_factory=dict[str, User])
-    roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
+    roles: Mapping[str, StoreRole] = field(default_factory=dict[str, StoreRole])
 
     def user_of(self, token: str) -> str | None:
         """The user with this token, or None. Hashes are compared, so the time taken reveals nothing about the token."""
@@ -153,7 +153,7 @@ def read_permissions(reader: Reader) -> Permissions:
     return Permissions(enabled, users, roles)
 
 
-def _read_user(name: str, reader: Reader, roles: Mapping[str, Role]) -> User:
+def _read_user(name: str, reader: Reader, roles: Mapping[str, StoreRole]) -> User:
     digest = reader.text("token_sha256").lower()
     if digest and not _HASH.fullmatch(digest):
         reader.problem("token_sha256", "the 64 hexadecimal digits of a token's SHA-256")
@@ -173,7 +173,7 @@ def _read_user(name: str, reader: Reader, roles: Mapping[str, Role]) -> User:
     return User(name, digest, tuple(role for role in names if role in roles))
 
 
-def _read_role(name: str, reader: Reader) -> Role:
+def _read_role(name: str, reader: Reader) -> StoreRole:
     stores: dict[str, frozenset[Right]] = {}
     section = reader.section("stores")
     for pattern, value in section.entries().items():
@@ -182,7 +182,7 @@ def _read_role(name: str, reader: Reader) -> Role:
         stores[pattern] = _read_rights(section, pattern, value)
     cluster = _read_rights(reader, "cluster", reader.list_of("cluster"))
     reader.finish()
-    return Role(name, stores, cluster)
+    return StoreRole(name, stores, cluster)
 
 
 def _read_rights(reader: Reader, name: str, value: object) -> frozenset[Right]:

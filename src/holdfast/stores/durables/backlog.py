@@ -42,7 +42,7 @@ class Shelf:
     """What the current command takes from subscribers; the state machine takes it as effects."""
 
 
-class Fate(Enum):
+class MessageFate(Enum):
     """What a message's own times say of it."""
 
     LIVE = "live"
@@ -56,15 +56,15 @@ def expires_ms(kept: Kept) -> int:
     return max(kept.published_ms, kept.deliver_at_ms) + kept.ttl_ms if kept.ttl_ms else 0
 
 
-def fate(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
+def fate(kept: Kept, swept_ms: int, now_ms: int) -> MessageFate:
     """``GONE``: it expired and a sweep released it; ``EXPIRED``: the finder must release it."""
     end_ms = expires_ms(kept)
     if end_ms and end_ms <= now_ms:
-        return Fate.GONE if end_ms <= swept_ms else Fate.EXPIRED
-    return Fate.DELAYED if kept.deliver_at_ms > now_ms else Fate.LIVE
+        return MessageFate.GONE if end_ms <= swept_ms else MessageFate.EXPIRED
+    return MessageFate.DELAYED if kept.deliver_at_ms > now_ms else MessageFate.LIVE
 
 
-class Found:
+class ScanResult:
     """What a scan found: runs to hand out, and messages that expired by their own time. ``looks`` is its cost."""
 
     __slots__ = ("expired", "looks", "runs", "total")
@@ -122,12 +122,12 @@ class Backlog:
         """Whether every message is wanted, so that only those with own times are read."""
         return self.matcher.everything
 
-    def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> Found:
+    def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> ScanResult:
         """Move the cursor, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
 
         Delayed messages that are due must have been taken with ``due`` before.
         """
-        result = Found()
+        result = ScanResult()
         looked = 0
         counts = self.shelf.counts
         while self.cursor < end and result.total < want and looked < min(looks, SCAN_MAX):
@@ -157,27 +157,27 @@ class Backlog:
         self.floor = seq
         self.floor_ms = 0 if seq is None else self.shelf.counts.time_from(seq)
 
-    def _read_on(self, block: Block, end: int, now_ms: int, want: int, result: Found) -> int:
+    def _read_on(self, block: Block, end: int, now_ms: int, want: int, result: ScanResult) -> int:
         """Read messages of one block up to ``end`` and sort them; returns how many numbers the cursor passed."""
         start = self.cursor
         self.cursor = end
         for kept in self.shelf.messages.read(self.shelf.store, start, end - 1):
             if not self.wants(kept, block):
                 continue
-            match fate(kept, block.swept_ms, now_ms) if kept.ttl_ms or kept.deliver_at_ms else Fate.LIVE:
-                case Fate.LIVE:
+            match fate(kept, block.swept_ms, now_ms) if kept.ttl_ms or kept.deliver_at_ms else MessageFate.LIVE:
+                case MessageFate.LIVE:
                     result.add(kept.seq, kept.seq)
                     if result.total == want:
                         self.cursor = kept.seq + 1
                         break
-                case Fate.EXPIRED:
+                case MessageFate.EXPIRED:
                     result.expired.append(kept.seq)
-                case Fate.DELAYED:
+                case MessageFate.DELAYED:
                     due_ms, known_ms = kept.deliver_at_ms, self.delayed.get(block.number)
                     self.delayed_total += 1
                     self.delayed.set(block.number, due_ms if known_ms is None else min(due_ms, known_ms))
                     self.scanned_ms.setdefault(block.number, 0)
-                case Fate.GONE:
+                case MessageFate.GONE:
                     pass
         if block.number in self.scanned_ms:
             self.scanned_ms[block.number] = now_ms
@@ -211,9 +211,9 @@ class Backlog:
             return numbers[:count], numbers[count - 1] if count else after, looks
         return numbers, None if seq >= counts.next_seq else seq - 1, looks
 
-    def due(self, now_ms: int) -> Found:
+    def due(self, now_ms: int) -> ScanResult:
         """Delayed messages of one block below the cursor that are due. Cost: reads the block."""
-        result = Found()
+        result = ScanResult()
         number = self.delayed.pop(now_ms)
         if number is None:
             return result
@@ -222,14 +222,14 @@ class Backlog:
             if kept.deliver_at_ms <= before_ms:
                 continue
             match fate(kept, block.swept_ms, now_ms):
-                case Fate.DELAYED:
+                case MessageFate.DELAYED:
                     next_ms = min(next_ms or kept.deliver_at_ms, kept.deliver_at_ms)
                     continue
-                case Fate.LIVE:
+                case MessageFate.LIVE:
                     result.add(kept.seq, kept.seq)
-                case Fate.EXPIRED:
+                case MessageFate.EXPIRED:
                     result.expired.append(kept.seq)
-                case Fate.GONE:
+                case MessageFate.GONE:
                     continue
             self.delayed_total -= 1
         if next_ms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.stores.durables.backlog import Backlog, Found, Residue, expires_ms
+from holdfast.stores.durables.backlog import Backlog, Residue, ScanResult, expires_ms
 from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Rewind
@@ -85,7 +85,7 @@ def wake_ms(durable: PendingMessages, seq: int, at_ms: int) -> int:
 def without_expired(durable: PendingMessages, first: int, last: int, now_ms: int) -> list[tuple[int, int]]:
     """Release the expired among messages that the durable has; returns the others as runs."""
     ttl_ms = durable.definition.message_ttl_ms
-    left = Found()
+    left = ScanResult()
     while first <= last:
         number = first // BLOCK_MESSAGES
         end = min(last + 1, (number + 1) * BLOCK_MESSAGES)
@@ -103,7 +103,7 @@ def without_expired(durable: PendingMessages, first: int, last: int, now_ms: int
     return left.runs
 
 
-def _sort_expired(durable: PendingMessages, messages: Sequence[Kept], now_ms: int, left: Found) -> None:
+def _sort_expired(durable: PendingMessages, messages: Sequence[Kept], now_ms: int, left: ScanResult) -> None:
     ttl_ms = durable.definition.message_ttl_ms
     for kept in messages:
         end_ms = expires_ms(kept)
@@ -204,7 +204,7 @@ def retained(durable: PendingMessages, first: int, end: int) -> list[tuple[int, 
     apart = [(run[0], run[1]) for run in (*durable.leases.runs(), *durable.redelivery.all_runs())]
     apart += [(seq, seq) for seq in durable.dying]
     unacknowledged = SequenceSet(sorted((low, high) for low, high in apart if first <= high and low < end))
-    result = Found()
+    result = ScanResult()
     while first < end:
         number = first // BLOCK_MESSAGES
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
@@ -220,7 +220,7 @@ def retained(durable: PendingMessages, first: int, end: int) -> list[tuple[int, 
     return result.runs
 
 
-def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end: int, result: Found) -> None:
+def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end: int, result: ScanResult) -> None:
     while first < end:
         first = excluded.after(unacknowledged.after(first))
         if first in unacknowledged:
@@ -238,7 +238,7 @@ def _is_read(backlog: Backlog, block: Block) -> bool:
 
 
 def _read(
-    durable: PendingMessages, block: Block, unacknowledged: SequenceSet, first: int, end: int, result: Found
+    durable: PendingMessages, block: Block, unacknowledged: SequenceSet, first: int, end: int, result: ScanResult
 ) -> None:
     backlog = durable.backlog
     for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):

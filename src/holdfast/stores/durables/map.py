@@ -34,7 +34,7 @@ LocksState = tuple[int, list[tuple[str, str, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class KeyLock:
     """One lock: it is free again at ``until_ms``, not before."""
 
     key: str
@@ -50,18 +50,18 @@ class Locks:
 
     def __init__(self) -> None:
         self.fence = 0  # the highest token given out
-        self._held: dict[str, Lock] = {}
+        self._held: dict[str, KeyLock] = {}
         self._due: Deadlines[str] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def held(self, key: str, now_ms: int) -> Lock | None:
+    def held(self, key: str, now_ms: int) -> KeyLock | None:
         """The lock on exactly this key, if it has not ended."""
         lock = self._held.get(key)
         return lock if lock is not None and now_ms < lock.until_ms else None
 
-    def newest(self, count: int) -> list[Lock]:
+    def newest(self, count: int) -> list[KeyLock]:
         """Up to ``count`` locks, the highest fence first; one whose time is over may be there for a moment. *Cost*:
         O(locks)."""
         return nlargest(count, self._held.values(), key=lambda lock: lock.fence)
@@ -70,7 +70,9 @@ class Locks:
         """When the next lock ends."""
         return self._due.next_ms()
 
-    def take(self, key: str, owner: str, ttl_ms: int, now_ms: int, *, steal: bool = False) -> tuple[Lock, list[Lock]]:
+    def take(
+        self, key: str, owner: str, ttl_ms: int, now_ms: int, *, steal: bool = False
+    ) -> tuple[KeyLock, list[KeyLock]]:
         """Take a lock, or extend one's own (its fence stays). Returns it and those taken away by ``steal``.
 
         Call ``expire`` before, so that owners of ended locks are notified. Raises ``Unavailable`` (code ``lock_held``,
@@ -99,7 +101,7 @@ class Locks:
         if mine is None or not extends:
             self.fence += 1
         fence = mine.fence if mine is not None and extends else self.fence
-        lock = Lock(key, owner, fence, now_ms + ttl_ms)
+        lock = KeyLock(key, owner, fence, now_ms + ttl_ms)
         self._held[key] = lock
         self._due.set(key, lock.until_ms)
         return lock, others
@@ -133,16 +135,16 @@ class Locks:
         """Every key with a lock, in order. *Cost*: O(locks)."""
         return sorted(self._held)
 
-    def release_owner(self, owner: str) -> list[Lock]:
+    def release_owner(self, owner: str) -> list[KeyLock]:
         """Free every lock of an owner that is gone. Returns them, by key."""
         lost = [lock for _, lock in sorted(self._held.items()) if lock.owner == owner]
         for lock in lost:
             self._forget(lock.key)
         return lost
 
-    def expire(self, now_ms: int, count: int) -> list[Lock]:
+    def expire(self, now_ms: int, count: int) -> list[KeyLock]:
         """Up to ``count`` locks whose time has ended, by deadline; they are forgotten."""
-        ended: list[Lock] = []
+        ended: list[KeyLock] = []
         while len(ended) < count and (key := self._due.pop(now_ms)) is not None:
             ended.append(self._held.pop(key))
         return ended
@@ -155,7 +157,7 @@ class Locks:
         """Take up ``state``."""
         self.fence, locks = state
         for key, owner, fence, until_ms in locks:
-            self._held[key] = Lock(key, owner, fence, until_ms)
+            self._held[key] = KeyLock(key, owner, fence, until_ms)
             self._due.set(key, until_ms)
 
     def check(self) -> None:
@@ -165,7 +167,7 @@ class Locks:
         assert self._due.items() == {key: lock.until_ms for key, lock in self._held.items()}, "each lock has its end"
         assert all(key == lock.key for key, lock in self._held.items()), "a lock is under its key"
 
-    def _excluding(self, key: str) -> list[Lock]:
+    def _excluding(self, key: str) -> list[KeyLock]:
         if key == WHOLE_MAP:
             return [lock for _, lock in sorted(self._held.items())]
         return [lock for name in (key, WHOLE_MAP) if (lock := self._held.get(name)) is not None]
@@ -175,7 +177,7 @@ class Locks:
         self._due.set(key, None)
 
 
-def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
+def _not_holder(key: str, fence: int, lock: KeyLock | None) -> Conflict:
     return Conflict(
         "the lock is not held with this fence" if fence else "the key is locked, and the change has no fence",
         code=Code.NOT_HOLDER,
@@ -201,7 +203,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MapPlan:
     """A change whose conditions hold. Items correspond: each changed key takes the next number of the store."""
 
     keys: tuple[str, ...]
@@ -227,7 +229,7 @@ class Map:
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""
 
-    def plan(self, command: MapChange) -> Plan:
+    def plan(self, command: MapChange) -> MapPlan:
         """Check a change. Changes nothing.
 
         Raises ``Conflict`` with code ``revision_mismatch`` (the facts have the key's revision, 0 for none) or
@@ -253,13 +255,13 @@ class Map:
         elif len(self.locks):
             self.locks.require_none(self.locks.keys() if command.remove_all else keys, command.at_ms)
 
-    def _plan_all(self) -> Plan:
+    def _plan_all(self) -> MapPlan:
         keys = tuple(entry.key for entry in self.keyed.scan())
         messages = [Message(key=key) for key in keys]
         zeros = array("H", bytes(2 * len(keys)))
-        return Plan(keys, messages, array("I", bytes(4 * len(keys))), zeros, -self.keyed.messages, -self.keyed.bytes)
+        return MapPlan(keys, messages, array("I", bytes(4 * len(keys))), zeros, -self.keyed.messages, -self.keyed.bytes)
 
-    def _plan_keys(self, command: MapChange) -> Plan:
+    def _plan_keys(self, command: MapChange) -> MapPlan:
         keys: list[str] = []
         messages: list[Message] = []
         sizes, references = array("I"), array("H")
@@ -285,9 +287,9 @@ class Map:
             references.append(1 if body is not None else 0)
             added_messages += (body is not None) - (entry is not None)
             added_bytes += size - (entry.size if entry is not None else 0)
-        return Plan(tuple(keys), messages, sizes, references, added_messages, added_bytes)
+        return MapPlan(tuple(keys), messages, sizes, references, added_messages, added_bytes)
 
-    def _check_limits(self, plan: Plan) -> None:
+    def _check_limits(self, plan: MapPlan) -> None:
         """At a limit ``discard`` new refuses and old makes room; a change above a limit by itself is refused."""
         definition = self.definition
         messages, total = sum(plan.references), sum(plan.sizes)
@@ -298,7 +300,7 @@ class Map:
         if definition.bytelimit and total > definition.bytelimit and plan.added_bytes > 0:
             raise _full(definition.name, bytes=total, bytelimit=definition.bytelimit)
 
-    def change(self, plan: Plan, first_seq: int) -> list[Change]:
+    def change(self, plan: MapPlan, first_seq: int) -> list[Change]:
         """Carry out a plan whose messages are counted already, with numbers from ``first_seq`` on."""
         changes: list[Change] = []
         for seq, (key, size, kept) in enumerate(zip(plan.keys, plan.sizes, plan.references, strict=True), first_seq):

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.definitions.cluster import DurableDefinition
-from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
+from holdfast.stores.durables.backlog import Backlog, ScanResult, Shelf, expires_ms
 from holdfast.stores.durables.leases import Holder, Lease, Leases, RedeliveryQueue, joined
-from holdfast.stores.durables.removed import Entry, Removed
+from holdfast.stores.durables.removed import Entry, Removals
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready, Withdrawn
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
@@ -100,7 +100,7 @@ class PendingMessages:
             self.backlog.move_floor(self.backlog.cursor)
         self.leases = Leases()
         self.redelivery = RedeliveryQueue()
-        self.removed = Removed()
+        self.removed = Removals()
         self.dying: dict[int, tuple[str, int]] = {}  # cause and deliveries of each, in the order in which they died
         self.dying_retry_ms = 0
         self.discards_ms = 0  # when a command left more than the limits allow, for Expire to discard; 0 for never
@@ -196,7 +196,7 @@ class PendingMessages:
         seen, reached, left = self.backlog.look(after, count - len(page), looks)
         return page + [(seq, 0) for seq in seen], reached, left
 
-    def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
+    def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> ScanResult:
         """Move the cursor; messages that expired by their own time are released here, the caller places the rest.
 
         Without a budget it examines up to ``SCAN_MAX`` messages.
@@ -206,13 +206,13 @@ class PendingMessages:
             budget = Budget(_HIGH, _HIGH)
         self._wake_delayed(now_ms, budget)
         if self._has_due_delayed(now_ms):
-            return Found()
+            return ScanResult()
         if self.undelivered <= 0:
             if self.backlog.cursor < next_seq:
                 # Nothing above the cursor is this durable's: what does not match need not be read.
                 self.backlog.cursor = next_seq
                 self.backlog.forget_passed()
-            return Found()
+            return ScanResult()
         # After the last of its own it need not look, either.
         end = next_seq if end is None else end
         result = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)

@@ -1,4 +1,4 @@
-"""What left a durable while a subscriber held it (``Removed``): why its acknowledgement is stale, and who has its key.
+"""What left a durable while a subscriber held it (``Removals``): why its acknowledgement is stale, and who has its key.
 
 An entry ends when the subscriber answers for its message or is detached, and is of no use from its deadline on: then
 the message would have been taken back in any case.
@@ -18,7 +18,7 @@ Entry = tuple[int, int, int, str]
 """First, last, deadline in milliseconds (0 for none), and cause."""
 
 
-class Removed:
+class Removals:
     """Entries by subscriber, in the order in which they were removed. Cost of each method: O(entries)."""
 
     def __init__(self) -> None:

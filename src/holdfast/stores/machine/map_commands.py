@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.durables.keyed import KeyedResidue
-from holdfast.stores.durables.map import Change, Lock, Map, Plan
+from holdfast.stores.durables.map import Change, KeyLock, Map, MapPlan
 from holdfast.stores.machine.store import Cluster, Store, check_store
 from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
 from holdfast.stores.values.deadlines import Budget
@@ -52,7 +52,7 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     return MapChanged(first + len(plan.keys) - 1, len(plan.keys), absent), True
 
 
-def checked_plan(store: Store, durable: Map, command: MapChange) -> Plan:
+def checked_plan(store: Store, durable: Map, command: MapChange) -> MapPlan:
     """What a change does. Changes nothing. Raises what ``Map.plan`` does, ``LimitExceeded`` (message_too_large)."""
     plan = durable.plan(command)
     size_max = store.definition.max_message_size
@@ -169,7 +169,7 @@ def _notify(store: Store, name: str, changes: Iterable[Change], effects: list[Ef
         effects.append(Changed(store.name, name, reported))
 
 
-def _notify_lost(store: Store, name: str, locks: Iterable[Lock], cause: str, effects: list[Effect]) -> None:
+def _notify_lost(store: Store, name: str, locks: Iterable[KeyLock], cause: str, effects: list[Effect]) -> None:
     for lost in locks:
         facts = (("key", lost.key), ("fence", lost.fence), ("cause", cause))
         effects.append(Advise(store.name, name, lost.owner, "lock_lost", facts))

@@ -34,7 +34,7 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES
 CHUNK_BYTES: Final = 1 << 20
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """What is in a copy: the last frame of its index and when that was, and each file's bytes and CRC-32."""
 
     frame: int
@@ -57,7 +57,7 @@ class Verified:
     """Frames that cannot be read, and that nothing which is kept needs: for example, what a repair has left."""
 
 
-def copy_stores(storage: Storage, target: str) -> Manifest:
+def copy_stores(storage: Storage, target: str) -> BackupManifest:
     """Copy the files of open stores, on a thread, while no checkpoint is taken.
 
     *Raises*: ``InvalidRequest`` if ``target`` has files; ``OSError``, after which it has no manifest.
@@ -78,7 +78,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
         except FileNotFoundError:
             if not name.endswith(".idx"):
                 raise  # a missing index of a page is made again, a page is not
-    manifest = Manifest(loaded.frame, loaded.at_ms, files)
+    manifest = BackupManifest(loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     sync_directory(target)
     return manifest
@@ -92,7 +92,7 @@ def _log_files(log: MessageLog) -> list[str]:
     return names + [name for number in numbers for name in (pages.names.page(number), pages.names.index(number))]
 
 
-def restore(source: str, directory: str) -> Manifest:
+def restore(source: str, directory: str) -> BackupManifest:
     """Restore a copy into an empty directory, from which the stores are then opened.
 
     *Raises*: ``NotFound`` if ``source`` is not a whole copy; ``CorruptData`` if a file of it is damaged;
@@ -115,11 +115,11 @@ def restore(source: str, directory: str) -> Manifest:
     return manifest
 
 
-def check_copy(source: str) -> Manifest:
+def check_copy(source: str) -> BackupManifest:
     """Read every file of a copy against its manifest. *Raises*: ``NotFound``, ``CorruptData``, ``OSError``."""
     try:
         with open(os.path.join(source, MANIFEST_NAME), "rb") as file:
-            manifest = msgspec.json.decode(file.read(), type=Manifest)
+            manifest = msgspec.json.decode(file.read(), type=BackupManifest)
     except FileNotFoundError as error:
         stores = os.path.exists(os.path.join(source, INDEX_NAME))
         raise NotFound(

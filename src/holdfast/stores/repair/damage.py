@@ -20,7 +20,7 @@ from holdfast.stores.storage.storage import Storage, require_stores
 from holdfast.stores.values.sequence_set import SequenceSet
 
 
-class Loss(NamedTuple):
+class StoreLoss(NamedTuple):
     """Of one store: runs of kept messages that cannot be read, ascending, and how many each durable lost (after the
     repair)."""
 
@@ -41,7 +41,7 @@ class _Cut(NamedTuple):
     parts: list[Extent]
 
 
-def survey(directory: str) -> list[Loss]:
+def survey(directory: str) -> list[StoreLoss]:
     """What ``repair`` would remove; changes nothing. *Cost*: reads the log once.
 
     *Raises*: ``CorruptData`` if only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``.
@@ -49,12 +49,12 @@ def survey(directory: str) -> list[Loss]:
     require_stores(directory)
     storage = Storage.open(directory, read_only=True)
     try:
-        return [Loss(store, lost.runs(), {}) for store, lost, _ in _damage(storage) if lost]
+        return [StoreLoss(store, lost.runs(), {}) for store, lost, _ in _damage(storage) if lost]
     finally:
         storage.close()
 
 
-def repair(directory: str) -> list[Loss]:
+def repair(directory: str) -> list[StoreLoss]:
     """Remove every kept message that cannot be read, so that everything after it can be delivered.
 
     *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: all or nothing was
@@ -63,14 +63,14 @@ def repair(directory: str) -> list[Loss]:
     require_stores(directory)
     storage = Storage.open(directory)
     try:
-        losses: list[Loss] = []
+        losses: list[StoreLoss] = []
         cuts = 0
         for store, lost, damaged in _damage(storage):
             cuts += len(damaged)
             for extent, parts in damaged:
                 storage.locations.replace(extent, parts)
             if lost:
-                losses.append(Loss(store, lost.runs(), drop_lost(storage.state, store, lost)))
+                losses.append(StoreLoss(store, lost.runs(), drop_lost(storage.state, store, lost)))
         if cuts:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()

@@ -79,7 +79,7 @@ class Halves:
 
 def shell_of(kind: Any, machine: SubscriberMachine, options: SubscriberOptions) -> Any:
     transport = sync if kind is sync_stores.SubscriberDriver else aio
-    return kind(machine, options, None, None, transport.Watch(machine._session.route, ClientOptions(), None))
+    return kind(machine, options, None, None, transport.LookoutTask(machine._session.route, ClientOptions(), None))
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])

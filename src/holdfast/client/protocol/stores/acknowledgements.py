@@ -383,7 +383,7 @@ class Pace:
         return self.window
 
 
-class Window:
+class CreditWindow:
     """How many messages the service may send. ``asked`` is the subscriber's own maximum, None for the durable's.
 
     With the durable's window, credit comes back half a window at a time as messages are taken; with its own, as they

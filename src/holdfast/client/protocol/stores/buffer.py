@@ -23,7 +23,7 @@ class _Frame:
     messages: deque[Delivery]
 
 
-class Buffer:
+class Inbox:
     """Messages in the order in which they came. Memory: the credit that was given, at most the prefetch."""
 
     def __init__(self) -> None:

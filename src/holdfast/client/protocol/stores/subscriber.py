@@ -44,13 +44,13 @@ from holdfast.client.protocol.retry_budget import Session, Turns
 from holdfast.client.protocol.stores.acknowledgements import (
     RANGES_MAX,
     AckBatcher,
+    CreditWindow,
     OnReply,
     StartedReports,
-    Window,
     of_these,
     ranges_of,
 )
-from holdfast.client.protocol.stores.buffer import Buffer
+from holdfast.client.protocol.stores.buffer import Inbox
 from holdfast.client.protocol.stores.messages import (
     PASSING_CODES,
     Advisories,
@@ -166,8 +166,8 @@ class SubscriberMachine:
         self._terms = AttachedFrame()
         self.token = ""
         """Of the durable that it was attached to last: of the messages that arrive, and of their acknowledgements."""
-        self._buffer = Buffer()
-        self._window = Window(options.prefetch)
+        self._buffer = Inbox()
+        self._window = CreditWindow(options.prefetch)
         self._outgoing: list[bytes] = []
         self._acks = AckBatcher()
         self._started = StartedReports()
