@@ -269,17 +269,14 @@ class Client(Closing):
         attempts = TransactionAttempts(self.session, source, draw_entropy())
         values: list[Result] = []
 
-        async def decide() -> None:
-            builder = attempts.builder
-            try:
-                values[:] = [await function(AsyncTransaction(self, builder))]
-            except Exception:
-                if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
-                    raise
-
         async def carry_out(effect: Effect) -> Reply:
             if isinstance(effect, Decide):
-                await decide()
+                builder = attempts.builder
+                try:
+                    values[:] = [await function(AsyncTransaction(self, builder))]
+                except Exception:
+                    if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
+                        raise
                 return Woken(now_ms())
             if isinstance(effect, AwaitVersion):
                 assert view is not None, "only a transaction on a view waits for it"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
 
+from holdfast.client.aio.client import Closing
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.publisher import Failure, PublisherMachine, Sent
@@ -17,7 +17,7 @@ from holdfast.wire.parts import FieldValue, Message, Receipt
 _NO_FIELDS: Mapping[str, FieldValue] = {}
 
 
-class Publisher:
+class Publisher(Closing):
     """Sends messages to one store, in order. Made by ``StoreClient.publisher``; any number of tasks may share it.
 
     ``publish`` and ``publish_batch`` return when the store has confirmed; ``send`` returns when the window has room,
@@ -28,9 +28,6 @@ class Publisher:
         self._machine = machine
         self._options = options
         self._driver = PublisherDriver(pool, machine)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

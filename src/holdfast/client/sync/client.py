@@ -268,17 +268,14 @@ class Client(Closing):
         attempts = TransactionAttempts(self.session, source, draw_entropy())
         values: list[Result] = []
 
-        def decide() -> None:
-            builder = attempts.builder
-            try:
-                values[:] = [function(BlockingTransaction(self, builder))]
-            except Exception:
-                if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
-                    raise
-
         def carry_out(effect: Effect) -> Reply:
             if isinstance(effect, Decide):
-                decide()
+                builder = attempts.builder
+                try:
+                    values[:] = [function(BlockingTransaction(self, builder))]
+                except Exception:
+                    if builder.moved_to is None:  # otherwise its reads belong to different versions, and it runs again
+                        raise
                 return Woken(now_ms())
             if isinstance(effect, AwaitVersion):
                 assert view is not None, "only a transaction on a view waits for it"

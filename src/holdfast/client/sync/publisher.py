@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
 
 from holdfast.client.protocol.options import PublisherOptions
 from holdfast.client.protocol.stores.messages import Advisory
 from holdfast.client.protocol.stores.publisher import Failure, PublisherMachine, Sent
+from holdfast.client.sync.client import Closing
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Pool, PublisherDriver
 from holdfast.errors import Closed, HoldfastError
@@ -18,7 +18,7 @@ from holdfast.wire.parts import FieldValue, Message, Receipt
 _NO_FIELDS: Mapping[str, FieldValue] = {}
 
 
-class Publisher:
+class Publisher(Closing):
     """Sends messages to one store, in order. Made by ``StoreClient.publisher``; threads may share it.
 
     ``publish`` and ``publish_batch`` return when the store has confirmed; ``send`` returns when the window has room,
@@ -29,9 +29,6 @@ class Publisher:
         self._machine = machine
         self._options = options
         self._driver = PublisherDriver(pool, machine)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -21,7 +21,14 @@ from holdfast.client.protocol.http1 import problem_with, reason_of
 from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
-from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, WARN_AFTER_MS, PublisherMachine, Sent
+from holdfast.client.protocol.stores.publisher import (
+    LINGER,
+    LOOK_EVERY_MS,
+    WARN_AFTER_MS,
+    PublisherMachine,
+    Sent,
+    receipt_of,
+)
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
 from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, LookoutTask, Pool, connected
@@ -89,9 +96,7 @@ class PublisherDriver:
                 self.wake()
             if not last.done:
                 await self._confirmed_by_the_task(last)
-        if last.error is not None:
-            raise last.error
-        return last.receipt if last.receipt is not None else Receipt(0, 0)
+        return receipt_of(last)
 
     def wake(self) -> None:
         """Send what was added."""

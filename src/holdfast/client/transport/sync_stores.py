@@ -22,7 +22,7 @@ from holdfast.client.protocol.http1 import problem_with, reason_of
 from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
-from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, PublisherMachine, Sent
+from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, PublisherMachine, Sent, receipt_of
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
@@ -96,9 +96,7 @@ class PublisherDriver:
         """Wait until ``last``, the last of ``count`` messages, is confirmed. Raises: why it is not."""
         del count
         self._drive_until(lambda: last.done)
-        if last.error is not None:
-            raise last.error
-        return last.receipt if last.receipt is not None else Receipt(0, 0)
+        return receipt_of(last)
 
     def wake(self) -> None:
         """Send what was added."""

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 from holdfast.client.protocol.stores.messages import ack_frame, frame_of
 from holdfast.errors import HoldfastError
@@ -57,25 +57,14 @@ def _without(first: int, last: int, numbers: Sequence[int]) -> list[tuple[int, i
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A frame without a reply yet."""
+class _Question:
+    """A frame without a reply yet. ``settles``: what the application does not work on any more once it has one."""
 
     kind: str
     what: Sequence[object]
+    settles: Sequence[Sequence[int]]
     numbers: int
     on_reply: list[OnReply]
-
-    def settled(self) -> list[tuple[int, int]]:
-        """What the application does not work on any more once this has its reply."""
-        match self.kind:
-            case "ack":
-                return cast("list[tuple[int, int]]", self.what)
-            case "nack":
-                return [(seq, seq) for seq, _ in cast("list[tuple[int, int]]", self.what)]
-            case "reject":
-                return [(seq, seq) for seq in cast("list[int]", self.what)]
-            case _:
-                return []
 
 
 def _of_all(frames: int, on_reply: Sequence[OnReply]) -> OnReply:
@@ -161,7 +150,7 @@ class AckBatcher:
         self.in_work = InWork()
         self._pairs: list[list[int]] = []
         self._answers: list[OnReply] = []
-        self._in_flight: dict[int, _Asked] = {}
+        self._in_flight: dict[int, _Question] = {}
         self._last_id = 0
         self.pending = 0
         """How many numbers wait to be sent."""
@@ -174,7 +163,7 @@ class AckBatcher:
     @property
     def unconfirmed(self) -> int:
         """How many numbers wait to be sent, or for a reply."""
-        return self.pending + sum(asked.numbers for asked in self._in_flight.values())
+        return self.pending + sum(question.numbers for question in self._in_flight.values())
 
     def add(self, first: int, last: int, now_ms: float) -> None:
         """``first`` to ``last`` are consumed. Adjacent ranges are joined."""
@@ -197,18 +186,21 @@ class AckBatcher:
         parts = [pairs[start : start + RANGES_MAX] for start in range(0, len(pairs), RANGES_MAX)]
         if replies and len(parts) > 1:
             replies = [_of_all(len(parts), replies)]
-        return [self.ask("ack", part, sum(last - first + 1 for first, last in part), replies) for part in parts]
+        return [self.ask("ack", part, part, replies) for part in parts]
 
-    def ask(self, kind: str, what: Sequence[object], numbers: int, on_reply: list[OnReply]) -> bytes:
+    def ask(
+        self, kind: str, what: Sequence[object], settles: Sequence[Sequence[int]], on_reply: list[OnReply]
+    ) -> bytes:
         """A frame that gets a reply."""
         self._last_id += 1
-        self._in_flight[self._last_id] = _Asked(kind, what, numbers, on_reply)
+        numbers = sum(last - first + 1 for first, last in settles) or 1
+        self._in_flight[self._last_id] = _Question(kind, what, settles, numbers, on_reply)
         return ack_frame(kind, self._last_id, what, self.token)
 
     def again(self) -> list[bytes]:
         """Every frame without a reply, in order, for a new connection."""
         unanswered, self._in_flight = self._in_flight, {}
-        return [self.ask(asked.kind, asked.what, asked.numbers, asked.on_reply) for asked in unanswered.values()]
+        return [self.ask(each.kind, each.what, each.settles, each.on_reply) for each in unanswered.values()]
 
     def replaced(self, error: HoldfastError) -> int:
         """The durable is another one: what is not confirmed never will be. Returns how many numbers that are."""
@@ -222,24 +214,23 @@ class AckBatcher:
     def is_settling(self, seq: int) -> bool:
         """Whether the application has settled it, and no reply says so yet. Cost: O(ranges without a reply)."""
         pending = any(first <= seq <= last for first, last in self._pairs)
-        in_flight = (run for asked in self._in_flight.values() for run in asked.settled())
+        in_flight = (run for question in self._in_flight.values() for run in question.settles)
         return pending or any(first <= seq <= last for first, last in in_flight)
 
     def on_response(self, frame: ReplyFrame) -> tuple[list[int], list[tuple[int, int]]]:
         """The service has carried out the frame. Returns the stale numbers, and ranges of what is settled."""
-        asked = self._in_flight.pop(frame.id, None)
-        if asked is None:
+        question = self._in_flight.pop(frame.id, None)
+        if question is None:
             return [], []
-        ranges = asked.settled()
-        for first, last in ranges:
+        for first, last in question.settles:
             self.in_work.done(first, last)
         stale: list[int] = []
         for item in frame.stale:
             stale.extend((item,) if isinstance(item, int) else range(item[0], item[1] + 1))
         self.stale += len(stale)
-        for reply in asked.on_reply:
+        for reply in question.on_reply:
             reply(stale, None)
-        return stale, [run for first, last in ranges for run in _without(first, last, stale)]
+        return stale, [run for first, last in question.settles for run in _without(first, last, stale)]
 
     def waits_for(self, frame_id: int) -> bool:
         """Whether this frame has no reply yet."""
@@ -247,17 +238,17 @@ class AckBatcher:
 
     def refused(self, frame_id: int, error: HoldfastError) -> bool:
         """The service refused the frame. False where no caller waits for it."""
-        asked = self._in_flight.pop(frame_id, None)
-        for reply in asked.on_reply if asked is not None else ():
+        question = self._in_flight.pop(frame_id, None)
+        for reply in question.on_reply if question is not None else ():
             reply((), error)
-        return asked is not None and bool(asked.on_reply)
+        return question is not None and bool(question.on_reply)
 
     def fail(self, error: HoldfastError) -> None:
         """No reply will arrive any more."""
-        waiting = [reply for asked in self._in_flight.values() for reply in asked.on_reply] + self._answers
+        waiting = [reply for question in self._in_flight.values() for reply in question.on_reply] + self._answers
         self._answers = []
-        for asked in self._in_flight.values():
-            asked.on_reply = []
+        for question in self._in_flight.values():
+            question.on_reply = []
         for reply in waiting:
             reply((), error)
 

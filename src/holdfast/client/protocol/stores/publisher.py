@@ -73,6 +73,13 @@ class Sent:
         self.on_done: Callable[[Sent], None] | None = None
 
 
+def receipt_of(message: Sent) -> Receipt:
+    """What the store reports of a message that is done. Raises: why it is not known to be kept."""
+    if message.error is not None:
+        raise message.error
+    return message.receipt if message.receipt is not None else Receipt(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A message that is not known to be kept, and the reason."""

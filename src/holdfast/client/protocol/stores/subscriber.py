@@ -301,7 +301,7 @@ class SubscriberMachine:
 
     def extend(self, seq: int, on_reply: OnReply | None = None) -> None:
         """Restart the acknowledgement time of this."""
-        self._ask("extend", seq, on_reply)
+        self._ask("extend", seq, (), on_reply)
 
     def flush(self) -> None:
         """Send waiting acknowledgements and reports."""
@@ -628,7 +628,7 @@ class SubscriberMachine:
             self.end(error)
 
     def _release(self, seq: int, kind: str, what: object, on_reply: OnReply | None) -> None:
-        self._ask(kind, what, on_reply)
+        self._ask(kind, what, [(seq, seq)], on_reply)
         self._settled(seq, seq)
         self._give_credit()
 
@@ -637,9 +637,9 @@ class SubscriberMachine:
         self._window.took(self._buffer.settled(first, last))
         self._window.released(first, last)
 
-    def _ask(self, kind: str, what: object, on_reply: OnReply | None) -> None:
+    def _ask(self, kind: str, what: object, settles: Sequence[tuple[int, int]], on_reply: OnReply | None) -> None:
         self._require_usable()
-        frame = self._acks.ask(kind, [what], 1, [] if on_reply is None else [on_reply])
+        frame = self._acks.ask(kind, [what], settles, [] if on_reply is None else [on_reply])
         if self._state is _State.ATTACHED:
             self._outgoing.append(frame)
 
