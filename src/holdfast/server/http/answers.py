@@ -38,7 +38,6 @@ class Sending(Protocol):
 
     async def until_it_takes_more(self) -> None:
         """Wait for that, or for the end of the connection."""
-        ...
 
     def unsent_bytes(self) -> int:
         """How much its peer has not taken."""
@@ -46,7 +45,6 @@ class Sending(Protocol):
 
     def abort(self) -> None:
         """End it at once."""
-        ...
 
 
 class Answers:

@@ -32,11 +32,9 @@ class Buffer(Protocol):
 
     def end_lagging(self, problem: Unavailable) -> None:
         """End it and say why, within ``LAST_WORDS_SECONDS``. Called once at most."""
-        ...
 
     def abort(self) -> None:
         """Release its bytes at once."""
-        ...
 
 
 class _ClientStreams:

@@ -51,23 +51,18 @@ class Carrier(Sending, Protocol):
 
     def recognise(self, authorization: bytes | None) -> None:
         """A head has come with this header."""
-        ...
 
     def read_on(self) -> None:
         """The exchange takes more of its body."""
-        ...
 
     def write(self, data: bytes) -> None:
         """Send a part of the response."""
-        ...
 
     def responded(self) -> None:
         """The response is complete."""
-        ...
 
     def close(self) -> None:
         """End it after what is written has been sent."""
-        ...
 
 
 class Framework:

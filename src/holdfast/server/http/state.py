@@ -135,11 +135,9 @@ class LongPoll(Protocol):
 
     def abandon(self) -> None:
         """Nobody waits for the response any more."""
-        ...
 
     def hurry(self) -> None:
         """The peer sends no more, so the response must not wait."""
-        ...
 
 
 class FastRequest(ABC):

@@ -33,11 +33,9 @@ class Visited(Protocol):
 
     def go_on(self) -> None:
         """Take more input now. It may wait again."""
-        ...
 
     def abort(self) -> None:
         """Close at once."""
-        ...
 
 
 class LoopTurns:

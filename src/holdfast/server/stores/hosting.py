@@ -55,11 +55,9 @@ class Socket(Protocol):
 
     def fail(self, error: HoldfastError) -> None:
         """End the connection because of an error."""
-        ...
 
     def shut_down(self) -> None:
         """End the connection because the service stops."""
-        ...
 
 
 class OpenStores:

@@ -105,7 +105,7 @@ class HotReply:
     def __init__(self, host: StoreHost, response: PendingResponse, wire_format: WireFormat) -> None:
         self._host = host
         self._response = response
-        self.wire_format = wire_format
+        self.wire_format: WireFormat = wire_format
         self.admitted = -1
         """Bytes of a publish that is in flight."""
 

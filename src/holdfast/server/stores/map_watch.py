@@ -44,11 +44,9 @@ class MapWatcher(Protocol):
 
     def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
         """Write a frame."""
-        ...
 
     def fail(self, error: HoldfastError) -> None:
         """The watch ends."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,9 @@ class OperationReply(Protocol):
 
     def give(self, body: bytes) -> None:
         """Respond with this body, in ``wire_format``."""
-        ...
 
     def refuse(self, error: HoldfastError) -> None:
         """Respond with an error."""
-        ...
 
 
 class PendingPublish:

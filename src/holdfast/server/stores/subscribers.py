@@ -176,7 +176,6 @@ class PollOwner(Protocol):
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
         """Redeliver these messages, and everything else that it holds, at once."""
-        ...
 
 
 class Poller(Subscriber):
