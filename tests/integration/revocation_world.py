@@ -184,12 +184,12 @@ class World:
                 note((entry.txn.operations, entry.txn.jobs))
             submit(entries, size)
 
-        def carried_out(given: Any, done: Any) -> None:
+        def carried_out(given: Any, *done: Any) -> None:
             if isinstance(given, commands.Redefine):  # what it removes may be of another caller
                 note([part for part in given.parts if part.document])
             elif isinstance(given, ACTS_OF_CALLERS) and not is_given_back(given):
                 note(given)
-            command(given, done)
+            command(given, *done)
 
         async def asked(request_id: str, min_version: int) -> Any:
             note(f"{request_id}")

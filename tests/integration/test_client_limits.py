@@ -151,7 +151,7 @@ def test_a_slowed_stream_whose_client_leaves_is_given_up() -> None:
             client.send(request("POST", "/v1/commits", (write() + b"\n") * 500))
             await until(lambda: here.front.counters.rate_slowed_items)
             client.writer.transport.abort()
-            await until(lambda: here.server.context.running() == 0)
+            await until(lambda: not here.server.context.tasks)
             assert here.service.metrics.committed < 20
 
     run(scenario)

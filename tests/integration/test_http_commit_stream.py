@@ -211,7 +211,7 @@ def test_a_broken_stream_keeps_what_was_submitted() -> None:
             client.send(OPEN % NDJSON.encode() + chunk(b"".join(line(n) for n in range(100))))
             await until(lambda: here.service.metrics.committed >= 100)
             client.writer.transport.abort()
-            await until(lambda: not (here.server.context.running()))
+            await until(lambda: not (here.server.context.tasks))
             other = await here.connect()
             assert (await other.ask("GET", "/v1/range?limit=1000")).json["items"][99]["key"] == f"{99:08d}"
             assert here.front.in_flight_commits == 0

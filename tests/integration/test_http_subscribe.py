@@ -307,7 +307,7 @@ def test_a_reader_that_left_is_forgotten() -> None:
             for stream in streams:
                 stream.client.writer.transport.abort()
             await until(lambda: not (here.subscriptions.open or here.service.feed.subscribers > 1))
-            await until(lambda: not here.server.context.running())
+            await until(lambda: not here.server.context.tasks)
 
     run(scenario)
 
@@ -351,7 +351,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
             else:
                 await until(lambda: open_readers)
             client.writer.transport.abort()
-            await until(lambda: not here.server.context.running())
+            await until(lambda: not here.server.context.tasks)
             assert not open_readers
             told = {status for (route, status) in here.front.counters.answers if route == "/v1/subscribe"}
             assert told == {200}
@@ -411,7 +411,7 @@ def test_a_lagging_reader_that_never_reads_is_closed_all_the_same(monkeypatch: p
             body = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs" * 200_000}]}).encode()
             while not here.subscriptions.lagged:
                 await writer.ask("POST", "/v1/commit", body)
-            await until(lambda: not (here.subscriptions.open or here.server.context.running()))
+            await until(lambda: not (here.subscriptions.open or here.server.context.tasks))
             await until(lambda: here.server.context.connections == 1)
             stuck.close()
 

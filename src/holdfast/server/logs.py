@@ -19,19 +19,13 @@ import structlog
 from holdfast.command_logs import StandardError
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-_LEVELS: Final[Mapping[LogLevel, int]] = {
+_LEVELS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_METHODS: Final[Mapping[str, int]] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "warn": logging.WARNING,
-}
-"""Any other method of a logger is for errors."""
+"""Of the methods of a logger. Any other one is for errors."""
 _ORDER: Final = ("timestamp", "level", "event")
 
 
@@ -55,7 +49,7 @@ class LevelInForce:
     ) -> structlog.typing.EventDict:
         """The first of structlog's processors. Raises: DropEvent."""
         del logger
-        if _METHODS.get(method, logging.ERROR) < _LEVELS[self.level]:
+        if _LEVELS.get(method, logging.ERROR) < _LEVELS[self.level]:
             raise structlog.DropEvent
         return event
 

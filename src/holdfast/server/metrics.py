@@ -150,7 +150,7 @@ class ServerMetrics(Collector):
         yield counter("holdfast_requests_by_framework", counters.framework_requests)
         if self.server is not None:
             yield gauge("holdfast_connections", self.server.context.connections)
-            yield gauge("holdfast_framework_requests", self.server.context.running())
+            yield gauge("holdfast_framework_requests", len(self.server.context.tasks))
         yield gauge("holdfast_commits_in_flight", gateway.in_flight_commits)
         yield gauge("holdfast_commit_bytes_in_flight", gateway.in_flight_bytes)
 

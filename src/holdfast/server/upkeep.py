@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from holdfast.server.commit.log_job_routes import LogJobs
 from holdfast.server.commit.retention_routes import RetentionHost
 from holdfast.server.health import StoreWatch
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.stores.subscribers import wall_ms
 from holdfast.server.view.embedded_view import EmbeddedView
 from holdfast.settings import RetentionSettings, Settings
 from holdfast.snapshots.schedule import ScheduleOptions, SnapshotSchedule
@@ -185,11 +185,6 @@ class Upkeep:
 
 
 JOBS_PAGE: Final = 1_000
-
-
-def wall_ms() -> int:
-    """The time."""
-    return int(time.time() * 1000)
 
 
 def _verify_words(log_url: str, printed: tuple[str, ...], parameters: Mapping[str, int]) -> tuple[str, ...]:

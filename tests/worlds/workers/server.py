@@ -18,7 +18,7 @@ from holdfast.server.http.buffers import Buffers
 from holdfast.server.http.turns import LoopTurns
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.stores.machine.state import State
-from holdfast.stores.service import StoreService
+from holdfast.stores.service import Done, StoreService
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.values import commands
 from holdfast.wire.parts import Delivery, Message
@@ -100,9 +100,9 @@ class _Service(StoreService):
 
     applied: Callable[[commands.Command], None]
 
-    def submit_nowait(self, command: commands.Command, done: Callable[[commands.Result | HoldfastError], None]) -> None:
+    def submit_nowait(self, command: commands.Command, *done: Done) -> None:
         """See ``StoreService``."""
-        super().submit_nowait(command, done)
+        super().submit_nowait(command, *done)
         if "applied" in vars(self):
             self.applied(command)
 

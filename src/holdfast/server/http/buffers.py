@@ -62,12 +62,8 @@ class Buffers:
         self.client_bytes_max = bytes_max // CLIENT_PART
         self.ended = 0
         self._clients: dict[ClientKey, _ClientStreams] = {}
-        self._bytes = 0
-
-    @property
-    def bytes(self) -> int:
+        self.bytes = 0
         """What was reported, in all."""
-        return self._bytes
 
     def count(self, client: ClientKey, stream: Buffer, size: int) -> None:
         """``stream`` of ``client`` holds this many bytes now. It may end before this returns."""
@@ -79,11 +75,11 @@ class Buffers:
         change = size - held.streams.get(stream, 0)
         held.streams[stream] = size
         held.bytes += change
-        self._bytes += change
+        self.bytes += change
         if held.bytes > self.client_bytes_max:
             self._shrink(held, self.client_bytes_max)
-        while self._bytes > self.bytes_max and (largest := max(self._clients.values(), key=_bytes_of)).bytes:
-            self._shrink(largest, largest.bytes - (self._bytes - self.bytes_max))
+        while self.bytes > self.bytes_max and (largest := max(self._clients.values(), key=_bytes_of)).bytes:
+            self._shrink(largest, largest.bytes - (self.bytes - self.bytes_max))
 
     def discard(self, client: ClientKey, stream: Buffer) -> None:
         """It holds nothing any more."""
@@ -92,7 +88,7 @@ class Buffers:
             return
         size = held.streams.pop(stream, 0)
         held.bytes -= size
-        self._bytes -= size
+        self.bytes -= size
         held.leaving.pop(stream, None)
         if not held.streams and not held.leaving:
             del self._clients[client]
@@ -105,7 +101,7 @@ class Buffers:
             is_little = sum(held.leaving.values()) <= self.client_bytes_max // LEAVING_PART
             assert is_little or len(held.leaving) == 1, "few are on their way out"
             assert not held.streams.keys() & held.leaving.keys(), "a stream ends once"
-        assert self._bytes == sum(held.bytes for held in self._clients.values()) <= self.bytes_max, "as do all"
+        assert self.bytes == sum(held.bytes for held in self._clients.values()) <= self.bytes_max, "as do all"
 
     def _shrink(self, held: _ClientStreams, bytes_max: int) -> None:
         """End streams of one client until the others hold at most this much."""
@@ -126,7 +122,7 @@ class Buffers:
                     bytes_max=self.client_bytes_max,
                 )
             )
-        self._bytes += held.bytes - before
+        self.bytes += held.bytes - before
         while len(held.leaving) > 1 and sum(held.leaving.values()) > self.client_bytes_max // LEAVING_PART:
             oldest = next(iter(held.leaving))
             del held.leaving[oldest]

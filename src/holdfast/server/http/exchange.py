@@ -80,10 +80,6 @@ class Framework:
         self.date = b""
         """The header field of all responses, with its end."""
 
-    def running(self) -> int:
-        """How many requests are being served by tasks, streams included."""
-        return len(self.tasks)
-
 
 class Exchange:
     """See the docstring of the module. Its parser calls it, and the framework reads and writes by it."""

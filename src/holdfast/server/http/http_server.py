@@ -86,19 +86,17 @@ class HttpServer:
         self._tick()
         self._keep_descriptors()
         bound: list[tuple[str, socket.socket]] = []
+        address = ""
         try:
             for address in addresses:
-                try:
-                    bound.append(await self._bind(address))
-                except OSError as error:
-                    raise InvalidRequest(
-                        f"cannot listen on {address}: {error.strerror or error}", code=Code.BAD_CONFIGURATION
-                    ) from error
-        except InvalidRequest:
+                bound.append(await self._bind(address))
+        except OSError as error:
             for _, opened in bound:
                 opened.close()
             self._unlink_sockets()
-            raise
+            raise InvalidRequest(
+                f"cannot listen on {address}: {error.strerror or error}", code=Code.BAD_CONFIGURATION
+            ) from error
         for address, opened in bound:
             tls = None if address.startswith(UNIX) else self._tls
             has_room = partial(self._has_room, 0 if tls is not None else self._refusals_max())

@@ -110,7 +110,7 @@ class PendingPublish:
 class PendingPoll:
     """A poll that waits for its response, for the connection under it. An ``OpenAct`` until it has it."""
 
-    __slots__ = ("_abandoned", "_deliveries", "_held", "_hurried", "_poller", "_reply", "_rights", "_token", "_until")
+    __slots__ = ("_deliveries", "_held", "_hurried", "_poller", "_reply", "_rights", "_token", "_until", "abandoned")
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class PendingPoll:
         self._reply: OperationReply | None = reply
         self._token = token
         self._until = deliveries.loop.time() + seconds
-        self._abandoned = self._hurried = False
+        self.abandoned = self._hurried = False
         self._held = held
         self._rights = rights
 
@@ -164,7 +164,7 @@ class PendingPoll:
         self._drop()
 
     def _drop(self) -> None:
-        self._abandoned = True
+        self.abandoned = True
         self._deliveries.newcomers.forget(self._poller)
         self._poller.abandon(self.answer)
 
@@ -173,11 +173,6 @@ class PendingPoll:
         self._hurried = True
         self._deliveries.newcomers.hurry(self._poller)
         self._poller.hurry(self.answer)
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._abandoned
 
     @property
     def wait_seconds(self) -> float:

@@ -38,7 +38,6 @@ READ_THREADS: Final = 2
 RESTART_SECONDS: Final = (0.1, 5.0)
 """The first and the longest pause before a new process."""
 SETTLED_SECONDS: Final = 30.0
-NICE: Final = 5
 CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
 
 log = structlog.get_logger("holdfast.server.view")
@@ -152,7 +151,8 @@ class ViewChild:
         self._place = place
         self._service = service
         self._file: ViewFile | None = None
-        self._version = 0
+        self.version = 0
+        """The file shows everything at or below; 0 while there is none."""
         self.pid: int | None = None
         """The process, while it runs."""
         self._damage: ViewDamage | None = None
@@ -163,14 +163,9 @@ class ViewChild:
         self._done = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
-    @property
-    def version(self) -> int:
-        """The file shows everything at or below; 0 while there is none."""
-        return self._version
-
     async def at(self, version: int) -> ViewFile:
         """The file, once it shows everything up to ``version``. Raises: CorruptData when it never will."""
-        while self._file is None or self._version < version:
+        while self._file is None or self.version < version:
             if self._damage is not None:
                 raise self._damage.error()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -224,7 +219,7 @@ class ViewChild:
             self.pid = None
             announcing.cancel()
             process.end_input()
-            file, self._file, self._version, self._damage = self._file, None, 0, None
+            file, self._file, self.version, self._damage = self._file, None, 0, None
             try:
                 if file is not None:
                     await asyncio.to_thread(file.close)
@@ -243,7 +238,7 @@ class ViewChild:
 
     async def _begin(self, start: ViewStart) -> BackgroundProcess:
         words = (sys.executable, "-P", "-m", "holdfast.server.view.process", msgspec.json.encode(start).decode())
-        return await BackgroundProcess.start(words, nice=NICE, has_input=True)
+        return await BackgroundProcess.start(words, nice=0, has_input=True)
 
     async def _announce(self, process: BackgroundProcess) -> None:
         """Announce durable slots to the process, one announcement at a time."""
@@ -279,7 +274,7 @@ class ViewChild:
             self._file = ViewFile(Path(report.path))
         if report.damage is not None and self._damage is None:
             self._service.damage.note("view", report.damage.error())
-        self._version, self._damage = report.version, report.damage
+        self.version, self._damage = report.version, report.damage
         while self._waiters and (self._damage is not None or self._waiters[0][0] <= report.version):
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():

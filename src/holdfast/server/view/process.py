@@ -53,6 +53,7 @@ from holdfast.view.storage import Layer, Position, Stored
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NICE: Final = 5
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 1.0
@@ -339,6 +340,7 @@ def main(start: ViewStart) -> None:
     """What the process does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
     ask_for_time_slice(BACKGROUND_NS)
     configure_logs(start.log_format, start.log_level)
     keep_pandas_out()
