@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlencode
 
-from holdfast.console.html import Content, Html
+from holdfast.console.html import Content
 from holdfast.console.units import counted
 from holdfast.errors import InvalidRequest
 from holdfast.files.document_process import DocumentReader
@@ -95,7 +95,7 @@ class Page:
     path: str
     title: Callable[[Call], str] | str
     section: Section
-    render: Callable[[Call], Awaitable[Html]]
+    render: Callable[[Call], Awaitable[Content]]
 
 
 @dataclass(frozen=True, slots=True)

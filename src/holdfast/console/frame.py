@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 from holdfast import __version__
 from holdfast.console import units
@@ -19,14 +19,11 @@ from holdfast.console.call import (
     Section,
     link,
 )
-from holdfast.console.html import Content, Html, element, join, text_of
+from holdfast.console.html import Content, Html, element, join
 from holdfast.console.parts import address_shown, anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
 
-Theme = Literal["light", "dark", "system"]
-THEMES: Final[tuple[Theme, ...]] = ("system", "light", "dark")
-
-
+THEMES: Final = ("system", "light", "dark")
 SILENT_SECONDS_MAX: Final = 3.0
 """A page says that the service is silent before the time limit of a request has passed."""
 
@@ -236,11 +233,3 @@ def _field(call: Call, given: Input) -> Html:
                 aria_describedby=described,
             )
     return element("label", label, field, note)
-
-
-def bytes_note(shown: int, whole: int) -> Content:
-    """How much of a value is shown."""
-    return None if shown >= whole else f"the first {units.size(shown)} of {units.size(whole)}"
-
-
-__all__ = ["Theme", "bare_page", "bytes_note", "csrf_of", "document", "form_of", "page", "state_of", "text_of"]

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from holdfast.console import units
 from holdfast.console.call import Action, Call
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Attribute, Content, Html, element, text_of
 from holdfast.errors import Code, HoldfastError, NotFound, PermissionDenied
 
 Row = TypeVar("Row")
@@ -52,7 +52,7 @@ def notice(tone: Tone, *content: Content) -> Html:
 
 
 def tile(
-    label: str, value: Content, *, href: str = "", note: Content = "", chart: Content = "", tone: Tone | None = None
+    label: str, value: Content, href: str = "", note: Content = "", *, chart: Content = "", tone: Tone | None = None
 ) -> Html:
     """One number with its meaning. ``href``: its detail, to which both lead."""
     mark = "" if tone is None else element("span", MARKS[tone], class_=f"mark {tone}", aria_hidden="true")
@@ -210,6 +210,21 @@ class Column(Generic[Row]):
     href: Callable[[Row], str] | None = None
 
 
+def figures(
+    title: str,
+    value: Callable[[Row], float | None],
+    href: Callable[[Row], str] | None = None,
+    text: Callable[[float], Content] = units.count,
+) -> Column[Row]:
+    """A column of numbers, which sorts by them. A number that is not known is a dash."""
+
+    def cell(row: Row) -> Content:
+        figure = value(row)
+        return "–" if figure is None else text(figure)
+
+    return Column(title, cell, lambda row: value(row) or 0, is_number=True, href=href)
+
+
 def table(
     call: Call,
     name: str,
@@ -284,29 +299,11 @@ def _head(call: Call, name: str, column: Column[Row], chosen: str, descending: b
 
 
 def _filter(call: Call, name: str, caption: str) -> Html:
-    field = f"{name}.find"
-    kept = [
-        element("input", type="hidden", name=key, value=value)
-        for key, value in call.query.items()
-        if key not in (field, f"{name}.page")
-    ]
-    return element(
-        "form",
-        kept,
-        element(
-            "input",
-            type="search",
-            name=field,
-            value=call.text(field),
-            aria_label=f"Filter: {caption}",
-            placeholder="Filter",
-        ),
-        element("button", "Filter", type="submit"),
-        method="get",
-        action=call.path,
-        role="search",
-        class_="filter",
-    )
+    find = f"{name}.find"
+    label = f"Filter: {caption}"
+    given = element("input", type="search", name=find, value=call.text(find), aria_label=label, placeholder="Filter")
+    rest = hidden({key: value for key, value in call.query.items() if key not in (find, f"{name}.page")})
+    return _view(call.path, "filter", rest, given, element("button", "Filter", type="submit"), role="search")
 
 
 def _pages(call: Call, name: str, page: int, rows: int) -> Content:
@@ -322,6 +319,43 @@ def _pages(call: Call, name: str, page: int, rows: int) -> Content:
         class_="pages",
         aria_label=f"Pages of {name}",
     )
+
+
+def onward(label: str, href: str, what: str) -> Html:
+    """A link to the next page of a list, which the service cuts."""
+    return element("nav", anchor(label, href), class_="pages", aria_label=what)
+
+
+def field(
+    call: Call, name: str, label: str, placeholder: str | None = None, *, is_number: bool = False, grow: bool = False
+) -> Html:
+    """A field of a ``search``: a parameter of the query."""
+    mode: dict[str, str] = {"inputmode": "numeric"} if is_number else {"spellcheck": "false"}
+    given = element("input", type="text", name=name, value=call.text(name), placeholder=placeholder, **mode)
+    return element("label", label, given, class_="grow" if grow else None)
+
+
+def hidden(fields: Mapping[str, str | int]) -> list[Html]:
+    """What a form carries along."""
+    return [element("input", type="hidden", name=name, value=value) for name, value in fields.items()]
+
+
+def _view(path: str, class_: str, *content: Content, **attributes: Attribute) -> Html:
+    """A form that leads to a view of a page: all that it says is in the query."""
+    return element("form", *content, method="get", action=path, class_=class_, **attributes)
+
+
+def search(path: str, label: str, *fields: Content, button: str = "Show", also: Content = None) -> Html:
+    """A form that looks for something. ``also``: what follows its button."""
+    submit = element("button", button, type="submit", class_="primary")
+    return _view(path, "query", *fields, submit, also, role="search", aria_label=label)
+
+
+def choice(path: str, label: str, name: str, values: Iterable[str], chosen: str, *fields: Content) -> Html:
+    """A form that leads to another view as soon as a value is chosen."""
+    options = [element("option", each, value=each, selected=each == chosen) for each in values]
+    chooser = element("label", label, element("select", options, name=name))
+    return _view(path, "query", *fields, chooser, element("button", "Show", type="submit"), data_auto=True)
 
 
 def why(error: HoldfastError) -> str:
@@ -342,7 +376,7 @@ def refusal(error: HoldfastError) -> Html:
     return notice("bad", str(error), " ", element("code", error.code.value))
 
 
-async def attempt(part: Awaitable[Html]) -> Html:
+async def attempt(part: Awaitable[Content]) -> Content:
     """A part of a page, or why it is not there."""
     try:
         return await part

@@ -6,12 +6,16 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
 
 from holdfast.console import units
-from holdfast.console.call import Call, link
+from holdfast.console.call import Call, Form, Input, link, whole
 from holdfast.console.html import Content, Html, element
-from holdfast.console.parts import anchor, copied, name_shown, notice
+from holdfast.console.parts import anchor, choice, copied, hidden, name_shown, notice
 from holdfast.errors import InvalidRequest
+
+CELL_CHARACTERS: Final = 80
 
 
 def bytes_of(text: str) -> bytes:
@@ -62,15 +66,13 @@ def value_given(form: Mapping[str, str]) -> bytes:
         raise InvalidRequest("the value is not hexadecimal") from None
 
 
-def compared(old: bytes | None, new: bytes, counter: str) -> Content:
-    """The old value, if there is one, and the new one. ``counter``: what changes where they are equal."""
-    return [
-        notice("warn", f"The value stays as it is; only its {counter} changes.") if old == new else None,
-        element("h3", "Old value"),
-        element("p", "The key does not exist.", class_="empty") if old is None else value_of(old),
-        element("h3", "New value"),
-        value_of(new),
-    ]
+def time_given(text: str) -> int:
+    """A time that a person wrote, in milliseconds since 1970; without a zone it is UTC. Raises: InvalidRequest."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest("the time is ISO 8601, such as 2026-11-27T09:30:00") from None
+    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def mark_of(*parts: bytes) -> str:
@@ -86,20 +88,9 @@ def form_named(name: str) -> units.Form:
     raise InvalidRequest(f"a form is one of {', '.join(units.FORMS)}")
 
 
-def form_choice(call: Call, **hidden: str | int) -> Html:
-    """A field to choose in which form a value is shown. ``hidden``: the rest of the page's address."""
-    chosen = form_named(call.text("form"))
-    forms = [element("option", each, value=each, selected=each == chosen) for each in units.FORMS]
-    return element(
-        "form",
-        [element("input", type="hidden", name=name, value=value) for name, value in hidden.items()],
-        element("label", "Shown as", element("select", forms, name="form")),
-        element("button", "Show", type="submit"),
-        method="get",
-        action=call.path,
-        data_auto=True,
-        class_="query",
-    )
+def form_choice(call: Call, **carried: str | int) -> Html:
+    """A field to choose in which form a value is shown. ``carried``: the rest of the page's address."""
+    return choice(call.path, "Shown as", "form", units.FORMS, form_named(call.text("form")), hidden(carried))
 
 
 def value_of(value: bytes, form: units.Form = "auto") -> Html:
@@ -117,3 +108,50 @@ def value_of(value: bytes, form: units.Form = "auto") -> Html:
         copied(shown, "Copy the shown part" if cut else "Copy"),
     )
     return element("div", note, element("pre", shown, tabindex="0"))
+
+
+def value_start(value: bytes) -> Html:
+    """The beginning of a value, for a cell of a table."""
+    try:
+        text = units.bytes_text(value, "text")
+    except ValueError:
+        text = units.bytes_text(value[:CELL_CHARACTERS], "hex")
+    return element("code", text if len(text) <= CELL_CHARACTERS else f"{text[:CELL_CHARACTERS]}…")
+
+
+def writing_form(effect: str, key: Input, old: bytes | None, counter: str, number: int, back: str) -> Form:
+    """The first of two forms that write a value: it takes the key and the value, and the second one compares.
+
+    ``counter`` names the ``number`` of the value that is shown: its version or its revision. Raises: InvalidRequest for
+    a value that is too large for a form.
+    """
+    if old is not None and len(old) > units.SHOWN_BYTES_MAX:
+        raise InvalidRequest("the value is too large to be edited here", bytes=len(old))
+    try:
+        shown, form = units.bytes_text(old or b"", "text"), "text"
+    except ValueError:
+        shown, form = (old or b"").hex(" "), "hex"
+    value = Input("value", "Value", shown, "area")
+    kind = Input("form", "The value is written as", form, "choice", choices=("text", "hex"))
+    inputs = (key, value, kind, Input(counter, "", str(number), "hidden"))
+    return Form(element("p", effect), "Compare", back, inputs)
+
+
+def comparing_form(
+    call: Call, effect: Content, old: bytes | None, new: bytes, counter: str, number: int, button: str, seen: str
+) -> Form:
+    """The second form: the old value, if there is one, the new one, and what changed since the first form."""
+    expected = whole(f"the {counter}", call.form.get(counter, "0"))
+    since = f"The key has changed since {counter} {expected}" if expected else "The key exists by now"
+    stays = f"The value stays as it is; only its {counter} changes."
+    shown = [
+        notice("warn", f"{since}. This is what it has now, and what you give it.") if expected != number else None,
+        effect,
+        notice("warn", stays) if old == new else None,
+        element("h3", "Old value"),
+        element("p", "The key does not exist.", class_="empty") if old is None else value_of(old),
+        element("h3", "New value"),
+        value_of(new),
+    ]
+    carried = tuple(Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", counter))
+    return Form(shown, button, link(call.path, **call.query), carried, seen=seen)

@@ -225,7 +225,7 @@ def test_an_edit_is_committed_only_after_both_values_were_shown() -> None:
 
     def edit(**fields: str) -> Any:
         form = {"key": "k", "value": "new", "form": "text", "version": "7", **fields}
-        call = SimpleNamespace(service=SimpleNamespace(log=log), form=form, query={"key": "aw"})
+        call = SimpleNamespace(service=SimpleNamespace(log=log), form=form, query={"key": "aw"}, path=EDIT.path)
         return asyncio.run(cast(Any, EDIT.act(cast(Any, call))))
 
     shown = edit()
@@ -447,7 +447,7 @@ def test_a_key_of_a_map_is_set_only_after_both_values_were_shown() -> None:
         call = SimpleNamespace(
             documents=DocumentReader(),
             service=SimpleNamespace(stores=stores, read=read), form=form, query=query, text=query.__getitem__,
-            required=query.__getitem__,
+            required=query.__getitem__, path=SET_KEY.path,
         )  # fmt: skip
         return asyncio.run(cast(Any, SET_KEY.act(cast(Any, call))))
 

@@ -117,13 +117,13 @@ def test_a_rollback_names_what_it_removes_and_is_not_offered_for_the_revision_in
     assert "Makes: <strong>b</strong>" in said
     with pytest.raises(InvalidRequest, match="in force"):
         effect_of(ROLLBACK, call_of(revision="8"))
-    history = asyncio.run(_history(call_of()))
+    history = text_of(asyncio.run(_history(call_of())))
     assert "revision=3" in history
     assert "rollback?revision=8" not in history
     assert "Author" not in history
     named = call_of()
     named.service.read = AsyncMock(return_value={"history": [{"revision": 3, "at_ms": 1, "author": "ann"}]})
-    assert "ann" in asyncio.run(_history(named))
+    assert "ann" in text_of(asyncio.run(_history(named)))
 
 
 def test_a_policy_says_how_old_the_log_is_and_that_it_replaces_one() -> None:
@@ -185,7 +185,7 @@ def test_a_warning_says_once_that_nothing_is_removed() -> None:
 
 
 def test_a_store_that_does_not_exist_is_said_once_without_actions() -> None:
-    page = asyncio.run(_store(call_of(store="nope")))
+    page = text_of(asyncio.run(_store(call_of(store="nope"))))
     assert page.count("Not found") == 1
     assert "/store/delete" not in page
     with pytest.raises(InvalidRequest, match="no store has this name"):
@@ -193,7 +193,7 @@ def test_a_store_that_does_not_exist_is_said_once_without_actions() -> None:
 
 
 def test_the_actions_of_a_durable_are_before_its_figures_and_its_numbers_lead_on() -> None:
-    page = asyncio.run(_durable(call_of(store="a", durable="w")))
+    page = text_of(asyncio.run(_durable(call_of(store="a", durable="w"))))
     assert page.index("/durable/purge") < page.index("Backlog")
     assert 'href="#h-backlog-over-time"' in page
     assert 'id="h-backlog-over-time"' in page
@@ -239,11 +239,11 @@ def test_the_cluster_is_changed_only_where_its_form_was_changed() -> None:
 
 def test_a_suspended_cluster_offers_to_resume_and_says_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "another leader" in effect_of(SUSPEND, call_of())
-    serves = asyncio.run(_cluster(call_of()))
+    serves = text_of(asyncio.run(_cluster(call_of())))
     assert "/cluster/suspend" in serves
     assert "/cluster/resume" not in serves
     monkeypatch.setitem(DOCUMENTS, "/v1/cluster", DOCUMENTS["/v1/cluster"] | {"suspended": True})
-    suspended = asyncio.run(_cluster(call_of()))
+    suspended = text_of(asyncio.run(_cluster(call_of())))
     assert "/cluster/resume" in suspended
     assert "/cluster/suspend" not in suspended
     assert "another leader" in suspended

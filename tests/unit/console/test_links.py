@@ -15,8 +15,9 @@ import pytest
 from holdfast.client.protocol.effects import Checkpoint, TransactionEvent
 from holdfast.commit.format.transaction import PointRead, Write
 from holdfast.console.call import Call
+from holdfast.console.html import text_of
 from holdfast.console.options import ConsoleOptions
-from holdfast.console.pages import PAGES, leaders
+from holdfast.console.pages import PAGES, cluster
 from holdfast.console.pages.jobs import job_of
 from holdfast.console.pages.pipelines import Table, _kept
 from holdfast.console.reading.exposition import Scrape
@@ -322,7 +323,7 @@ async def _cells_of(path: str, query: dict[str, str]) -> list[tuple[str, str, st
         page = next(each for each in PAGES if each.path == path)
         call = Call(path, query, Session("x", 0.0), cast(Service, service), watcher, options)
         walker = Walker()
-        walker.feed(await page.render(call))
+        walker.feed(text_of(await page.render(call)))
         return walker.cells
     finally:
         await service.aclose()
@@ -384,7 +385,7 @@ def test_versions_of_a_job_are_written_as_everywhere_and_lead_to_the_log(monkeyp
         service = Answers()
         try:
             call: Any = SimpleNamespace(service=service, options=SimpleNamespace(acts=False))
-            return str(await job_of(call, "snapshot"))
+            return text_of(await job_of(call, "snapshot"))
         finally:
             await service.aclose()
 
@@ -395,10 +396,10 @@ def test_versions_of_a_job_are_written_as_everywhere_and_lead_to_the_log(monkeyp
 
 def test_numbers_that_changes_of_leader_left_unused_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that has version 120 of the first leader, and a log of three leaders whose newest version is 300."""
-    jump, begins = leaders.VERSION_JUMP, (250, 200)
-    assert leaders.missing(300 + 2 * jump, 120, [each + 2 * jump for each in begins]) == 180
-    assert leaders.missing(300, 300, begins) == 0
-    monkeypatch.setattr(leaders, "VERSION_JUMP", 30)
+    jump, begins = cluster.VERSION_JUMP, (250, 200)
+    assert cluster.missing(300 + 2 * jump, 120, [each + 2 * jump for each in begins]) == 180
+    assert cluster.missing(300, 300, begins) == 0
+    monkeypatch.setattr(cluster, "VERSION_JUMP", 30)
     cells = asyncio.run(_cells_of("/cluster", {}))
     (missing,) = [text for section, name, text, _ in cells if (section, name) == ("mirrors", "Missing transactions")]
     assert missing == "150", "one leadership of the documents begins above 120"

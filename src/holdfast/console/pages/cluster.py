@@ -1,4 +1,4 @@
-"""The processes of the service, each asked by itself: who leads, who follows, and what a follower lacks."""
+"""The processes of the service, each asked by itself: who leads and led, who follows, and what a follower lacks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
-from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.pages.leaders import begins_of, leaders, missing
+from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import (
     Column,
     Tone,
@@ -30,6 +31,8 @@ from holdfast.console.reading.exposition import Scrape
 from holdfast.console.reading.service import Member
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, Unavailable
+from holdfast.values import VERSION_JUMP
+from holdfast.wire.log import HoldState, LeadershipPeriod, Leaderships
 
 STEPPING_DOWN: Final = (
     " makes all accepted commits durable, answers them and stops leading. A snapshot or a verification that runs there "
@@ -44,6 +47,8 @@ _STAND_BY: Final = Input("then", "Stand by afterwards: the process waits for its
 LAG: Final = "Missing transactions"
 MIRROR: Final = "mirror-"
 """How the holds of mirrors begin."""
+LEADERSHIPS_MAX: Final = 50
+TIME_LINE_WIDTH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +109,27 @@ async def _begins(call: Call) -> tuple[int, ...] | None:
         return None
 
 
-async def _mirrors(call: Call) -> Html:
+async def _mirrors(call: Call) -> Content:
     """The mirrors that hold the log, by what each lacks of it."""
     answer = await call.service.log.retention()
     newest, begins = (await call.service.log.version(local=True)).version, await begins_of(call)
+
+    def lag(row: tuple[str, HoldState]) -> str:
+        return units.count(missing(newest, row[1].from_version, begins))
+
+    holds = "/retention#h-readers-that-hold-the-log"
+    columns: list[Column[tuple[str, HoldState]]] = [
+        Column("Mirror", lambda row: element("code", row[0]), href=lambda _: holds),
+        Column("Has versions up to", lambda row: log_at(row[1].from_version), is_number=True),
+        Column(LAG, lag, is_number=True, href=lambda _: link("/log", at=newest)),
+        Column("Holds the log until", lambda row: moment(row[1].expires_ms)),
+    ]
     rows = sorted((name, hold) for name, hold in answer.holds.items() if name.startswith(MIRROR))
-    return table(
-        call,
-        "mirrors",
-        [
-            Column(
-                "Mirror", lambda row: element("code", row[0]), href=lambda _: "/retention#h-readers-that-hold-the-log"
-            ),
-            Column("Has versions up to", lambda row: log_at(row[1].from_version), is_number=True),
-            Column(
-                LAG,
-                lambda row: units.count(missing(newest, row[1].from_version, begins)),
-                is_number=True,
-                href=lambda _: link("/log", at=newest),
-            ),
-            Column("Holds the log until", lambda row: moment(row[1].expires_ms)),
-        ],
-        rows,
-        caption="Mirrors that hold the log",
-        empty="No mirror holds the log. One with --no-hold is not seen here.",
-    )
+    empty = "No mirror holds the log. One with --no-hold is not seen here."
+    return table(call, "mirrors", columns, rows, caption="Mirrors that hold the log", empty=empty)
 
 
-async def _members(call: Call) -> Html:
+async def _members(call: Call) -> Content:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
     newest, begins = max((seen.version for seen in members), default=0.0), await _begins(call)
 
@@ -144,61 +142,101 @@ async def _members(call: Call) -> Html:
     def leaderships(seen: Seen) -> str:
         return "/log#leaderships" if seen.member.leads else settings(seen)
 
-    return table(
-        call,
-        "members",
-        [
-            Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url, href=settings),
-            Column("State", _state),
-            Column(
-                "Process",
-                lambda seen: code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–",
-                href=leaderships,
-            ),
-            Column(
-                "Epoch",
-                lambda seen: units.count(seen.value("holdfast_epoch")) if seen.member.leads else "–",
-                is_number=True,
-                href=leaderships,
-            ),
-            Column("Version", lambda seen: log_at(seen.version) if seen.version else "–", is_number=True),
-            Column(LAG, lag, is_number=True, href=lambda _: link("/log", at=int(newest))),
-            Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
-            Column(
-                "Memory",
-                lambda seen: "–" if seen.scrape is None else units.size(seen.value("process_resident_memory_bytes")),
-                is_number=True,
-                href=lambda seen: "/#room" if seen.member.leads else "",
-            ),
-            Column(
-                "Answered in",
-                lambda seen: units.duration(seen.member.seconds),
-                is_number=True,
-                href=settings,
-            ),
-        ],
-        members,
-        caption="Processes",
-        empty="No address.",
-    )
+    def process(seen: Seen) -> Content:
+        return code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"
+
+    def epoch(seen: Seen) -> str:
+        return units.count(seen.value("holdfast_epoch")) if seen.member.leads else "–"
+
+    def memory(seen: Seen) -> str:
+        return "–" if seen.scrape is None else units.size(seen.value("process_resident_memory_bytes"))
+
+    columns: list[Column[Seen]] = [
+        Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url, href=settings),
+        Column("State", _state),
+        Column("Process", process, href=leaderships),
+        Column("Epoch", epoch, is_number=True, href=leaderships),
+        Column("Version", lambda seen: log_at(seen.version) if seen.version else "–", is_number=True),
+        Column(LAG, lag, is_number=True, href=lambda _: link("/log", at=int(newest))),
+        Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
+        Column("Memory", memory, is_number=True, href=lambda seen: "/#room" if seen.member.leads else ""),
+        Column("Answered in", lambda seen: units.duration(seen.member.seconds), is_number=True, href=settings),
+    ]
+    return table(call, "members", columns, members, caption="Processes", empty="No address.")
 
 
-async def _cluster(call: Call) -> Html:
+async def _cluster(call: Call) -> Content:
     note = "The console asks the addresses of --service; give it once for each standby. The version numbers that a "
     note += "change of leader leaves unused are not counted as missing."
-    return text_of(
-        [
-            section(
-                "Processes",
-                await _members(call),
-                element("p", note, class_="note"),
-                actions=[action(call, STEP_DOWN, "Step down", danger=True)],
-            ),
-            section("Mirrors", await attempt(_mirrors(call))),
-            section("Leaderships", live("leaders", await attempt(leaders(call)))),
-            commands(call, "/livez", "holdfast version"),
-        ]
+    noted, acts = element("p", note, class_="note"), [action(call, STEP_DOWN, "Step down", danger=True)]
+    return [
+        section("Processes", await _members(call), noted, actions=acts),
+        section("Mirrors", await attempt(_mirrors(call))),
+        section("Leaderships", live("leaders", await attempt(leaders(call)))),
+        commands(call, "/livez", "holdfast version"),
+    ]
+
+
+async def _leaderships(call: Call) -> tuple[LeadershipPeriod, ...]:
+    answer = await call.service.read(f"/v1/log/leaderships?limit={LEADERSHIPS_MAX}")
+    return msgspec.convert(answer, Leaderships).leaderships
+
+
+async def begins_of(call: Call) -> tuple[int, ...]:
+    """The versions with which the newest leaderships begin. Raises: as the service does."""
+    return tuple(each.version for each in await _leaderships(call))
+
+
+def missing(newest: float, version: float, begins: Sequence[int]) -> int:
+    """How many transactions a follower at ``version`` lacks: a change of leader leaves ``VERSION_JUMP`` numbers unused.
+
+    ``begins``: as ``begins_of``. Changes of leader that are older than these, and forks, count as transactions.
+
+    >>> missing(VERSION_JUMP + 30, 10, [5, VERSION_JUMP + 20]), missing(VERSION_JUMP + 30, VERSION_JUMP + 20, [5])
+    (20, 10)
+    """
+    crossed = sum(version < begin <= newest for begin in begins)
+    return max(0, int(newest - version) - crossed * VERSION_JUMP)
+
+
+async def leaders(call: Call) -> Content:
+    """The leaderships of the log, newest first: a time line and a table. Raises: as the service does."""
+    rows = await _leaderships(call)
+
+    def claim(row: LeadershipPeriod) -> str:
+        """The object with which a leadership begins."""
+        return link("/log", slot=row.slot) + "#h-batches"
+
+    columns: list[Column[LeadershipPeriod]] = [
+        Column("Epoch", lambda row: units.count(row.epoch), is_number=True, href=claim),
+        Column("Since", lambda row: moment(row.time_ms)),
+        Column("Leader", lambda row: code(row.leader_id), href=claim),
+        Column("Address", lambda row: row.address or "–", href=lambda _: "/cluster"),
+        Column("Begins at version", lambda row: log_at(row.version), is_number=True),
+    ]
+    caption, empty = "Leaderships, newest first", "The log has no leader yet."
+    shown = table(call, "leaders", columns, rows, caption=caption, empty=empty, is_live=False)
+    return [_time_line([row.time_ms for row in reversed(rows)]), shown]
+
+
+def _time_line(begins: Sequence[int]) -> Content:
+    """One bar for each leadership, oldest on the left; a leader's time is that of its own clock."""
+    if not begins:
+        return None
+    ends = [*begins[1:], max(time.time() * 1000, begins[-1])]
+    first, span = begins[0], max(1.0, ends[-1] - begins[0])
+    bars: list[Html] = []
+    for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        x = round((begin - first) / span * TIME_LINE_WIDTH, 1)
+        width = max(1.0, round((end - begin) / span * TIME_LINE_WIDTH, 1) - 2)
+        bars.append(element("rect", x=x, y=0, width=width, height=16, class_="even" if at % 2 else "odd"))
+    said = f"{len(begins)} leaderships in {units.duration(span / 1000)}"
+    box = f"0 0 {TIME_LINE_WIDTH} 16"
+    picture = element(
+        "svg", bars, viewBox=box, preserveAspectRatio="none", role="img", aria_label=said, class_="line-of-time"
     )
+    scale = element("div", element("small", moment(first)), element("small", "now"), class_="scale")
+    return element("div", picture, scale)
 
 
 def has_standby(members: Sequence[Member]) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import (
     Column,
-    Tone,
     action,
     anchor,
     attempt,
     badge,
+    choice,
     code,
     commands,
     facts,
@@ -20,39 +22,23 @@ from holdfast.console.parts import (
     section,
     table,
 )
-from holdfast.console.reading.service import Document, documents
+from holdfast.wire.log import ConfigurationAnswer, SettingInForce
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_LEVEL: Final = "/v1/admin/log-level"
 
 
-async def _configuration(call: Call) -> Html:
+async def _configuration(call: Call) -> Content:
     member = call.service.member_named(call.text("process"))
     change = action(call, CHANGE_LEVEL, "Change the level", process=call.text("process"))
-    return text_of(
-        [
-            _choice(call, member),
-            section("Process log", await attempt(_level(call, member)), actions=[change]),
-            section("The service", await attempt(_settings(call, member))),
-            section("This console", _own(call)),
-            commands(call, "/v1/configuration", ""),
-        ]
-    )
-
-
-def _choice(call: Call, member: str) -> Content:
-    if len(call.service.urls) == 1:
-        return None
-    options = [element("option", url, value=url, selected=url == member) for url in call.service.urls]
-    return element(
-        "form",
-        element("label", "Process", element("select", options, name="process")),
-        element("button", "Show", type="submit"),
-        method="get",
-        action="/configuration",
-        data_auto=True,
-        class_="query",
-    )
+    urls = call.service.urls
+    return [
+        choice("/configuration", "Process", "process", urls, member) if len(urls) > 1 else None,
+        section("Process log", await attempt(_level(call, member)), actions=[change]),
+        section("The service", await attempt(_settings(call, member))),
+        section("This console", _own(call)),
+        commands(call, "/v1/configuration", ""),
+    ]
 
 
 async def _level(call: Call, member: str) -> Html:
@@ -84,53 +70,47 @@ async def _change_level(call: Call) -> Done:
     return Done(f"The log of {member} has the level {answer.get('level')}.", back)
 
 
-async def _settings(call: Call, member: str) -> Html:
-    answer = await call.service.read("/v1/configuration", member=member)
-    rows = documents(answer.get("settings"))
-
-    def source(row: Document) -> Html:
-        tone: Tone = "none" if row["source"] == "default" else "good"
-        return badge(str(row["source"]), tone)
-
-    warnings = answer.get("warnings")
-    said = [notice("warn", str(each)) for each in warnings] if isinstance(warnings, list) else []
+async def _settings(call: Call, member: str) -> Content:
+    answer = msgspec.convert(await call.service.read("/v1/configuration", member=member), ConfigurationAnswer)
+    columns: list[Column[SettingInForce]] = [
+        Column("Setting", lambda row: element("code", row.key), lambda row: row.key),
+        Column("Value", lambda row: element("code", row.value), lambda row: row.value),
+        Column(
+            "Source",
+            lambda row: badge(row.source, "none" if row.source == "default" else "good"),
+            lambda row: row.source,
+        ),
+        Column("Why", lambda row: row.why),
+    ]
     shown = table(
         call,
         "settings",
-        [
-            Column("Setting", lambda row: element("code", str(row["key"])), lambda row: str(row["key"])),
-            Column("Value", lambda row: element("code", str(row["value"])), lambda row: str(row["value"])),
-            Column("Source", source, lambda row: str(row["source"])),
-            Column("Why", lambda row: str(row["why"])),
-        ],
-        rows,
+        columns,
+        answer.settings,
         caption="Settings in force",
         empty="The service does not say.",
-        text=lambda row: f"{row['key']} {row['value']} {row['source']}",
+        text=lambda row: f"{row.key} {row.value} {row.source}",
         is_live=False,
     )
-    file = element(
-        "p",
-        "Its file: ",
-        element("code", str(answer.get("file") or "none")),
-        ". A restart applies changes.",
-        class_="note",
-    )
-    return text_of([said, file, shown])
+    file = element("code", answer.file or "none")
+    return [
+        [notice("warn", each) for each in answer.warnings],
+        element("p", "Its file: ", file, ". A restart applies changes.", class_="note"),
+        shown,
+    ]
 
 
 def _own(call: Call) -> Html:
     options = call.options
-    return facts(
-        {
-            "Service": [code(url) for url in options.services],
-            "Listens on": code(f"{options.listen_host}:{options.listen_port}"),
-            "Acts": "yes" if options.acts else "no, it only reads",
-            "Login": "each user" if options.needs_login else "none",
-            "TLS": "yes" if options.scheme == "https" else "no",
-            "Tables": anchor(str(len(options.tables)), "/pipelines"),
-        }
-    )
+    about: dict[str, Content] = {
+        "Service": [code(url) for url in options.services],
+        "Listens on": code(f"{options.listen_host}:{options.listen_port}"),
+        "Acts": "yes" if options.acts else "no, it only reads",
+        "Login": "each user" if options.needs_login else "none",
+        "TLS": "yes" if options.scheme == "https" else "no",
+        "Tables": anchor(str(len(options.tables)), "/pipelines"),
+    }
+    return facts(about)
 
 
 CHANGE_LEVEL: Final = Action(

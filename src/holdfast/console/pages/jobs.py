@@ -9,8 +9,8 @@ import msgspec
 
 from holdfast.client.protocol.messages import query_of
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, link, whole
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.call import Action, Call, Done, Form, Input, Section, link, whole
+from holdfast.console.html import Content, element
 from holdfast.console.parts import Tone, action, anchor, badge, bar, code, facts, moment, notice
 from holdfast.console.reading import backwards
 from holdfast.console.values import log_at
@@ -27,7 +27,7 @@ VERSIONS: Final = ("last_transaction", "after", "through")
 """Facts that are versions and are not named so."""
 
 
-async def job_of(call: Call, kind: Kind) -> Html:
+async def job_of(call: Call, kind: Kind) -> Content:
     """The newest job of the leader, with its progress. Raises: as the service does."""
     try:
         state = msgspec.convert(await call.service.read(f"/v1/admin/{kind}"), LogJobState)
@@ -44,7 +44,8 @@ async def job_of(call: Call, kind: Kind) -> Html:
         shown["Progress"] = bar(state.done, state.total, "Progress", units.count, is_good=True)
     shown |= {name.replace("_", " ").capitalize(): _result(name, value) for name, value in state.result.items()}
     problem = notice("bad", state.error, " ", element("code", state.code)) if state.error else None
-    return text_of([problem, facts(shown), _end(call, kind) if state.state == "running" else None])
+    end = action(call, END_SNAPSHOT if kind == "snapshot" else END_VERIFICATION, "End it")
+    return [problem, facts(shown), element("p", end) if state.state == "running" else None]
 
 
 def _result(name: str, value: int | str | bool | None) -> Content:
@@ -59,10 +60,6 @@ def _result(name: str, value: int | str | bool | None) -> Content:
     if name in SIZES:
         return units.size(value)
     return log_at(value) if "version" in name or name in VERSIONS else units.count(value)
-
-
-def _end(call: Call, kind: Kind) -> Content:
-    return element("p", action(call, END_SNAPSHOT if kind == "snapshot" else END_VERIFICATION, "End it"))
 
 
 async def _verify_form(call: Call) -> Form:
@@ -87,15 +84,12 @@ async def _verify(call: Call) -> Done:
     after = whole("the first version", call.form.get("after", ""))
     through = whole("the last version", call.form.get("through", ""))
     state = await call.service.change("POST", "/v1/admin/verify" + query_of(after=after, through=through))
-    same = state.get("parameters") == {"after": after, "through": through}
-    said = (
-        f"The verification of versions {after} to {through} has begun." if same else "Another verification is at work."
-    )
-    return Done(said, "/log#verify")
+    if state.get("parameters") != {"after": after, "through": through}:
+        return Done("Another verification is at work.", "/log#verify")
+    return Done(f"The verification of versions {after} to {through} has begun.", "/log#verify")
 
 
-async def _snapshot_form(call: Call) -> Form:
-    del call
+async def _snapshot_form(_: Call) -> Form:
     text = (
         "A process of its own on the leader's machine reads the log since the newest snapshot, at low priority, and "
         "writes the newest value of every key next to the log. Its temporary file needs room for the whole state."
@@ -108,22 +102,22 @@ async def _snapshot(call: Call) -> Done:
     return Done("A snapshot is being made.", "/retention#snapshot")
 
 
-async def _end_form(call: Call) -> Form:
-    is_snapshot = call.path == END_SNAPSHOT.path
-    what = "snapshot" if is_snapshot else "verification"
+def _ending(path: str, kind: Kind, what: str, section: Section, back: str) -> Action:
+    """Ends the job of a kind."""
     text = f"Ends the {what} that is at work. What it did so far is lost; it can be begun again."
-    return Form(effect=element("p", text), button="End it", back="/retention" if is_snapshot else "/log")
 
+    async def form(_: Call) -> Form:
+        return Form(effect=element("p", text), button="End it", back=back)
 
-async def _end_job(call: Call) -> Done:
-    is_snapshot = call.path == END_SNAPSHOT.path
-    await call.service.change("DELETE", f"/v1/admin/{'snapshot' if is_snapshot else 'verify'}")
-    what = "snapshot" if is_snapshot else "verification"
-    return Done(f"The {what} has ended.", "/retention" if is_snapshot else "/log")
+    async def act(call: Call) -> Done:
+        await call.service.change("DELETE", f"/v1/admin/{kind}")
+        return Done(f"The {what} has ended.", back)
+
+    return Action(path, f"End the {what}", section, form, act)
 
 
 VERIFY: Final = Action("/log/verify", "Verify a range of the log", "Log", _verify_form, _verify)
-END_VERIFICATION: Final = Action("/log/end-verification", "End the verification", "Log", _end_form, _end_job)
+END_VERIFICATION: Final = _ending("/log/end-verification", "verify", "verification", "Log", "/log")
 SNAPSHOT: Final = Action("/retention/snapshot", "Make a snapshot", "Retention", _snapshot_form, _snapshot)
-END_SNAPSHOT: Final = Action("/retention/end-snapshot", "End the snapshot", "Retention", _end_form, _end_job)
+END_SNAPSHOT: Final = _ending("/retention/end-snapshot", "snapshot", "snapshot", "Retention", "/retention")
 ACTIONS: Final = (VERIFY, END_VERIFICATION, SNAPSHOT, END_SNAPSHOT)

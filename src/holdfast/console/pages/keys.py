@@ -11,8 +11,8 @@ import msgspec
 from holdfast.client.protocol.effects import TransactionEvent
 from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, Write, prefix_end
 from holdfast.console import units
-from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.call import Action, Call, Done, Form, Input, Page, link
+from holdfast.console.html import Content, Html, element
 from holdfast.console.parts import (
     Column,
     action,
@@ -21,10 +21,14 @@ from holdfast.console.parts import (
     code,
     commands,
     facts,
+    field,
+    figures,
     live,
     moment,
     name_shown,
     notice,
+    onward,
+    search,
     section,
     table,
     whole_name,
@@ -33,7 +37,7 @@ from holdfast.console.reading import backwards
 from holdfast.console.reading.backwards import LogSearch
 from holdfast.console.values import (
     bytes_of,
-    compared,
+    comparing_form,
     form_choice,
     form_named,
     key_link,
@@ -43,6 +47,8 @@ from holdfast.console.values import (
     unpacked,
     value_given,
     value_of,
+    value_start,
+    writing_form,
 )
 from holdfast.errors import InvalidRequest
 from holdfast.wire.log import ConflictingPlace, Conflicts, Found, VersionAnswer
@@ -51,136 +57,75 @@ ROWS: Final = 50
 HISTORY: Final = 20
 HOT_TRANSACTIONS: Final = 1_000
 HOT_ROWS: Final = 15
-VALUE_CHARACTERS: Final = 80
 
 
-async def _keys(call: Call) -> Html:
-    return text_of(
-        [
-            section("Browse", _form(call), await attempt(_browse(call)), actions=[_new(call)]),
-            element("div", section("Keys that change most", await attempt(_hot(call))), id="hot"),
-            element("div", section("Keys of conflicts", await attempt(_conflicting(call))), id="conflicts"),
-            commands(
-                call, f"/v1/range?prefix_text={call.text('prefix')}&text=true&limit={ROWS}", "holdfast get --help"
-            ),
-        ]
-    )
+async def _keys(call: Call) -> Content:
+    prefix = field(call, "prefix", "Keys that begin with", "orders/ or 0x…", grow=True)
+    at = field(call, "at", "Not older than version", "newest", is_number=True)
+    form = search("/keys", "Browse keys", prefix, at)
+    target = f"/v1/range?prefix_text={call.text('prefix')}&text=true&limit={ROWS}"
+    return [
+        section("Browse", form, await attempt(_browse(call)), actions=[action(call, EDIT, "Write a key", new=1)]),
+        element("div", section("Keys that change most", await attempt(_hot(call))), id="hot"),
+        element("div", section("Keys of conflicts", await attempt(_conflicting(call))), id="conflicts"),
+        commands(call, target, "holdfast get --help"),
+    ]
 
 
-def _new(call: Call) -> Content:
-    return action(call, EDIT, "Write a key", new=1)
-
-
-def _form(call: Call) -> Html:
-    prefix = element(
-        "input", type="text", name="prefix", value=call.text("prefix"), placeholder="orders/ or 0x…", spellcheck="false"
-    )
-    at = element("input", type="text", name="at", value=call.text("at"), placeholder="newest", inputmode="numeric")
-    return element(
-        "form",
-        element("label", "Keys that begin with", prefix, class_="grow"),
-        element("label", "Not older than version", at),
-        element("button", "Show", type="submit", class_="primary"),
-        method="get",
-        action="/keys",
-        role="search",
-        aria_label="Browse keys",
-        class_="query",
-    )
-
-
-async def _browse(call: Call) -> Html:
+async def _browse(call: Call) -> Content:
     prefix = bytes_of(call.text("prefix"))
     after = unpacked(call.text("after")) if call.text("after") else None
     at = call.number("at") or None
     if after is None:
-        found = await call.service.log.range(prefix=prefix, limit=ROWS, at=at)
+        page = await call.service.log.range(prefix=prefix, limit=ROWS, at=at)
     else:
-        found = await call.service.log.range(after + b"\0", prefix_end(prefix), limit=ROWS, at=at)
+        page = await call.service.log.range(after + b"\0", prefix_end(prefix), limit=ROWS, at=at)
+
+    def place(item: Found) -> str:
+        return link("/key", key=packed(item.key))
+
+    def written(item: Found) -> str:
+        return link("/transaction", version=item.version)
+
+    columns: list[Column[Found]] = [
+        Column("Key", lambda item: key_link(item.key)),
+        Column("Value", lambda item: value_start(item.value)),
+        figures("Size", lambda item: len(item.value), place, units.size),
+        Column("Version", lambda item: str(item.version), lambda item: item.version, href=written),
+    ]
     shown = table(
-        call,
-        "keys",
-        [
-            Column("Key", lambda item: key_link(item.key)),
-            Column("Value", _short),
-            Column(
-                "Size",
-                lambda item: units.size(len(item.value)),
-                lambda item: len(item.value),
-                is_number=True,
-                href=lambda item: link("/key", key=packed(item.key)),
-            ),
-            Column(
-                "Version",
-                lambda item: str(item.version),
-                lambda item: item.version,
-                href=lambda item: link("/transaction", version=item.version),
-            ),
-        ],
-        found.items,
-        caption="Keys in byte order",
-        empty="No key begins with this.",
-        is_live=False,
+        call, "keys", columns, page.items, caption="Keys in byte order", empty="No key begins with this.", is_live=False
     )
-    more: Content = None
-    if found.more:
-        more = element(
-            "nav",
-            anchor("Next →", call.here(after=packed(found.items[-1].key))),
-            class_="pages",
-            aria_label="More keys",
-        )
-    return text_of([element("p", "As of version ", log_at(found.version), ".", class_="note"), shown, more])
+    more = onward("Next →", call.here(after=packed(page.items[-1].key)), "More keys") if page.more else None
+    return [element("p", "As of version ", log_at(page.version), ".", class_="note"), shown, more]
 
 
-def _short(item: Found) -> Html:
-    try:
-        shown = units.bytes_text(item.value[: units.SHOWN_BYTES_MAX], "text")
-    except ValueError:
-        shown = units.bytes_text(item.value[:VALUE_CHARACTERS], "hex")
-    return element("code", shown if len(shown) <= VALUE_CHARACTERS else f"{shown[:VALUE_CHARACTERS]}…")
-
-
-async def _hot(call: Call) -> Html:
+async def _hot(call: Call) -> Content:
     newest = await backwards.newest_version(call.service)
-    found = await backwards.newest(call.service, newest, HOT_TRANSACTIONS)
-    counted = Counter(key for event in found.transactions for key in {_key_of(each) for each in event.operations})
-    counted.pop(b"", None)
-    if not found.transactions:
+    events = (await backwards.newest(call.service, newest, HOT_TRANSACTIONS)).transactions
+    changes = Counter(key for event in events for key in {_key_of(each) for each in event.operations})
+    changes.pop(b"", None)
+    if not events:
         return element("p", "No transaction yet.", class_="empty")
-    seconds = (found.transactions[0].time_ms - found.transactions[-1].time_ms) / 1000
-    note = f"Of the newest {len(found.transactions):,} transactions, which span {units.duration(max(0.001, seconds))}."
+    span = units.duration(max(0.001, (events[0].time_ms - events[-1].time_ms) / 1000))
 
-    def changes(row: tuple[bytes, int]) -> str:
+    def place(row: tuple[bytes, int]) -> str:
         return link("/log", key=units.key_text(row[0]))
 
-    return text_of(
-        [
-            element("p", note, class_="note"),
-            table(
-                call,
-                "hot",
-                [
-                    Column("Key", lambda row: key_link(row[0])),
-                    Column(
-                        "Transactions",
-                        lambda row: units.count(row[1]),
-                        lambda row: row[1],
-                        is_number=True,
-                        href=changes,
-                    ),
-                    Column("Part", lambda row: f"{row[1] / len(found.transactions):.0%}", is_number=True, href=changes),
-                ],
-                counted.most_common(HOT_ROWS),
-                caption="Keys that change most",
-                empty="No key was changed.",
-            ),
-        ]
-    )
+    columns: list[Column[tuple[bytes, int]]] = [
+        Column("Key", lambda row: key_link(row[0])),
+        figures("Transactions", lambda row: row[1], place),
+        Column("Part", lambda row: f"{row[1] / len(events):.0%}", is_number=True, href=place),
+    ]
+    rows = changes.most_common(HOT_ROWS)
+    return [
+        element("p", f"Of the newest {len(events):,} transactions, which span {span}.", class_="note"),
+        table(call, "hot", columns, rows, caption="Keys that change most", empty="No key was changed."),
+    ]
 
 
-async def _conflicting(call: Call) -> Html:
-    found = msgspec.convert(await call.service.read(f"/v1/log/conflicts?limit={HOT_ROWS}"), Conflicts)
+async def _conflicting(call: Call) -> Content:
+    counts = msgspec.convert(await call.service.read(f"/v1/log/conflicts?limit={HOT_ROWS}"), Conflicts)
 
     def place(row: ConflictingPlace) -> Content:
         if not row.is_range:
@@ -194,93 +139,63 @@ async def _conflicting(call: Call) -> Html:
         return link("/keys", prefix=begin) if row.is_range else link("/log", key=begin)
 
     note = (
-        f"Preconditions that were broken in the last {units.duration(max(1.0, found.seconds))} under this leader: "
-        f"{units.count(found.total)}. "
+        f"Preconditions that were broken in the last {units.duration(max(1.0, counts.seconds))} under this leader: "
+        f"{units.count(counts.total)}. "
     )
-    note += f"A count may be {units.count(found.lost)} too low." if found.lost else "The counts are exact."
-    return text_of(
-        [
-            live("conflicts-note", element("p", note, class_="note")),
-            table(
-                call,
-                "conflicts",
-                [
-                    Column("Key or range", place),
-                    Column(
-                        "Conflicts",
-                        lambda row: units.count(row.conflicts),
-                        lambda row: row.conflicts,
-                        is_number=True,
-                        href=changes,
-                    ),
-                    Column(
-                        "Part",
-                        lambda row: f"{row.conflicts / max(1, found.total):.0%}",
-                        is_number=True,
-                        href=changes,
-                    ),
-                ],
-                found.places,
-                caption="Keys and ranges of conflicts, most first",
-                empty="No commit was refused for a conflict.",
-            ),
-        ]
-    )
+    note += f"A count may be {units.count(counts.lost)} too low." if counts.lost else "The counts are exact."
+    columns: list[Column[ConflictingPlace]] = [
+        Column("Key or range", place),
+        figures("Conflicts", lambda row: row.conflicts, changes),
+        Column("Part", lambda row: f"{row.conflicts / max(1, counts.total):.0%}", is_number=True, href=changes),
+    ]
+    caption, empty = "Keys and ranges of conflicts, most first", "No commit was refused for a conflict."
+    return [
+        live("conflicts-note", element("p", note, class_="note")),
+        table(call, "conflicts", columns, counts.places, caption=caption, empty=empty),
+    ]
 
 
 def _key_of(operation: Operation) -> bytes:
     return operation.begin if isinstance(operation, RangeDelete) else operation.key
 
 
-async def _key(call: Call) -> Html:
+async def _key(call: Call) -> Content:
     key = unpacked(call.required("key"))
-    return text_of(
-        [
-            live("value", section("Value", await attempt(_value(call, key)), actions=_acts(call, key))),
-            section("History, newest first", await attempt(_history(call, key))),
-            commands(call, f"/v1/keys/{packed(key)}", f"holdfast get --encoding hex {key.hex()}"),
-        ]
-    )
+    name = packed(key)
+    acts = [action(call, EDIT, "Edit", key=name), action(call, DELETE, "Delete", danger=True, key=name)]
+    return [
+        live("value", section("Value", await attempt(_value(call, key)), actions=acts)),
+        section("History, newest first", await attempt(_history(call, key))),
+        commands(call, f"/v1/keys/{name}", f"holdfast get --encoding hex {key.hex()}"),
+    ]
 
 
-def _acts(call: Call, key: bytes) -> list[Content]:
-    return [action(call, EDIT, "Edit", key=packed(key)), action(call, DELETE, "Delete", danger=True, key=packed(key))]
-
-
-async def _value(call: Call, key: bytes) -> Html:
-    found = await call.service.log.get(key)
-    if found is None:
+async def _value(call: Call, key: bytes) -> Content:
+    item = await call.service.log.get(key)
+    if item is None:
         return notice("none", "The key does not exist. Its history may say when it was deleted.")
-    form = form_named(call.text("form"))
-    return text_of(
-        [
-            facts(
-                {
-                    "Key": whole_name(units.key_text(key)),
-                    "Version": anchor(str(found.version), link("/transaction", version=found.version)),
-                    "Key in base64url": code(packed(key), copy=True),
-                }
-            ),
-            form_choice(call, key=packed(key)),
-            value_of(found.value, form),
-        ]
-    )
+    about = {
+        "Key": whole_name(units.key_text(key)),
+        "Version": anchor(str(item.version), link("/transaction", version=item.version)),
+        "Key in base64url": code(packed(key), copy=True),
+    }
+    return [facts(about), form_choice(call, key=packed(key)), value_of(item.value, form_named(call.text("form")))]
 
 
-async def _history(call: Call, key: bytes) -> Html:
+async def _history(call: Call, key: bytes) -> Content:
     high = call.number("below") or await backwards.newest_version(call.service)
-    found = await backwards.newest(call.service, high, HISTORY, LogSearch(key, key + b"\0"))
+    changes = await backwards.newest(call.service, high, HISTORY, Wanted(key, key + b"\0"))
     rows = [
-        element("li", moment(event.time_ms), " ", _version(event), " ", _change(event)) for event in found.transactions
+        element("li", moment(event.time_ms), " ", _version(event), " ", _change(event))
+        for event in changes.transactions
     ]
     more: Content = None
-    if found.older is not None:
-        label = "Older →" if rows else "Go on searching →"
-        more = element("nav", anchor(label, call.here(below=found.older)), class_="pages", aria_label="Older changes")
-    elif found.truncated:
+    if changes.older is not None:
+        more = onward("Older →" if rows else "Go on searching →", call.here(below=changes.older), "Older changes")
+    elif changes.truncated:
         more = notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
     empty = element("p", "No change in what was read.", class_="empty")
-    return text_of([element("ol", rows, class_="history") if rows else empty, more])
+    return [element("ol", rows, class_="history") if rows else empty, more]
 
 
 def _version(event: TransactionEvent) -> Html:
@@ -297,66 +212,23 @@ def _change(event: TransactionEvent) -> Content:
 async def _edit_form(call: Call) -> Form:
     name = call.text("key")
     key = unpacked(name) if name else b""
-    found = await call.service.log.get(key) if name else None
-    shown, form = "", "text"
-    if found is not None:
-        try:
-            shown = units.bytes_text(found.value, "text")
-            if len(found.value) > units.SHOWN_BYTES_MAX:
-                raise InvalidRequest("the value is too large to be edited here", bytes=len(found.value))
-        except ValueError as error:
-            if isinstance(error, InvalidRequest):
-                raise
-            shown, form = found.value.hex(" "), "hex"
-    expected = str(found.version) if found is not None else "0"
+    item = await call.service.log.get(key) if name else None
+    old, version = (None, 0) if item is None else (item.value, item.version)
     effect = "Commits one transaction that writes the key, after a look at the old and the new value."
-    return Form(
-        effect=element("p", effect),
-        button="Compare",
-        back=link("/key", key=name) if name else "/keys",
-        inputs=(
-            Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True),
-            Input("value", "Value", shown, "area"),
-            Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
-            Input("version", "", expected, "hidden"),
-        ),
-    )
+    named = Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True)
+    return writing_form(effect, named, old, "version", version, link("/key", key=name) if name else "/keys")
 
 
 async def _edit(call: Call) -> Done | Form:
     key, value = bytes_of(call.form.get("key", "")), value_given(call.form)
-    newest, found = await _newest(call, key)
-    confirm = _compared(call, key, found, value)
-    if not confirm.is_seen_in(call.form):
-        return confirm
-    version = await _commit(call, [Write(key, value)], key, newest)
-    return Done(
-        f"{units.shortened(units.key_text(key))} is written at version {version}.", link("/key", key=packed(key))
-    )
-
-
-def _compared(call: Call, key: bytes, found: Found | None, value: bytes) -> Form:
-    """What an edit would change: the old value, the new one, and the version on which it depends."""
-    version = 0 if found is None else found.version
+    newest, item = await _newest(call, key)
+    old, version = (None, 0) if item is None else (item.value, item.version)
     only = f"the key is unchanged since version {version}" if version else "the key still does not exist"
-    expected = whole("the version", call.form.get("version", "0"))
-    changed = None
-    if expected != version:
-        since = f"The key has changed since version {expected}" if expected else "The key exists by now"
-        changed = notice("warn", f"{since}. This is what it has now, and what you give it.")
-    return Form(
-        effect=[
-            changed,
-            element("p", "Commits one transaction that writes ", name_shown(units.key_text(key)), f", only if {only}."),
-            compared(None if found is None else found.value, value, "version"),
-        ],
-        button="Commit",
-        back=link("/key/edit", **call.query),
-        inputs=tuple(
-            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "version")
-        ),
-        seen=mark_of(key, value, b"%d" % version),
-    )
+    name = name_shown(units.key_text(key))
+    effect = element("p", "Commits one transaction that writes ", name, f", only if {only}.")
+    mark = mark_of(key, value, b"%d" % version)
+    confirm = comparing_form(call, effect, old, value, "version", version, "Commit", mark)
+    return confirm if not confirm.is_seen_in(call.form) else await _commit(call, Write(key, value), key, newest)
 
 
 async def _newest(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
@@ -365,19 +237,20 @@ async def _newest(call: Call, key: bytes) -> tuple[VersionAnswer, Found | None]:
     return newest, await call.service.log.get(key, newest.version)
 
 
-async def _commit(call: Call, operations: list[Operation], key: bytes, newest: VersionAnswer) -> int:
+async def _commit(call: Call, operation: Write | Delete, key: bytes, newest: VersionAnswer) -> Done:
     """Commit if the key does not change after ``newest``. One attempt: a conflict is the answer.
 
     The version of the form may be older than the conflict window, so the key was read again at ``newest``.
     """
     receipt = await call.service.log.commit(
-        operations,
+        [operation],
         [PointRead(key, newest.version)],
         read_version=newest.version,
         request_id=f"console-{secrets.token_hex(16)}",
         log_id=newest.log_id,
     )
-    return receipt.version
+    name, done = units.shortened(units.key_text(key)), "deleted" if isinstance(operation, Delete) else "written"
+    return Done(f"{name} is {done} at version {receipt.version}.", link("/key", key=packed(key)))
 
 
 async def _delete_form(call: Call) -> Form:
@@ -385,41 +258,29 @@ async def _delete_form(call: Call) -> Form:
     return _deleting(key, await call.service.log.get(key))
 
 
-def _deleting(key: bytes, found: Found | None) -> Form:
+def _deleting(key: bytes, item: Found | None) -> Form:
     """What a deletion removes. Raises: InvalidRequest."""
-    if found is None:
+    if item is None:
         raise InvalidRequest("the key does not exist")
-    name = units.key_text(key)
+    name, size = units.key_text(key), units.size(len(item.value))
+    only = f"It is refused if the key has changed since version {item.version}. The log keeps its history."
     return Form(
         effect=[
-            element(
-                "p",
-                "Commits one transaction that deletes ",
-                name_shown(name),
-                f", {units.size(len(found.value))}.",
-            ),
-            element(
-                "p",
-                f"It is refused if the key has changed since version {found.version}. The log keeps its history.",
-            ),
+            element("p", "Commits one transaction that deletes ", name_shown(name), f", {size}."),
+            element("p", only),
         ],
         button="Delete",
         back=link("/key", key=packed(key)),
         typed=name if units.in_heading(name) == name else "delete this key",
-        seen=str(found.version),
+        seen=str(item.version),
     )
 
 
 async def _delete(call: Call) -> Done | Form:
     key = unpacked(call.required("key"))
-    newest, found = await _newest(call, key)
-    confirm = _deleting(key, found)
-    if not confirm.is_seen_in(call.form):
-        return confirm
-    version = await _commit(call, [Delete(key)], key, newest)
-    return Done(
-        f"{units.shortened(units.key_text(key))} is deleted at version {version}.", link("/key", key=packed(key))
-    )
+    newest, item = await _newest(call, key)
+    confirm = _deleting(key, item)
+    return confirm if not confirm.is_seen_in(call.form) else await _commit(call, Delete(key), key, newest)
 
 
 EDIT: Final = Action("/key/edit", "Write a key", "Keys", _edit_form, _edit, "write")

@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from holdfast.client.aio.stores import Map
 from holdfast.client.protocol.messages import query_of
 from holdfast.client.protocol.stores.messages import durable_path, map_path, store_path
 from holdfast.console import units
 from holdfast.console.call import Action, Call, Done, Form, Input, Page, link, whole
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, element
 from holdfast.console.parts import (
     Column,
     action,
@@ -21,33 +22,44 @@ from holdfast.console.parts import (
     code,
     commands,
     facts,
+    field,
+    figures,
+    hidden,
     live,
     moment,
     name_shown,
     notice,
+    onward,
+    search,
     section,
     table,
     whole_name,
 )
 from holdfast.console.reading.documents import count_of, name_of
 from holdfast.console.reading.service import Document, document, documents, number
-from holdfast.console.values import compared, form_choice, form_named, mark_of, value_given, value_of
+from holdfast.console.values import (
+    comparing_form,
+    form_choice,
+    form_named,
+    mark_of,
+    value_given,
+    value_of,
+    value_start,
+    writing_form,
+)
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.wire.stores import EntriesResponse, Entry, Lock
 
 ROWS: Final = 100
-VALUE_CHARACTERS: Final = 80
 LOCK_SECONDS: Final = 60
 STORES_ASKED_MAX: Final = 20
 
 
-async def _maps(call: Call) -> Html:
-    return text_of(
-        [section("Maps", await attempt(_all(call))), commands(call, "/v1/stores", "holdfast stores map --help")]
-    )
+async def _maps(call: Call) -> Content:
+    return [section("Maps", await attempt(_all(call))), commands(call, "/v1/stores", "holdfast stores map --help")]
 
 
-async def _all(call: Call) -> Html:
+async def _all(call: Call) -> Content:
     stores = await call.service.collection("/v1/stores", "stores")
     rows = [
         (name_of(store), name)
@@ -57,115 +69,63 @@ async def _all(call: Call) -> Html:
     ]
     # Of dynamic durables only their stores know the type.
     for store in [store for store in stores if count_of(store, "dynamic_durables")][:STORES_ASKED_MAX]:
-        found = await call.service.collection(
-            f"{store_path(name_of(store))}/durables?type=map&dynamic=true", "durables"
-        )
-        rows += [(name_of(store), name_of(durable)) for durable in found]
-
-    def figure(row: tuple[str, str], name: str) -> float:
-        return call.watcher.value_of_store(name, store=row[0], durable=row[1]) or 0.0
+        target = f"{store_path(name_of(store))}/durables?type=map&dynamic=true"
+        rows += [(name_of(store), name_of(each)) for each in await call.service.collection(target, "durables")]
 
     def keys(row: tuple[str, str]) -> float:
-        return figure(row, "holdfast_durable_messages")
+        return call.watcher.value_of_store("holdfast_durable_messages", store=row[0], durable=row[1]) or 0.0
 
     def size(row: tuple[str, str]) -> float:
-        return figure(row, "holdfast_durable_bytes")
+        return call.watcher.value_of_store("holdfast_durable_bytes", store=row[0], durable=row[1]) or 0.0
 
     def place(row: tuple[str, str]) -> str:
         return link("/map", store=row[0], map=row[1])
 
-    def counts(row: tuple[str, str]) -> str:
-        return link("/durable", store=row[0], durable=row[1])
-
-    return table(
-        call,
-        "maps",
-        [
-            Column("Map", "/".join, lambda row: row, href=place),
-            Column("Keys", lambda row: units.count(keys(row)), keys, is_number=True, href=place),
-            Column("Bytes", lambda row: units.size(size(row)), size, is_number=True, href=counts),
-        ],
-        rows,
-        caption="Maps",
-        empty="No store has a map.",
-        text="/".join,
-    )
+    columns: list[Column[tuple[str, str]]] = [
+        Column("Map", "/".join, lambda row: row, href=place),
+        figures("Keys", keys, place),
+        figures("Bytes", size, lambda row: link("/durable", store=row[0], durable=row[1]), units.size),
+    ]
+    return table(call, "maps", columns, rows, caption="Maps", empty="No store has a map.", text="/".join)
 
 
-async def _map(call: Call) -> Html:
+async def _map(call: Call) -> Content:
     store, name = call.required("store"), call.required("map")
     acts = [
         action(call, SET, "Set a key", store=store, map=name),
         action(call, LOCK, "Lock or steal a lock", store=store, map=name),
         button("Counts and parameters", link("/durable", store=store, durable=name)),
     ]
-    return text_of(
-        [
-            element("p", anchor("Maps", "/maps"), " / ", anchor(store, link("/store", store=store)), " / ", name),
-            section("Entries", _form(call, store, name), await attempt(_entries(call, store, name)), actions=acts),
-            section("Locks", await attempt(_locks(call, store, name))),
-            commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),
-        ]
-    )
+    above = field(call, "after", "Keys above", grow=True)
+    form = search("/map", "Browse the map", hidden({"store": store, "map": name}), above)
+    return [
+        element("p", anchor("Maps", "/maps"), " / ", anchor(store, link("/store", store=store)), " / ", name),
+        section("Entries", form, await attempt(_entries(call, store, name)), actions=acts),
+        section("Locks", await attempt(_locks(call, store, name))),
+        commands(call, map_path(store, name), f"holdfast stores watch {store}/{name}"),
+    ]
 
 
-def _form(call: Call, store: str, name: str) -> Html:
-    return element(
-        "form",
-        element("input", type="hidden", name="store", value=store),
-        element("input", type="hidden", name="map", value=name),
-        element(
-            "label",
-            "Keys above",
-            element("input", type="text", name="after", value=call.text("after"), spellcheck="false"),
-            class_="grow",
-        ),
-        element("button", "Show", type="submit", class_="primary"),
-        method="get",
-        action="/map",
-        role="search",
-        aria_label="Browse the map",
-        class_="query",
-    )
-
-
-async def _entries(call: Call, store: str, name: str) -> Html:
+async def _entries(call: Call, store: str, name: str) -> Content:
     query = query_of(after=call.text("after") or None, max=ROWS)
     page = msgspec.convert(await call.service.read(map_path(store, name) + query), EntriesResponse)
 
     def place(entry: Entry) -> str:
         return link("/map/entry", store=store, map=name, key=entry.key)
 
-    shown = table(
-        call,
-        "entries",
-        [
-            Column("Key", lambda entry: name_shown(entry.key), href=place),
-            Column("Value", _short),
-            Column(
-                "Size",
-                lambda entry: units.size(len(entry.value)),
-                lambda entry: len(entry.value),
-                is_number=True,
-                href=place,
-            ),
-            Column(
-                "Revision", lambda entry: str(entry.revision), lambda entry: entry.revision, is_number=True, href=place
-            ),
-        ],
-        page.entries,
-        caption="Entries; they follow the map",
-        empty="The map has no key above this.",
-    )
-    more: Content = None
-    if page.more:
-        more = element(
-            "nav", anchor("Next →", call.here(after=page.entries[-1].key)), class_="pages", aria_label="More entries"
-        )
-    return text_of([shown, more])
+    columns: list[Column[Entry]] = [
+        Column("Key", lambda entry: name_shown(entry.key), href=place),
+        Column("Value", lambda entry: value_start(entry.value)),
+        figures("Size", lambda entry: len(entry.value), place, units.size),
+        figures("Revision", lambda entry: entry.revision, place, units.version),
+    ]
+    caption, empty = "Entries; they follow the map", "The map has no key above this."
+    shown = table(call, "entries", columns, page.entries, caption=caption, empty=empty)
+    more = onward("Next →", call.here(after=page.entries[-1].key), "More entries") if page.more else None
+    return [shown, more]
 
 
-async def _locks(call: Call, store: str, name: str) -> Html:
+async def _locks(call: Call, store: str, name: str) -> Content:
     rows = documents((await call.service.read(durable_path(store, name))).get("locks"))
 
     def until(row: Document) -> Content:
@@ -179,67 +139,54 @@ async def _locks(call: Call, store: str, name: str) -> Html:
     def entry(row: Document) -> str:
         return link("/map/entry", store=store, map=name, key=str(row["key"])) if row.get("key") else ""
 
-    return table(
-        call,
-        "locks",
-        [
-            Column("Key", key, lambda row: str(row.get("key")), href=entry),
-            Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
-            Column("Fence", lambda row: str(row.get("fence")), is_number=True, href=entry),
-            Column("Until", until, lambda row: number(row.get("until_ms"))),
-            Column(
-                "",
-                lambda row: [
-                    action(call, each, label, store=store, map=name, key=str(row.get("key") or ""))
-                    for each, label in ((LOCK, "Steal"), (UNLOCK, "Release"))
-                ],
-            ),
-        ],
-        rows,
-        caption="Locks, newest first, at most 100",
-        empty="No lock is held.",
-    )
+    def acts(row: Document) -> Content:
+        place = {"store": store, "map": name, "key": str(row.get("key") or "")}
+        return [action(call, LOCK, "Steal", **place), action(call, UNLOCK, "Release", **place)]
+
+    columns: list[Column[Document]] = [
+        Column("Key", key, lambda row: str(row.get("key")), href=entry),
+        Column("Owner", lambda row: str(row.get("owner")), lambda row: str(row.get("owner"))),
+        Column("Fence", lambda row: str(row.get("fence")), is_number=True, href=entry),
+        Column("Until", until, lambda row: number(row.get("until_ms"))),
+        Column("", acts),
+    ]
+    caption = "Locks, newest first, at most 100"
+    return table(call, "locks", columns, rows, caption=caption, empty="No lock is held.")
 
 
-def _short(entry: Entry) -> Html:
-    try:
-        text = units.bytes_text(entry.value, "text")
-    except ValueError:
-        text = units.bytes_text(entry.value[:VALUE_CHARACTERS], "hex")
-    return element("code", text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…")
-
-
-async def _entry(call: Call) -> Html:
+async def _entry(call: Call) -> Content:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
     held = call.options.acts and await _locked(call, key)
+    place = {"store": store, "map": name, "key": key}
     acts = [
-        action(call, SET, "Set", store=store, map=name, key=key),
-        action(call, LOCK, "Steal the lock" if held else "Lock", store=store, map=name, key=key),
-        action(call, UNLOCK, "Release the lock", store=store, map=name, key=key) if held else None,
-        action(call, REMOVE, "Remove", danger=True, store=store, map=name, key=key),
+        action(call, SET, "Set", **place),
+        action(call, LOCK, "Steal the lock" if held else "Lock", **place),
+        action(call, UNLOCK, "Release the lock", **place) if held else None,
+        action(call, REMOVE, "Remove", danger=True, **place),
     ]
-    return text_of(
-        [
-            live("entry", section("Entry", await attempt(_entry_facts(call, store, name, key)), actions=acts)),
-            commands(call, map_path(store, name, key), f"holdfast stores map get {store}/{name} {key}"),
-        ]
-    )
+    return [
+        live("entry", section("Entry", await attempt(_entry_facts(call, key)), actions=acts)),
+        commands(call, map_path(store, name, key), f"holdfast stores map get {store}/{name} {key}"),
+    ]
 
 
-async def _entry_facts(call: Call, store: str, name: str, key: str) -> Html:
-    entry = await call.service.stores.map(store, name, retry_duration=0).get(key)
+async def _entry_facts(call: Call, key: str) -> Content:
+    store, name = call.required("store"), call.required("map")
+    entry = await _map_of(call).get(key)
     if entry is None:
         return element("p", "The key is not in the map.", class_="empty")
-    where = facts(
-        {
-            "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
-            "Key": whole_name(key),
-            "Lock": await lock_of(call, key) or "none",
-            "Revision": code(str(entry.revision), copy=True),
-        }
-    )
+    about: dict[str, Content] = {
+        "Map": anchor(f"{store}/{name}", link("/map", store=store, map=name)),
+        "Key": whole_name(key),
+        "Lock": await lock_of(call, key) or "none",
+        "Revision": code(str(entry.revision), copy=True),
+    }
     choose = form_choice(call, store=store, map=name, key=key)
-    return text_of([where, choose, value_of(entry.value, form_named(call.text("form")))])
+    return [facts(about), choose, value_of(entry.value, form_named(call.text("form")))]
+
+
+def _map_of(call: Call) -> Map:
+    return call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
 
 
 def _to_map(call: Call) -> str:
@@ -247,88 +194,47 @@ def _to_map(call: Call) -> str:
 
 
 def _to_entry(call: Call, key: str) -> str:
-    return link("/map/entry", store=call.text("store"), map=call.text("map"), key=key)
+    return link("/map/entry", store=call.text("store"), map=call.text("map"), key=key) if key else _to_map(call)
 
 
 async def _set_form(call: Call) -> Form:
     store, name, key = call.required("store"), call.required("map"), call.text("key")
-    entry = await call.service.stores.map(store, name, retry_duration=0).get(key) if key else None
-    text, form, revision = "", "text", "0"
-    if entry is not None:
-        revision = str(entry.revision)
-        if len(entry.value) > units.SHOWN_BYTES_MAX:
-            raise InvalidRequest("the value is too large to be edited here", bytes=len(entry.value))
-        try:
-            text = units.bytes_text(entry.value, "text")
-        except ValueError:
-            text, form = entry.value.hex(" "), "hex"
-    return Form(
-        effect=element(
-            "p",
-            f"Sets a key of {store}/{name}, after a look at the old and the new value.",
-        ),
-        button="Compare",
-        back=_to_entry(call, key) if key else _to_map(call),
-        inputs=(
-            Input("key", "Key", key, required=True),
-            Input("value", "Value", text, "area"),
-            Input("form", "The value is written as", form, "choice", choices=("text", "hex")),
-            Input("revision", "", revision, "hidden"),
-        ),
+    entry = await _map_of(call).get(key) if key else None
+    old, revision = (None, 0) if entry is None else (entry.value, entry.revision)
+    effect = f"Sets a key of {store}/{name}, after a look at the old and the new value."
+    return writing_form(
+        effect, Input("key", "Key", key, required=True), old, "revision", revision, _to_entry(call, key)
     )
 
 
 async def _set(call: Call) -> Done | Form:
     key, value = call.form.get("key", ""), value_given(call.form)
-    changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    entry = await changed.get(key)
-    confirm = await _compared(call, key, entry, value)
+    entry = await _map_of(call).get(key)
+    old, revision, token = (None, 0, "") if entry is None else (entry.value, entry.revision, entry.token)
+    only = f", only at revision {revision}" if revision else ", only if it does not exist"
+    effect = [
+        await _lock_notice(call, key),
+        element("p", "Sets ", name_shown(key), f"{only}. Watchers see it at once."),
+    ]
+    mark = mark_of(key.encode(), value, b"%d" % revision, token.encode())
+    confirm = comparing_form(call, effect, old, value, "revision", revision, "Set", mark)
     if not confirm.is_seen_in(call.form):
         return confirm
-    revision = await changed.set(key, value, if_revision=0 if entry is None else entry.revision)
+    revision = await _map_of(call).set(key, value, if_revision=revision)
     return Done(f"{units.shortened(key)} is set at revision {revision}.", _to_entry(call, key))
-
-
-async def _compared(call: Call, key: str, entry: Entry | None, value: bytes) -> Form:
-    """What setting a key would change."""
-    now, expected = 0 if entry is None else entry.revision, whole("the revision", call.form.get("revision", "0"))
-    changed = None
-    if expected != now:
-        since = f"The key has changed since revision {expected}" if expected else "The key exists by now"
-        changed = notice("warn", f"{since}. This is what it has now, and what you give it.")
-    only = f", only at revision {now}" if now else ", only if it does not exist"
-    return Form(
-        effect=[
-            changed,
-            await _lock_notice(call, key),
-            element("p", "Sets ", name_shown(key), f"{only}. Watchers see it at once."),
-            compared(None if entry is None else entry.value, value, "revision"),
-        ],
-        button="Set",
-        back=link("/map/set", **call.query),
-        inputs=tuple(
-            Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", "revision")
-        ),
-        seen=mark_of(key.encode(), value, b"%d" % now, b"" if entry is None else entry.token.encode()),
-    )
 
 
 async def _remove_form(call: Call) -> Form:
     store, name, key = call.required("store"), call.required("map"), call.required("key")
-    entry = await call.service.stores.map(store, name, retry_duration=0).get(key)
+    entry = await _map_of(call).get(key)
     if entry is None:
         raise InvalidRequest("the key is not in the map")
+    about = f" ({units.size(len(entry.value))}, revision {entry.revision}) from "
+    where = element("strong", f"{store}/{name}")
     return Form(
         effect=[
             await _lock_notice(call, key),
-            element(
-                "p",
-                "Removes ",
-                element("code", key),
-                f" ({units.size(len(entry.value))}, revision {entry.revision}) from ",
-                element("strong", f"{store}/{name}"),
-                ". This cannot be undone.",
-            ),
+            element("p", "Removes ", element("code", key), about, where, ". This cannot be undone."),
         ],
         button="Remove",
         back=_to_entry(call, key),
@@ -341,8 +247,7 @@ async def _remove(call: Call) -> Done | Form:
     key, confirm = call.required("key"), await _remove_form(call)
     if not confirm.is_seen_in(call.form):
         return confirm
-    changed = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    there = await changed.remove(key, if_revision=whole("the revision", confirm.seen.partition(" ")[0]))
+    there = await _map_of(call).remove(key, if_revision=whole("the revision", confirm.seen.partition(" ")[0]))
     return Done(f"{key} is removed." if there else f"{key} was not there.", _to_map(call))
 
 
@@ -388,17 +293,15 @@ async def _lock_notice(call: Call, key: str) -> Content:
 async def _lock_form(call: Call) -> Form:
     key = call.text("key")
     held = await lock_of(call, key)
+    stealing = "Stealing takes it away from its owner, whose next change with its fence is refused (not_holder)."
     return Form(
         effect=[
             notice("warn", "The lock is ", held, ".") if held else None,
             element("p", "Takes the lock of a key, or of the whole map without one, for a time."),
-            element(
-                "p",
-                "Stealing takes it away from its owner, whose next change with its fence is refused (not_holder).",
-            ),
+            element("p", stealing),
         ],
         button="Lock",
-        back=_to_entry(call, key) if key else _to_map(call),
+        back=_to_entry(call, key),
         inputs=(
             Input("key", "Key", key, note="empty: the whole map"),
             Input("owner", "Owner", "console", required=True),
@@ -408,14 +311,16 @@ async def _lock_form(call: Call) -> Form:
     )
 
 
+def _what(key: str) -> str:
+    return f"the key {key}" if key else "the whole map"
+
+
 async def _lock(call: Call) -> Done:
     key, owner = call.form.get("key", ""), call.form.get("owner", "")
-    seconds = whole("the time", call.form.get("seconds", ""))
-    lock = await call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0).lock(
-        key, owner=owner, ttl_ms=seconds * 1000, steal=call.form.get("steal") == "1"
-    )
-    what = f"the key {key}" if key else "the whole map"
-    return Done(f"{owner} has the lock of {what} with fence {lock.fence} for {units.duration(seconds)}.", _to_map(call))
+    seconds, steal = whole("the time", call.form.get("seconds", "")), call.form.get("steal") == "1"
+    lock = await _map_of(call).lock(key, owner=owner, ttl_ms=seconds * 1000, steal=steal)
+    term = f"with fence {lock.fence} for {units.duration(seconds)}"
+    return Done(f"{owner} has the lock of {_what(key)} {term}.", _to_map(call))
 
 
 async def _unlock_form(call: Call) -> Form:
@@ -424,16 +329,15 @@ async def _unlock_form(call: Call) -> Form:
     if held is None:
         raise InvalidRequest("the lock is free, or it is not among the newest 100 of its map", key=key)
     what = ["the lock of ", element("strong", key)] if key else "the lock of the whole map"
+    next_change = "Its owner's next change with this fence is refused (not_holder). The next one gets the lock."
     return Form(
         effect=[
             element("p", "Releases ", what, ", which is ", holder(held), f", with fence {held.get('fence')}."),
-            element(
-                "p", "Its owner's next change with this fence is refused (not_holder). The next one gets the lock."
-            ),
+            element("p", next_change),
             element("p", "It is refused if another owner has taken the lock meanwhile."),
         ],
         button="Release",
-        back=_to_entry(call, key) if key else _to_map(call),
+        back=_to_entry(call, key),
         seen=f"{held.get('fence')} {held['token']}",
     )
 
@@ -444,10 +348,8 @@ async def _unlock(call: Call) -> Done | Form:
     if held is None or not form.is_seen_in(call.form):
         return form
     owner, fence = str(held.get("owner")), whole("the fence", form.seen.partition(" ")[0])
-    released = call.service.stores.map(call.required("store"), call.required("map"), retry_duration=0)
-    await released.unlock(Lock(key, owner, fence, 0, str(held["token"])))
-    what = f"the key {key}" if key else "the whole map"
-    return Done(f"The lock of {what} is free; {owner} had it with fence {fence}.", _to_map(call))
+    await _map_of(call).unlock(Lock(key, owner, fence, 0, str(held["token"])))
+    return Done(f"The lock of {_what(key)} is free; {owner} had it with fence {fence}.", _to_map(call))
 
 
 SET: Final = Action("/map/set", "Set a key", "Maps", _set_form, _set, "write")

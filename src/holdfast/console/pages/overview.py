@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.console import units
 from holdfast.console.call import Call, Page, link
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, Html, element
 from holdfast.console.pages.cluster import STEP_DOWN, lag_of_others
 from holdfast.console.parts import (
     Column,
@@ -22,6 +22,7 @@ from holdfast.console.parts import (
     chart,
     code,
     commands,
+    figures,
     live,
     moment,
     notice,
@@ -59,19 +60,17 @@ OLD_SECONDS: Final = 300.0
 RECENT_SECONDS: Final = 30.0
 
 
-async def _overview(call: Call) -> Html:
+async def _overview(call: Call) -> Content:
     leads = await attempt(_leader(call))
-    return text_of(
-        [
-            live("health", _health(call.watcher), leads),
-            element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
-            live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
-            live("slow", section("What is slow", _slow(call))),
-            section("What is stuck", _stuck(call, await _kinds(call))),
-            live("room", section("Memory and disk", _room(call.watcher))),
-            commands(call, "/metrics", "holdfast version"),
-        ]
-    )
+    return [
+        live("health", _health(call.watcher), leads),
+        element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
+        live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
+        live("slow", section("What is slow", _slow(call))),
+        section("What is stuck", _stuck(call, await _kinds(call))),
+        live("room", section("Memory and disk", _room(call.watcher))),
+        commands(call, "/metrics", "holdfast version"),
+    ]
 
 
 def _health(watcher: Watcher) -> Content:
@@ -82,13 +81,10 @@ def _health(watcher: Watcher) -> Content:
         return notice("warn", element("strong", "Not known."), said, why(watcher.problem), ".")
     if watcher.newest is None:
         return notice("none", element("strong", "Looking…"), " The first figures come in a moment.")
-    found = alerts_of(watcher)
-    if not found:
-        return notice(
-            "good",
-            element("strong", "Healthy."),
-            " The service leads, and none of the conditions of its alerts is met.",
-        )
+    alerts = alerts_of(watcher)
+    if not alerts:
+        said = " The service leads, and none of the conditions of its alerts is met."
+        return notice("good", element("strong", "Healthy."), said)
     lines = [
         element(
             "li",
@@ -96,9 +92,9 @@ def _health(watcher: Watcher) -> Content:
             f": {text}. ",
             anchor("See where", PLACES[alert.name]) if alert.name in PLACES else None,
         )
-        for alert, text in found
+        for alert, text in alerts
     ]
-    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in found) else "warn"
+    tone: Tone = "bad" if any(alert.is_urgent for alert, _ in alerts) else "warn"
     said = "Not healthy." if tone == "bad" else "It works, and needs attention."
     return notice(tone, element("strong", said), element("ul", lines))
 
@@ -106,43 +102,32 @@ def _health(watcher: Watcher) -> Content:
 async def _leader(call: Call) -> Html:
     watcher = call.watcher
     leading, newest = watcher.leading, watcher.newest
-    alive = None if leading is None else leading.alive
-    condition: tuple[str, Tone, str] = ("no leader", "bad", "no address says that it leads")
-    stores, version = "–", 0
-    if leading is not None:
+    leader = tile("Leader", "none", "/cluster", tone="bad")
+    state, said, stores, version = "no leader", "no address says that it leads", "–", 0
+    if leading is not None and (alive := leading.alive) is not None:
+        leader = tile("Leader", address_shown(alive.address), "/cluster", code(alive.leader_id[:12]), tone="good")
         try:
             ready = await call.service.readiness(leading.url)
-            condition = ("ready", "good", "accepts commits")
-            stores, version = ready.stores, ready.version
+            state, said, stores, version = "ready", "accepts commits", ready.stores, ready.version
         except HoldfastError as error:
-            condition = ("not ready", "bad", error.statement())
+            state, said = "not ready", error.statement()
     answering = sum(member.alive is not None for member in watcher.members)
     silent = len(watcher.members) - answering
-    said = "no standby at the given addresses"
-    if answering > 1:
+    others = "no standby at the given addresses"
+    if silent:
+        others = f"{silent} of {len(watcher.members)} do not answer"
+    elif answering > 1:
         lag = await lag_of_others(call)
         late = "" if lag is None else f", at most {units.counted(lag, 'transaction')} late"
-        said = f"one leads, {answering - 1} stand by or follow{late}"
-    if silent:
-        said = f"{silent} of {len(watcher.members)} do not answer"
+        others = f"one leads, {answering - 1} stand by or follow{late}"
+    epoch = "–" if newest is None else units.count(newest.value("holdfast_epoch"))
     return tiles(
-        tile(
-            "Leader",
-            address_shown(alive.address) if alive is not None else "none",
-            href="/cluster",
-            tone="bad" if alive is None else "good",
-            note=code(alive.leader_id[:12]) if alive is not None else "",
-        ),
-        tile("State", condition[0], href="/cluster", tone=condition[1], note=condition[2]),
-        tile(
-            "Epoch",
-            "–" if newest is None else units.count(newest.value("holdfast_epoch")),
-            href="/log#leaderships",
-            note="leader changes of this log",
-        ),
-        tile("Durable version", units.version(version) if version else "–", href="/log", note="newest"),
-        tile("Processes", str(answering), href="/cluster", tone="warn" if silent else None, note=said),
-        tile("Message stores", stores, href="/stores", tone=TONES_OF_STORES.get(stores, "none")),
+        leader,
+        tile("State", state, "/cluster", said, tone="good" if state == "ready" else "bad"),
+        tile("Epoch", epoch, "/log#leaderships", "leader changes of this log"),
+        tile("Durable version", units.version(version) if version else "–", "/log", "newest"),
+        tile("Processes", str(answering), "/cluster", others, tone="warn" if silent else None),
+        tile("Message stores", stores, "/stores", tone=TONES_OF_STORES.get(stores, "none")),
     )
 
 
@@ -154,34 +139,27 @@ def _as_of(watcher: Watcher) -> Content:
 
 
 def _traffic(watcher: Watcher) -> Html:
+    def drawn(label: str, values: list[float], href: str, note: str, text: Callable[[float], str] = units.rate) -> Html:
+        now = text(values[-1]) if values else "–"
+        return tile(label, now, href, note, chart=chart(values, label, text, span=watcher.span))
+
+    def latency(label: str, part: float, name: str, note: str) -> Html:
+        return drawn(label, watcher.quantiles(part, name), "/#slow", note, units.duration)
+
     committed = watcher.rates("holdfast_commits_total", outcome="committed")
     conflicts = watcher.rates("holdfast_commits_total", outcome="conflict")
     published = watcher.rates("holdfast_message_store_published_total")
-    half = watcher.quantiles(0.5, "holdfast_commit_seconds")
-    late = watcher.quantiles(0.99, "holdfast_commit_seconds")
-    store = watcher.quantiles(0.99, "holdfast_store_seconds")
-    refused = watcher.rates("holdfast_http_answers_total", status="503")
-
-    def drawn(label: str, values: list[float], href: str, text: object, note: str) -> Html:
-        shown = units.duration if text == "seconds" else units.rate
-        now = shown(values[-1]) if values else "–"
-        return tile(label, now, href=href, note=note, chart=chart(values, label, shown, span=watcher.span))
-
+    busy = watcher.rates("holdfast_http_answers_total", status="503")
+    above = watcher.rates("holdfast_connections_refused_total")
     return tiles(
-        drawn("Commits", committed, "/log", "rate", "committed"),
-        drawn("Conflicts", conflicts, "/keys#conflicts", "rate", "read what others changed"),
-        drawn("Publishes", published, "/stores", "rate", "messages accepted"),
-        drawn("Refused requests", refused, "/runbooks#holdfastoverloaded", "rate", "503, all routes"),
-        drawn("Commit latency, median", half, "/#slow", "seconds", "arrival to answer"),
-        drawn("Commit latency, p99", late, "/#slow", "seconds", "arrival to answer"),
-        drawn(
-            "Connections refused",
-            watcher.rates("holdfast_connections_refused_total"),
-            "/configuration",
-            "rate",
-            "above the limit",
-        ),
-        drawn("Object store, p99", store, "/#slow", "seconds", "request to answer"),
+        drawn("Commits", committed, "/log", "committed"),
+        drawn("Conflicts", conflicts, "/keys#conflicts", "read what others changed"),
+        drawn("Publishes", published, "/stores", "messages accepted"),
+        drawn("Refused requests", busy, "/runbooks#holdfastoverloaded", "503, all routes"),
+        latency("Commit latency, median", 0.5, "holdfast_commit_seconds", "arrival to answer"),
+        latency("Commit latency, p99", 0.99, "holdfast_commit_seconds", "arrival to answer"),
+        drawn("Connections refused", above, "/configuration", "above the limit"),
+        latency("Object store, p99", 0.99, "holdfast_store_seconds", "request to answer"),
         wide=True,
     )
 
@@ -203,65 +181,36 @@ def _slow(call: Call) -> Content:
     if recent is None:
         return element("p", "Collecting…", class_="empty")
     before, now = recent
-    kinds = sorted({labels["kind"] for labels, _ in now.labelled("holdfast_store_seconds_count")})
-    slow, away = "/runbooks#holdfastcommitsslow", "/runbooks#holdfaststoreunhealthy"
-    rows: list[tuple[str, str, str, dict[str, str], str]] = [
-        ("Commit, arrival to answer", "/log", slow, {}, "holdfast_commit_seconds"),
-        ("Stage resolve", "/keys#conflicts", slow, {"stage": "resolve"}, "holdfast_stage_seconds"),
-        ("Stage persist", "/log#h-batches", slow, {"stage": "persist"}, "holdfast_stage_seconds"),
+
+    def measured(what: str, of: str, runbook: str, name: str, **labels: str) -> _Measured:
+        median, late = (quantile(part, before, now, name, **labels) for part in (0.5, 0.99))
+        count = now.total(f"{name}_count", **labels) - before.total(f"{name}_count", **labels)
+        return _Measured(what, of, f"/runbooks#{runbook}", median, late, count)
+
+    slow, away = "holdfastcommitsslow", "holdfaststoreunhealthy"
+    rows = [
+        measured("Commit, arrival to answer", "/log", slow, "holdfast_commit_seconds"),
+        measured("Stage resolve", "/keys#conflicts", slow, "holdfast_stage_seconds", stage="resolve"),
+        measured("Stage persist", "/log#h-batches", slow, "holdfast_stage_seconds", stage="persist"),
     ]
     rows += [
-        (f"Object store: {kind}", "/log#h-batches", away, {"kind": kind}, "holdfast_store_seconds") for kind in kinds
-    ]
-    measured = [
-        _Measured(what, of, runbook, *_quantiles(before, now, name, labels)) for what, of, runbook, labels, name in rows
+        measured(f"Object store: {kind}", "/log#h-batches", away, "holdfast_store_seconds", kind=kind)
+        for kind in sorted({labels["kind"] for labels, _ in now.labelled("holdfast_store_seconds_count")})
     ]
     span = max(1e-9, now.at - before.at)
-
-    def shown(title: str, value: Callable[[_Measured], float | None]) -> Column[_Measured]:
-        return Column(
-            title,
-            lambda row: "–" if value(row) is None else units.duration(value(row) or 0),
-            lambda row: value(row) or 0,
-            is_number=True,
-            href=lambda row: row.runbook,
-        )
-
-    stalled = now.value("holdfast_backpressure_seconds_total") - before.value("holdfast_backpressure_seconds_total")
-    return [
-        table(
-            call,
-            "slow",
-            [
-                Column("What", lambda row: row.what, lambda row: row.what),
-                Column(
-                    "Rate",
-                    lambda row: units.rate(row.count / span),
-                    lambda row: row.count,
-                    is_number=True,
-                    href=lambda row: row.of,
-                ),
-                shown("Median", lambda row: row.median),
-                shown("p99", lambda row: row.late),
-            ],
-            measured,
-            caption=f"Latencies of the last {units.duration(span)}",
-            empty="Nothing was measured.",
-            is_live=False,
-        ),
-        element(
-            "p",
-            f"Commits waited for room for {units.duration(max(0.0, stalled))} of the last {units.duration(span)}.",
-            class_="note",
-        ),
+    columns: list[Column[_Measured]] = [
+        Column("What", lambda row: row.what, lambda row: row.what),
+        figures("Rate", lambda row: row.count, lambda row: row.of, lambda count: units.rate(count / span)),
+        figures("Median", lambda row: row.median, lambda row: row.runbook, units.duration),
+        figures("p99", lambda row: row.late, lambda row: row.runbook, units.duration),
     ]
-
-
-def _quantiles(
-    before: Scrape, now: Scrape, name: str, labels: dict[str, str]
-) -> tuple[float | None, float | None, float]:
-    counted = now.total(f"{name}_count", **labels) - before.total(f"{name}_count", **labels)
-    return quantile(0.5, before, now, name, **labels), quantile(0.99, before, now, name, **labels), counted
+    stalled = now.value("holdfast_backpressure_seconds_total") - before.value("holdfast_backpressure_seconds_total")
+    waited = f"Commits waited for room for {units.duration(max(0.0, stalled))} of the last {units.duration(span)}."
+    caption, empty = f"Latencies of the last {units.duration(span)}", "Nothing was measured."
+    return [
+        table(call, "slow", columns, rows, caption=caption, empty=empty, is_live=False),
+        element("p", waited, class_="note"),
+    ]
 
 
 async def _kinds(call: Call) -> dict[tuple[str, str], str]:
@@ -282,40 +231,30 @@ def _stuck(call: Call, kinds: Mapping[tuple[str, str], str]) -> Content:
     if now is None:
         return element("p", "Collecting…", class_="empty", id="t-stuck", data_live=True)
     rows = _stuck_durables(now, kinds)
-    more = "" if len(rows) <= STUCK_MAX else f" The {STUCK_MAX} largest of {len(rows):,}."
+    more = f" The {STUCK_MAX} largest of {len(rows):,}."
+    columns: list[Column[_Stuck]] = [
+        Column("Durable", lambda row: row.name, lambda row: row.name, href=lambda row: row.place("/durable")),
+        Column(
+            "Why",
+            lambda row: row.why,
+            lambda row: row.why,
+            href=lambda row: row.place("/messages", parked=1) if "parked" in row.why else "",
+        ),
+        figures("Backlog", lambda row: row.backlog, lambda row: row.place("/durable") + "#h-backlog-over-time"),
+        Column(
+            "Oldest",
+            lambda row: _age(row.since),
+            lambda row: -row.since,
+            is_number=True,
+            href=lambda row: row.place("/messages"),
+        ),
+    ]
+    caption = "Durables whose messages do not go on"
+    empty = "No durable: every waiting message has a subscriber, and none is parked."
     return [
         live("stuck-stores", _stuck_stores(now)),
-        table(
-            call,
-            "stuck",
-            [
-                Column("Durable", lambda row: row.name, lambda row: row.name, href=lambda row: row.place("/durable")),
-                Column(
-                    "Why",
-                    lambda row: row.why,
-                    lambda row: row.why,
-                    href=lambda row: row.place("/messages", parked=1) if "parked" in row.why else "",
-                ),
-                Column(
-                    "Backlog",
-                    lambda row: units.count(row.backlog),
-                    lambda row: row.backlog,
-                    is_number=True,
-                    href=lambda row: row.place("/durable") + "#h-backlog-over-time",
-                ),
-                Column(
-                    "Oldest",
-                    lambda row: _age(row.since),
-                    lambda row: -row.since,
-                    is_number=True,
-                    href=lambda row: row.place("/messages"),
-                ),
-            ],
-            rows[:STUCK_MAX],
-            caption="Durables whose messages do not go on",
-            empty="No durable: every waiting message has a subscriber, and none is parked.",
-        ),
-        element("p", more, class_="note") if more else None,
+        table(call, "stuck", columns, rows[:STUCK_MAX], caption=caption, empty=empty),
+        element("p", more, class_="note") if len(rows) > STUCK_MAX else None,
     ]
 
 
@@ -393,50 +332,23 @@ def _room(watcher: Watcher) -> Content:
     now = watcher.newest
     if now is None:
         return element("p", "Collecting…", class_="empty")
-    memory = now.value("process_resident_memory_bytes")
-    used, limit = (
-        now.value("holdfast_message_stores_disk_used_bytes"),
-        now.value("holdfast_message_stores_disk_limit_bytes"),
-    )
-    pages, in_use = (
-        now.value("holdfast_message_stores_log_allocated_bytes"),
-        now.value("holdfast_message_stores_log_in_use_bytes"),
-    )
+    stores = "holdfast_message_stores_"
+    used, limit = now.value(f"{stores}disk_used_bytes"), now.value(f"{stores}disk_limit_bytes")
+    pages, in_use = now.value(f"{stores}log_allocated_bytes"), now.value(f"{stores}log_in_use_bytes")
     processor = watcher.rates("process_cpu_seconds_total")
     resident = watcher.values("process_resident_memory_bytes")
-
-    def part(value: float) -> str:
-        return f"{value:.0%}"
-
+    busy = f"{processor[-1]:.0%}" if processor else "–"
+    window, back = now.value("holdfast_window_bytes"), units.duration(now.value("holdfast_window_seconds"))
+    open_ones, subscribers = now.value("holdfast_connections"), units.count(now.value("holdfast_subscribers"))
+    memory = chart(resident, "Memory", units.size, span=watcher.span)
+    load = chart(processor, "Processor", lambda value: f"{value:.0%}", span=watcher.span)
     return tiles(
-        tile(
-            "Memory",
-            units.size(memory),
-            href="/cluster",
-            note="resident, of the service",
-            chart=chart(resident, "Memory", units.size, span=watcher.span),
-        ),
-        tile(
-            "Processor",
-            part(processor[-1]) if processor else "–",
-            href="/cluster",
-            note="of one core",
-            chart=chart(processor, "Processor", part, span=watcher.span),
-        ),
-        tile("Disk of the stores", units.size(used), href="/stores", note=bar(used, limit, "Disk of the stores")),
-        tile("Pages of the stores", units.size(pages), href="/stores", note=bar(in_use, pages, "Pages of the stores")),
-        tile(
-            "Conflict window",
-            units.size(now.value("holdfast_window_bytes")),
-            href="/keys#conflicts",
-            note=f"reaches back {units.duration(now.value('holdfast_window_seconds'))}",
-        ),
-        tile(
-            "Connections",
-            units.count(now.value("holdfast_connections")),
-            href="/configuration",
-            note=f"{units.count(now.value('holdfast_subscribers'))} subscriptions",
-        ),
+        tile("Memory", units.size(resident[-1]), "/cluster", "resident, of the service", chart=memory),
+        tile("Processor", busy, "/cluster", "of one core", chart=load),
+        tile("Disk of the stores", units.size(used), "/stores", bar(used, limit, "Disk of the stores")),
+        tile("Pages of the stores", units.size(pages), "/stores", bar(in_use, pages, "Pages of the stores")),
+        tile("Conflict window", units.size(window), "/keys#conflicts", f"reaches back {back}"),
+        tile("Connections", units.count(open_ones), "/configuration", f"{subscribers} subscriptions"),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 from holdfast.console import units
 from holdfast.console.call import Call, Page
-from holdfast.console.html import Content, Html, element, text_of
-from holdfast.console.pages.leaders import begins_of, missing
+from holdfast.console.html import Content, element
+from holdfast.console.pages.cluster import begins_of, missing
 from holdfast.console.parts import Column, Tone, badge, code, moment, notice, section, table
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
@@ -52,13 +52,13 @@ _kept: dict[str, tuple[float, Table]] = {}
 
 
 async def _tables(urls: tuple[str, ...]) -> list[Table]:
-    found: list[Table] = []
+    tables: list[Table] = []
     for url in urls:
-        kept = _kept.get(url)
-        if kept is None or time.monotonic() > kept[0]:
-            kept = _kept[url] = (time.monotonic() + KEPT_SECONDS, await asyncio.to_thread(read_table, url))
-        found.append(kept[1])
-    return found
+        until, read = _kept.get(url, (0.0, Table(url)))
+        if time.monotonic() > until:
+            until, read = _kept[url] = time.monotonic() + KEPT_SECONDS, await asyncio.to_thread(read_table, url)
+        tables.append(read)
+    return tables
 
 
 def read_table(url: str) -> Table:
@@ -113,7 +113,7 @@ def _audited(delta: Any) -> tuple[int, int]:
     return len(rows) - len(marks), max(marks, default=0)
 
 
-async def _pipelines(call: Call) -> Html:
+async def _pipelines(call: Call) -> Content:
     tables = await _tables(call.options.tables)
     if not tables:
         text = "Start the console with --table URL, once for each table that a pipeline makes."
@@ -132,24 +132,18 @@ async def _pipelines(call: Call) -> Html:
             return "–"
         return "another log" if row.log_id != log_id else units.count(missing(newest, row.offset, begins))
 
-    rows = table(
-        call,
-        "tables",
-        [
-            Column("Table", lambda row: element("code", row.url), lambda row: row.url),
-            Column("Pipeline", lambda row: row.pipeline or badge("not read", "bad"), lambda row: row.pipeline),
-            Column("Has versions up to", lambda row: log_at(row.offset) if row.offset else "–", is_number=True),
-            Column("Missing transactions", lag, is_number=True, href=lambda _: "/log"),
-            Column("Written", lambda row: moment(row.written_ms), lambda row: row.written_ms),
-            Column("Delta version", lambda row: str(row.delta_version), is_number=True),
-            Column("Audit", _audit),
-        ],
-        tables,
-        caption="Tables",
-        empty="No table.",
-    )
+    columns: list[Column[Table]] = [
+        Column("Table", lambda row: element("code", row.url), lambda row: row.url),
+        Column("Pipeline", lambda row: row.pipeline or badge("not read", "bad"), lambda row: row.pipeline),
+        Column("Has versions up to", lambda row: log_at(row.offset) if row.offset else "–", is_number=True),
+        Column("Missing transactions", lag, is_number=True, href=lambda _: "/log"),
+        Column("Written", lambda row: moment(row.written_ms), lambda row: row.written_ms),
+        Column("Delta version", lambda row: str(row.delta_version), is_number=True),
+        Column("Audit", _audit),
+    ]
+    shown = table(call, "tables", columns, tables, caption="Tables", empty="No table.")
     note = element("p", f"Read at most every {KEPT_SECONDS:g} s. The log: ", code(log_id or "unknown"), class_="note")
-    return text_of([problem, section("Tables", rows, note)])
+    return [problem, section("Tables", shown, note)]
 
 
 def _audit(row: Table) -> Content:
@@ -158,8 +152,8 @@ def _audit(row: Table) -> Content:
     if row.findings is None:
         return "–"
     tone: Tone = "bad" if row.findings else "good"
-    found = f"{units.counted(row.findings, 'finding')}, " if row.findings else ""
-    return badge([f"{found}good up to ", log_at(row.verified)], tone)
+    bad = f"{units.counted(row.findings, 'finding')}, " if row.findings else ""
+    return badge([f"{bad}good up to ", log_at(row.verified)], tone)
 
 
 PAGES: Final = (Page("/pipelines", "Pipelines", "Pipelines", _pipelines),)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.console import units
 from holdfast.console.call import CONFIRM_FIELD, Action, Call, Done, Form, Input, Limit, Page, link, whole
-from holdfast.console.html import Content, Html, element, text_of
+from holdfast.console.html import Content, Html, element
 from holdfast.console.pages.jobs import SNAPSHOT, job_of
 from holdfast.console.parts import (
     Column,
@@ -20,6 +20,7 @@ from holdfast.console.parts import (
     code,
     commands,
     copied,
+    figures,
     live,
     moment,
     notice,
@@ -30,21 +31,30 @@ from holdfast.console.parts import (
 )
 from holdfast.console.values import log_at
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
-from holdfast.wire.log import AgeOfLog, HoldState, LogStorage, PolicyState, RetentionAnswer, RetentionPolicy
+from holdfast.wire.log import (
+    AgeOfLog,
+    CheckpointOfStores,
+    HoldState,
+    LogStorage,
+    PolicyState,
+    RetentionAnswer,
+    RetentionPolicy,
+    SnapshotOfLog,
+)
 
 KINDS: Final = ("max_age_seconds", "max_bytes", "keep_from_version", "keep everything")
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-async def _retention(call: Call) -> Html:
-    return text_of(
-        [
-            live("retention", await attempt(_answer(call))),
-            element("div", _making(call, await attempt(job_of(call, "snapshot"))), id="snapshot"),
-            await attempt(_storage(call)),
-            commands(call, "/v1/retention", "holdfast retention ls"),
-        ]
-    )
+async def _retention(call: Call) -> Content:
+    job = live("job", await attempt(job_of(call, "snapshot")))
+    making = section("Making a snapshot", job, actions=[action(call, SNAPSHOT, "Snapshot now")])
+    return [
+        live("retention", await attempt(_answer(call))),
+        element("div", making, id="snapshot"),
+        await attempt(_storage(call)),
+        commands(call, "/v1/retention", "holdfast retention ls"),
+    ]
 
 
 def said_of(warning: str) -> Content:
@@ -55,121 +65,83 @@ def said_of(warning: str) -> Content:
     return [element("code", part) if at % 2 else part for at, part in enumerate(parts)]
 
 
-async def _answer(call: Call) -> Html:
+async def _answer(call: Call) -> Content:
     answer = await call.service.log.retention()
     now = call.watcher.newest
     removed = 0.0 if now is None else now.value("holdfast_retention_deleted_objects_total")
     removed_bytes = 0.0 if now is None else now.value("holdfast_retention_deleted_bytes_total")
-    return text_of(
-        [
-            notice("warn", said_of(answer.warning)) if answer.warning else None,
-            tiles(
-                tile("Policies", str(len(answer.policies)), href="#h-policies", note="without one, everything stays"),
-                tile(
-                    "Truncated through",
-                    units.version(answer.truncated_through) if answer.truncated_through else "–",
-                    href="/log",
-                    note="versions up to here may be gone",
-                ),
-                tile(
-                    "To be truncated through",
-                    units.version(answer.truncate_through) if answer.truncate_through else "–",
-                    href="#h-bytes-by-age",
-                    note="no policy needs older versions",
-                ),
-                tile(
-                    "Removed",
-                    units.count(removed),
-                    href="#h-bytes-by-age",
-                    note=f"objects, {units.size(removed_bytes)}, by this leader",
-                ),
-            ),
-            section("Policies", _policies(call, answer), actions=[action(call, SET, "Set a policy")]),
-            section("Readers that hold the log", _holds(call, answer)),
-        ]
+    gone, going = (
+        units.version(version) if version else "–" for version in (answer.truncated_through, answer.truncate_through)
     )
-
-
-def _making(call: Call, state: Html) -> Html:
-    return section("Making a snapshot", live("job", state), actions=[action(call, SNAPSHOT, "Snapshot now")])
-
-
-async def _storage(call: Call) -> Html:
-    """What the store keeps. It is not live: counting costs requests to the object store."""
-    found = msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage)
-    return text_of([_ages(call, found), _snapshots(call, found), _checkpoints(call, found)])
-
-
-def _ages(call: Call, found: LogStorage) -> Html:
-    whole = sum(band.bytes for band in found.ages)
-    names = [
-        "older" if band.seconds_max is None else f"up to {units.duration(band.seconds_max)}" for band in found.ages
+    by_leader = f"objects, {units.size(removed_bytes)}, by this leader"
+    return [
+        notice("warn", said_of(answer.warning)) if answer.warning else None,
+        tiles(
+            tile("Policies", str(len(answer.policies)), "#h-policies", "without one, everything stays"),
+            tile("Truncated through", gone, "/log", "versions up to here may be gone"),
+            tile("To be truncated through", going, "#h-bytes-by-age", "no policy needs older versions"),
+            tile("Removed", units.count(removed), "#h-bytes-by-age", by_leader),
+        ),
+        section("Policies", _policies(call, answer), actions=[action(call, SET, "Set a policy")]),
+        section("Readers that hold the log", _holds(call, answer)),
     ]
 
-    def part(row: tuple[str, AgeOfLog]) -> Html:
-        return bar(row[1].bytes, whole, f"Bytes that are {row[0]}", is_good=True) if whole else text_of("–")
 
-    starts = dict(zip(names, [0.0, *(band.seconds_max or 0.0 for band in found.ages)], strict=False))
+async def _storage(call: Call) -> Content:
+    """What the store keeps. It is not live: counting costs requests to the object store."""
+    stored = msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage)
+    return [_ages(call, stored), _snapshots(call, stored), _checkpoints(call, stored)]
+
+
+def _ages(call: Call, stored: LogStorage) -> Html:
+    total = sum(band.bytes for band in stored.ages)
+    names = [
+        "older" if band.seconds_max is None else f"up to {units.duration(band.seconds_max)}" for band in stored.ages
+    ]
+    starts = dict(zip(names, [0.0, *(band.seconds_max or 0.0 for band in stored.ages)], strict=False))
+
+    def part(row: tuple[str, AgeOfLog]) -> Content:
+        return bar(row[1].bytes, total, f"Bytes that are {row[0]}", is_good=True) if total else "–"
 
     def newest_of(row: tuple[str, AgeOfLog]) -> str:
         """The log from the newest object of an age back."""
-        return link("/log", time=units.utc(found.at_ms - starts[row[0]] * 1000)) if starts[row[0]] else "/log"
+        return link("/log", time=units.utc(stored.at_ms - starts[row[0]] * 1000)) if starts[row[0]] else "/log"
 
-    rows = table(
-        call,
-        "ages",
-        [
-            Column("Age", lambda row: row[0], href=newest_of),
-            Column("Objects", lambda row: units.count(row[1].objects), is_number=True, href=newest_of),
-            Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True, href=newest_of),
-            Column("Part of the log", part, is_number=True),
-        ],
-        list(zip(names, found.ages, strict=True)),
-        caption="Bytes by age",
-        empty="The log has no object.",
-        is_live=False,
-    )
+    columns: list[Column[tuple[str, AgeOfLog]]] = [
+        Column("Age", lambda row: row[0], href=newest_of),
+        Column("Objects", lambda row: units.count(row[1].objects), is_number=True, href=newest_of),
+        Column("Bytes", lambda row: units.size(row[1].bytes), is_number=True, href=newest_of),
+        Column("Part of the log", part, is_number=True),
+    ]
+    ages, empty = list(zip(names, stored.ages, strict=True)), "The log has no object."
+    rows = table(call, "ages", columns, ages, caption="Bytes by age", empty=empty, is_live=False)
     note = "Counted at most once a minute, with objects that are not part of the chain."
-    note += "" if found.is_whole else " The log has more objects; only the newest 50,000 were counted."
-    return section("Bytes by age", rows, element("p", note, " ", moment(found.at_ms), class_="note"))
+    note += "" if stored.is_whole else " The log has more objects; only the newest 50,000 were counted."
+    return section("Bytes by age", rows, element("p", note, " ", moment(stored.at_ms), class_="note"))
 
 
-def _snapshots(call: Call, found: LogStorage) -> Html:
-    rows = table(
-        call,
-        "snapshots",
-        [
-            Column(
-                "Version", lambda row: [log_at(row.version), " ", copied(str(row.version))], lambda row: row.version
-            ),
-            Column("Keys", lambda row: units.count(row.rows), lambda row: row.rows, is_number=True),
-            Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
-            Column("Parts", lambda row: units.count(row.parts), is_number=True),
-            Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot) + "#h-batches")),
-        ],
-        found.snapshots,
-        caption="Snapshots, newest first",
-        empty="The log has no snapshot, so nothing of it can be removed.",
-        is_live=False,
-    )
+def _snapshots(call: Call, stored: LogStorage) -> Html:
+    columns: list[Column[SnapshotOfLog]] = [
+        Column("Version", lambda row: [log_at(row.version), " ", copied(str(row.version))], lambda row: row.version),
+        figures("Keys", lambda row: row.rows),
+        figures("Bytes", lambda row: row.bytes, text=units.size),
+        Column("Parts", lambda row: units.count(row.parts), is_number=True),
+        Column("Up to the batch", lambda row: anchor(code(row.slot), link("/log", slot=row.slot) + "#h-batches")),
+    ]
+    caption, empty = "Snapshots, newest first", "The log has no snapshot, so nothing of it can be removed."
+    rows = table(call, "snapshots", columns, stored.snapshots, caption=caption, empty=empty, is_live=False)
     return section("Snapshots", rows)
 
 
-def _checkpoints(call: Call, found: LogStorage) -> Content:
-    if not found.checkpoints:
+def _checkpoints(call: Call, stored: LogStorage) -> Content:
+    if not stored.checkpoints:
         return None
-    rows = table(
-        call,
-        "checkpoints",
-        [
-            Column("After version", lambda row: log_at(row.version), lambda row: row.version),
-            Column("Bytes", lambda row: units.size(row.bytes), lambda row: row.bytes, is_number=True),
-        ],
-        found.checkpoints,
-        caption="Checkpoints, newest first",
-        empty="",
-        is_live=False,
-    )
+    columns: list[Column[CheckpointOfStores]] = [
+        Column("After version", lambda row: log_at(row.version), lambda row: row.version),
+        figures("Bytes", lambda row: row.bytes, text=units.size),
+    ]
+    caption = "Checkpoints, newest first"
+    rows = table(call, "checkpoints", columns, stored.checkpoints, caption=caption, empty="", is_live=False)
     return section("Checkpoints of the stores in the log", rows)
 
 
@@ -187,80 +159,47 @@ def keeps_of(policy: RetentionPolicy) -> str:
 
 
 def _policies(call: Call, answer: RetentionAnswer) -> Html:
-    rows = sorted(answer.policies.items())
+    def start(row: tuple[str, PolicyState]) -> Content:
+        return "–" if row[1].from_version is None else log_at(row[1].from_version)
 
-    def age(row: tuple[str, PolicyState]) -> float:
-        return row[1].held_seconds or 0.0
+    def oldest(row: tuple[str, PolicyState]) -> str:
+        return link("/log", at=row[1].from_version)
 
-    def held(row: tuple[str, PolicyState]) -> float:
-        return float(row[1].held_bytes or 0)
-
-    return table(
-        call,
-        "policies",
-        [
-            Column("Policy", lambda row: element("code", row[0]), lambda row: row[0]),
-            Column("Keeps", lambda row: keeps(row[1])),
-            Column(
-                "From version",
-                lambda row: "–" if row[1].from_version is None else log_at(row[1].from_version),
-                is_number=True,
-            ),
-            Column(
-                "Oldest",
-                lambda row: "–" if row[1].held_seconds is None else units.duration(age(row)),
-                age,
-                is_number=True,
-                href=lambda row: link("/log", at=row[1].from_version),
-            ),
-            Column(
-                "Holds",
-                lambda row: "–" if row[1].held_bytes is None else units.size(held(row)),
-                held,
-                is_number=True,
-                href=lambda _: "#h-bytes-by-age",
-            ),
-            Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
-        ],
-        rows,
-        caption="Policies",
-        empty="No policy: the whole log stays.",
-        is_live=False,
-    )
+    columns: list[Column[tuple[str, PolicyState]]] = [
+        Column("Policy", lambda row: element("code", row[0]), lambda row: row[0]),
+        Column("Keeps", lambda row: keeps(row[1])),
+        Column("From version", start, is_number=True),
+        figures("Oldest", lambda row: row[1].held_seconds, oldest, units.duration),
+        figures("Holds", lambda row: row[1].held_bytes, lambda _: "#h-bytes-by-age", units.size),
+        Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
+    ]
+    rows, empty = sorted(answer.policies.items()), "No policy: the whole log stays."
+    return table(call, "policies", columns, rows, caption="Policies", empty=empty, is_live=False)
 
 
 def _holds(call: Call, answer: RetentionAnswer) -> Html:
-    rows: list[tuple[str, HoldState]] = sorted(answer.holds.items())
-    return table(
-        call,
-        "holds",
-        [
-            Column("Reader", lambda row: element("code", row[0])),
-            Column("From version", lambda row: log_at(row[1].from_version), is_number=True),
-            Column(
-                "Snapshot",
-                lambda row: "–" if row[1].snapshot is None else str(row[1].snapshot),
-                is_number=True,
-                href=lambda _: "#h-snapshots",
-            ),
-            Column("Until", lambda row: moment(row[1].expires_ms)),
-        ],
-        rows,
-        caption="Holds",
-        empty="No reader holds the log.",
-        is_live=False,
-    )
+    def snapshot(row: tuple[str, HoldState]) -> str:
+        return "–" if row[1].snapshot is None else str(row[1].snapshot)
+
+    columns: list[Column[tuple[str, HoldState]]] = [
+        Column("Reader", lambda row: element("code", row[0])),
+        Column("From version", lambda row: log_at(row[1].from_version), is_number=True),
+        Column("Snapshot", snapshot, is_number=True, href=lambda _: "#h-snapshots"),
+        Column("Until", lambda row: moment(row[1].expires_ms)),
+    ]
+    rows = sorted(answer.holds.items())
+    return table(call, "holds", columns, rows, caption="Holds", empty="No reader holds the log.", is_live=False)
 
 
-def amounts(found: LogStorage) -> str:
+def amounts(stored: LogStorage) -> str:
     """How much of the log is how old, as far as the objects were counted."""
-    rest = sum(band.bytes for band in found.ages)
-    said = [f"The {'log has' if found.is_whole else 'newest objects have'} {units.size(rest)}"]
-    for band in found.ages:
+    rest = sum(band.bytes for band in stored.ages)
+    said = [f"The {'log has' if stored.is_whole else 'newest objects have'} {units.size(rest)}"]
+    for band in stored.ages:
         rest -= band.bytes
         if band.seconds_max is not None:
             said.append(f"{units.size(rest)} of it older than {units.duration(band.seconds_max)}")
-    more = "" if found.is_whole else " Older objects were not counted."
+    more = "" if stored.is_whole else " Older objects were not counted."
     return f"{', '.join(said)}.{more}"
 
 
@@ -270,12 +209,11 @@ async def _set_form(call: Call) -> Form:
         now = amounts(msgspec.convert(await call.service.read("/v1/log/storage"), LogStorage))
     except HoldfastError as error:
         now = f"How much is how old is not known: {error.statement()}."
+    rule = "The log is kept from the oldest point that any policy needs."
     others = ", ".join(f"{name} ({keeps(policy)})" for name, policy in sorted(answer.policies.items()))
     return Form(
         effect=[
-            element(
-                "p", "Says what must stay of the log. The log is kept from the oldest point that any policy needs."
-            ),
+            element("p", "Says what must stay of the log. ", rule),
             element("p", "What no policy needs is removed for good, once the log has a snapshot. ", now),
             element("p", f"Policies now: {others or 'none'}. One with the same name is replaced."),
             element("p", "What this one would remove is shown before it is set."),
@@ -358,12 +296,9 @@ async def _remove_form(call: Call) -> Form:
         raise InvalidRequest("there is no such policy", policy=name)
     held = "" if policy.held_bytes is None else f", now {units.size(policy.held_bytes)}"
     planned, limits = await _planned(call, name, None)
-    rest = len(answer.policies) - 1
-    left = (
-        f"{rest} policies are left, and what none of them needs is removed."
-        if rest
-        else "No policy is left: the whole log stays."
-    )
+    left = "No policy is left: the whole log stays."
+    if rest := len(answer.policies) - 1:
+        left = f"{rest} policies are left, and what none of them needs is removed."
     return Form(
         effect=[
             element("p", "Removes the policy ", element("strong", name), f", which keeps {keeps(policy)}{held}."),

@@ -35,6 +35,7 @@ from holdfast.console.pages.stores_acts import (
 )
 from holdfast.console.parts import (
     Column,
+    Tone,
     action,
     anchor,
     attempt,
@@ -45,6 +46,7 @@ from holdfast.console.parts import (
     code,
     commands,
     facts,
+    figures,
     live,
     moment,
     notice,
@@ -71,18 +73,9 @@ CAUSES: Final[Mapping[str, str]] = {
 QUEUES: Final = ("shared", "standard")
 
 
-def _number(title: str, name: str, href: Callable[[Document], str] | None = None) -> Column[Document]:
-    return Column(
-        title,
-        lambda row: units.count(count_of(row, name)),
-        lambda row: count_of(row, name),
-        is_number=True,
-        href=href,
-    )
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else units.rate(value)
+def count_column(title: str, name: str, href: Callable[[Document], str] | None = None) -> Column[Document]:
+    """A count of stores or durables."""
+    return figures(title, lambda row: count_of(row, name), href)
 
 
 def _without_figures(call: Call, store: str, durable: str) -> bool:
@@ -94,78 +87,49 @@ def _without_figures(call: Call, store: str, durable: str) -> bool:
 # All stores
 
 
-async def _stores(call: Call) -> Html:
-    return text_of(
-        [
-            live("cluster", await attempt(_cluster(call))),
-            section(
-                "Stores", await attempt(_store_table(call)), actions=[action(call, DEFINE_STORE, "Define a store")]
-            ),
-            section("Definition", await attempt(_history(call)), actions=_definition_actions(call)),
-            commands(call, "/v1/stores", "holdfast stores ls"),
-        ]
-    )
+async def _stores(call: Call) -> Content:
+    acts = [button("Whole definition", "/definition"), action(call, EDIT_CLUSTER, "Edit parameters")]
+    define = action(call, DEFINE_STORE, "Define a store")
+    return [
+        live("cluster", await attempt(_cluster(call))),
+        section("Stores", await attempt(_store_table(call)), actions=[define]),
+        section("Definition", await attempt(_history(call)), actions=acts),
+        commands(call, "/v1/stores", "holdfast stores ls"),
+    ]
 
 
-def _definition_actions(call: Call) -> list[Content]:
-    return [button("Whole definition", "/definition"), action(call, EDIT_CLUSTER, "Edit parameters")]
+def _filled(label: str, part: Document, used: str, limit: str, href: str, text: Callable[[float], str]) -> Html:
+    """How much of a limit of a document is used."""
+    size = number(part.get(used))
+    return tile(label, text(size), href, bar(size, number(part.get(limit)), label, text))
 
 
-async def _cluster(call: Call) -> Html:
+async def _cluster(call: Call) -> Content:
     cluster = await call.service.read("/v1/cluster")
     disk, pages = document(cluster.get("disk")), document(cluster.get("log"))
-    suspended = bool(cluster.get("suspended"))
+    suspended, allocated = bool(cluster.get("suspended")), number(pages.get("allocated"))
+    tone: Tone = "bad" if suspended else "good"
+    state, revision = "suspended" if suspended else "serves", f"revision {cluster.get('revision')}"
+    durables = f"{units.count(number(cluster.get('durables')))} durables"
     head = tiles(
-        tile(
-            "State",
-            "suspended" if suspended else "serves",
-            tone="bad" if suspended else "good",
-            href="#h-definition",
-            note=f"revision {cluster.get('revision')}",
-        ),
-        tile(
-            "Stores",
-            units.count(number(cluster.get("stores"))),
-            note=f"{units.count(number(cluster.get('durables')))} durables",
-            href="#h-stores",
-        ),
-        tile(
-            "Messages",
-            units.count(number(cluster.get("messages"))),
-            href="/messages",
-            note=bar(number(cluster.get("messages")), number(cluster.get("message_limit")), "Messages", units.count),
-        ),
-        tile(
-            "Bytes",
-            units.size(number(cluster.get("bytes"))),
-            href="#h-stores",
-            note=bar(number(cluster.get("bytes")), number(cluster.get("bytelimit")), "Bytes"),
-        ),
-        tile(
-            "Disk",
-            units.size(number(disk.get("used"))),
-            href="/#room",
-            note=bar(number(disk.get("used")), number(disk.get("limit")), "Disk"),
-        ),
-        tile(
-            "Pages",
-            units.size(number(pages.get("allocated"))),
-            href="/#room",
-            note=bar(number(pages.get("in_use")), number(pages.get("allocated")), "Pages"),
-        ),
+        tile("State", state, "#h-definition", revision, tone=tone),
+        tile("Stores", units.count(number(cluster.get("stores"))), "#h-stores", durables),
+        _filled("Messages", cluster, "messages", "message_limit", "/messages", units.count),
+        _filled("Bytes", cluster, "bytes", "bytelimit", "#h-stores", units.size),
+        _filled("Disk", disk, "used", "limit", "/#room", units.size),
+        tile("Pages", units.size(allocated), "/#room", bar(number(pages.get("in_use")), allocated, "Pages")),
     )
     offered = [each for each in CLUSTER_ACTIONS if each is not (SUSPEND if suspended else RESUME)]
     acts = [action(call, each, each.title, danger=each is SUSPEND) for each in offered]
     said = notice("bad", f"Publishing and delivering are refused (no_quorum). {UNTIL_RESUMED}") if suspended else None
-    return text_of([said, head, element("div", acts, class_="actions spaced")])
+    return [said, head, element("div", acts, class_="actions spaced")]
 
 
-async def _store_table(call: Call) -> Html:
+async def _store_table(call: Call) -> Content:
     rows = await call.service.collection("/v1/stores", "stores")
-    watcher = call.watcher
 
     def published(row: Document) -> float | None:
-        return watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row))
+        return call.watcher.rate_of_store("holdfast_message_store_published_total", store=name_of(row))
 
     def messages(row: Document) -> str:
         return link("/messages", store=name_of(row))
@@ -173,40 +137,21 @@ async def _store_table(call: Call) -> Html:
     def part(name: str) -> Callable[[Document], str]:
         return lambda row: f"{link('/store', store=name_of(row))}#{name}"
 
-    return table(
-        call,
-        "stores",
-        [
-            Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
-            _number("Messages", "messages", messages),
-            Column(
-                "Bytes",
-                _bytes_bar,
-                lambda row: count_of(row, "bytes"),
-                is_number=True,
-                href=part("h-durables"),
-            ),
-            Column(
-                "Published",
-                lambda row: _rate(published(row)),
-                lambda row: published(row) or 0.0,
-                is_number=True,
-                href=part("store"),
-            ),
-            _number("Durables", "durables", part("h-durables")),
-            _number("Publishers", "publishers", part("store")),
-            _number("Unmatched", "unmatched", part("h-durables")),
-            Column(
-                "Kept",
-                lambda row: "on disk" if row.get("replicated") else "in memory",
-                lambda row: str(row.get("replicated")),
-            ),
-        ],
-        rows,
-        caption="Stores",
-        empty="There is no store that this token may browse.",
-        text=name_of,
-    )
+    def place(row: Document) -> str:
+        return "on disk" if row.get("replicated") else "in memory"
+
+    columns: list[Column[Document]] = [
+        Column("Store", lambda row: anchor(name_of(row), link("/store", store=name_of(row))), name_of),
+        count_column("Messages", "messages", messages),
+        Column("Bytes", _bytes_bar, lambda row: count_of(row, "bytes"), is_number=True, href=part("h-durables")),
+        figures("Published", published, part("store"), units.rate),
+        count_column("Durables", "durables", part("h-durables")),
+        count_column("Publishers", "publishers", part("store")),
+        count_column("Unmatched", "unmatched", part("h-durables")),
+        Column("Kept", place, place),
+    ]
+    empty = "There is no store that this token may browse."
+    return table(call, "stores", columns, rows, caption="Stores", empty=empty, text=name_of)
 
 
 def _bytes_bar(row: Document) -> Html:
@@ -214,128 +159,90 @@ def _bytes_bar(row: Document) -> Html:
     return bar(used, limit, f"Bytes of {name_of(row)}") if limit else text_of(units.size(used))
 
 
-async def _history(call: Call) -> Html:
+async def _history(call: Call) -> Content:
     rows = documents((await call.service.read("/v1/cluster/history")).get("history"))
     rows.sort(key=lambda row: -number(row.get("revision")))
     newest = rows[0].get("revision") if rows else None
-    authors: list[Column[Document]] = [Column("Author", lambda row: str(row.get("author") or "–"))]
+
+    def revision(row: Document) -> Content:
+        return anchor(str(row["revision"]), link("/definition", revision=str(row["revision"])))
 
     def back(row: Document) -> Content:
         if row.get("revision") == newest:
             return badge("in force", "good")
         return action(call, ROLLBACK, "Roll back to it", revision=str(row["revision"]))
 
-    return table(
-        call,
-        "history",
-        [
-            Column(
-                "Revision",
-                lambda row: anchor(str(row["revision"]), link("/definition", revision=str(row["revision"]))),
-            ),
-            Column("Time", lambda row: moment(number(row.get("at_ms")))),
-            *(authors if any(row.get("author") for row in rows) else ()),
-            Column("", back),
-        ],
-        rows[:10],
-        caption="Revisions of the definition",
-        empty="No definition was ever made.",
-    )
+    columns: list[Column[Document]] = [
+        Column("Revision", revision),
+        Column("Time", lambda row: moment(number(row.get("at_ms")))),
+        Column("", back),
+    ]
+    if any(row.get("author") for row in rows):
+        columns.insert(2, Column("Author", lambda row: str(row.get("author") or "–")))
+    caption, empty = "Revisions of the definition", "No definition was ever made."
+    return table(call, "history", columns, rows[:10], caption=caption, empty=empty)
 
 
 # One store
 
 
-async def _store(call: Call) -> Html:
+async def _store(call: Call) -> Content:
     store = call.required("store")
     if store != STATISTICS and not is_name(store):
         raise InvalidRequest("no store has this name")
     try:
         await call.service.read(store_path(store))
     except NotFound as error:
-        return text_of([refusal(error), element("p", anchor("All stores", "/stores"))])
+        return [refusal(error), element("p", anchor("All stores", "/stores"))]
     except HoldfastError:
         pass  # each part says why it is not there
-    return text_of(
-        [
-            element("p", anchor("Stores", "/stores"), " / ", store),
-            live("store", await attempt(_store_facts(call, store))),
-            section(
-                "Durables",
-                await attempt(_durable_table(call, store)),
-                actions=[action(call, DEFINE_DURABLE, "Define a durable", store=store)],
-            ),
-            section(
-                "Parameters", await attempt(_parameters(call, store_path(store))), actions=_store_actions(call, store)
-            ),
-            section(
-                "Templates",
-                await attempt(_templates(call, store)),
-                actions=[action(call, DEFINE_TEMPLATE, "Define a template", store=store)],
-            ),
-            commands(call, store_path(store), f"holdfast stores ls {store}"),
-        ]
-    )
-
-
-def _store_actions(call: Call, store: str) -> list[Content]:
-    return [
+    acts = [
         action(call, PUBLISH, "Publish a test message", store=store),
         action(call, EDIT_STORE, "Edit", store=store),
         action(call, DELETE_STORE, "Delete the store", danger=True, store=store),
     ]
+    define = action(call, DEFINE_DURABLE, "Define a durable", store=store)
+    define_template = action(call, DEFINE_TEMPLATE, "Define a template", store=store)
+    return [
+        element("p", anchor("Stores", "/stores"), " / ", store),
+        live("store", await attempt(_store_facts(call, store))),
+        section("Durables", await attempt(_durable_table(call, store)), actions=[define]),
+        section("Parameters", await attempt(_parameters(call, store_path(store))), actions=acts),
+        section("Templates", await attempt(_templates(call, store)), actions=[define_template]),
+        commands(call, store_path(store), f"holdfast stores ls {store}"),
+    ]
 
 
-async def _store_facts(call: Call, store: str) -> Html:
+async def _store_facts(call: Call, store: str) -> Content:
     part = await call.service.read(store_path(store))
     published = call.watcher.rate_of_store("holdfast_message_store_published_total", store=store)
     messages, size = count_of(part, "messages"), count_of(part, "bytes")
-    limit = number(part.get("message_limit"))
+    browsed, rate = link("/messages", store=store), "–" if published is None else units.rate(published)
+    full = bar(messages, number(part.get("message_limit")), "Messages", units.count)
+    next_seq, publishers, unmatched = (
+        units.count(count_of(part, name)) for name in ("next_seq", "publishers", "unmatched")
+    )
     return tiles(
-        tile(
-            "Messages",
-            units.count(messages),
-            href=link("/messages", store=store),
-            note=bar(messages, limit, "Messages", units.count),
-        ),
-        tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
-        tile(
-            "Published",
-            "–" if published is None else units.rate(published),
-            href=link("/messages", store=store),
-            note="between the last two scrapes",
-        ),
-        tile(
-            "Next number",
-            units.count(count_of(part, "next_seq")),
-            href=link("/messages", store=store),
-            note="of a message",
-        ),
-        tile("Publishers", units.count(count_of(part, "publishers")), note="remembered; no page lists them"),
-        tile(
-            "Unmatched",
-            units.count(count_of(part, "unmatched")),
-            href="#h-durables",
-            note="messages that no durable wanted",
-        ),
+        tile("Messages", units.count(messages), browsed, full),
+        tile("Bytes", units.size(size), "#h-parameters", bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile("Published", rate, browsed, "between the last two scrapes"),
+        tile("Next number", next_seq, browsed, "of a message"),
+        tile("Publishers", publishers, note="remembered; no page lists them"),
+        tile("Unmatched", unmatched, "#h-durables", "messages that no durable wanted"),
     )
 
 
-async def _durable_table(call: Call, store: str) -> Html:
+async def _durable_table(call: Call, store: str) -> Content:
     rows = await call.service.collection(f"{store_path(store)}/durables", "durables")
     rest = sum(_without_figures(call, store, name_of(row)) for row in rows)
     note = f"{units.counted(rest, 'durable')} of this store have no rate and no curve: the metrics of the service have "
     note += f"lines of {DURABLES_MAX:,} durables."
-    shown = table(
-        call,
-        "durables",
-        _durable_columns(call, store),
-        rows,
-        caption="Durables",
-        empty="No durable: messages of this store are not kept.",
-        text=name_of,
-    )
-    return text_of([shown, live("without-figures", element("p", note, class_="note") if rest else None)])
+    empty = "No durable: messages of this store are not kept."
+    columns = _durable_columns(call, store)
+    return [
+        table(call, "durables", columns, rows, caption="Durables", empty=empty, text=name_of),
+        live("without-figures", element("p", note, class_="note") if rest else None),
+    ]
 
 
 def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
@@ -344,9 +251,9 @@ def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
     def acknowledged(row: Document) -> float | None:
         return call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name_of(row))
 
-    def oldest(row: Document) -> float:
+    def oldest(row: Document) -> float | None:
         since = count_of(row, "oldest_ms")
-        return max(0.0, now_ms - since) if since else 0.0
+        return max(0.0, now_ms - since) / 1000 if since else None
 
     def part(name: str) -> Callable[[Document], str]:
         return lambda row: f"{link('/durable', store=store, durable=name_of(row))}#{name}"
@@ -354,32 +261,14 @@ def _durable_columns(call: Call, store: str) -> list[Column[Document]]:
     return [
         Column("Durable", name_of, name_of, href=lambda row: link("/durable", store=store, durable=name_of(row))),
         Column("Type", lambda row: str(row.get("type")), lambda row: str(row.get("type"))),
-        _number("Backlog", "backlog", part("h-backlog-over-time")),
-        _number("Held", "unacknowledged", part("h-subscribers")),
+        count_column("Backlog", "backlog", part("h-backlog-over-time")),
+        count_column("Held", "unacknowledged", part("h-subscribers")),
         parked_column(store),
-        _number("Dead letters", "dead_letters", lambda row: _dead_letters_of(store, row)),
-        _number("Redelivered", "redelivered", part("durable")),
-        Column(
-            "Acknowledged",
-            lambda row: _rate(acknowledged(row)),
-            lambda row: acknowledged(row) or 0.0,
-            is_number=True,
-            href=part("h-subscribers"),
-        ),
-        Column(
-            "Oldest",
-            lambda row: units.duration(oldest(row) / 1000) if oldest(row) else "–",
-            oldest,
-            is_number=True,
-            href=lambda row: content_of(store, row),
-        ),
-        Column(
-            "Subscribers",
-            lambda row: str(len(documents(row.get("subscribers")))),
-            lambda row: len(documents(row.get("subscribers"))),
-            is_number=True,
-            href=part("h-subscribers"),
-        ),
+        count_column("Dead letters", "dead_letters", lambda row: _dead_letters_of(store, row)),
+        count_column("Redelivered", "redelivered", part("durable")),
+        figures("Acknowledged", acknowledged, part("h-subscribers"), units.rate),
+        figures("Oldest", oldest, lambda row: content_of(store, row), units.duration),
+        figures("Subscribers", lambda row: len(documents(row.get("subscribers"))), part("h-subscribers")),
     ]
 
 
@@ -396,17 +285,18 @@ def _dead_letters_of(store: str, row: Document) -> str:
 
 def parked_column(store: str) -> Column[Document]:
     """How many messages each durable of a store has parked; nothing for a kind of durable that parks none."""
-    return Column(
+    return figures(
         "Parked",
-        lambda row: units.count(count_of(row, "parked")) if row.get("type") in QUEUES else "–",
-        lambda row: count_of(row, "parked"),
-        is_number=True,
-        href=lambda row: link("/messages", store=store, durable=name_of(row), parked=1),
+        lambda row: count_of(row, "parked") if row.get("type") in QUEUES else None,
+        lambda row: link("/messages", store=store, durable=name_of(row), parked=1),
     )
 
 
 async def _parameters(call: Call, target: str) -> Html:
-    part = await call.service.read(target)
+    return _parameters_of(await call.service.read(target))
+
+
+def _parameters_of(part: Document) -> Html:
     return facts({name: _shown(value) for name, value in part.items() if name not in NOT_PARAMETERS})
 
 
@@ -415,146 +305,83 @@ def _shown(value: object) -> Content:
         return "–" if value != 0 else "0"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value) if isinstance(value, str | int | float) else element("code", msgspec.json.encode(value).decode())
+    return str(value) if isinstance(value, str | int | float) else _as_json(value)
 
 
-async def _templates(call: Call, store: str) -> Html:
+def _as_json(value: object) -> Html:
+    return element("code", msgspec.json.encode(value).decode())
+
+
+async def _templates(call: Call, store: str) -> Content:
     rows = await call.service.collection(f"{store_path(store)}/templates", "templates")
-    return table(
-        call,
-        "templates",
-        [
-            Column("Template", name_of, name_of),
-            Column("Type", lambda row: str(row.get("type"))),
-            Column(
-                "Parameters",
-                lambda row: element(
-                    "code", msgspec.json.encode({key: value for key, value in row.items() if key != "name"}).decode()
-                ),
-            ),
-            Column("", lambda row: action(call, DELETE_TEMPLATE, "Delete", store=store, template=name_of(row))),
-        ],
-        rows,
-        caption="Templates",
-        empty="No template of its own; the built-in ones are standard, shared, last_value and map.",
-    )
+    columns: list[Column[Document]] = [
+        Column("Template", name_of, name_of),
+        Column("Type", lambda row: str(row.get("type"))),
+        Column("Parameters", lambda row: _as_json({key: value for key, value in row.items() if key != "name"})),
+        Column("", lambda row: action(call, DELETE_TEMPLATE, "Delete", store=store, template=name_of(row))),
+    ]
+    empty = "No template of its own; the built-in ones are standard, shared, last_value and map."
+    return table(call, "templates", columns, rows, caption="Templates", empty=empty)
 
 
 # One durable
 
 
-async def _durable(call: Call) -> Html:
+async def _durable(call: Call) -> Content:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    return text_of(
-        [
-            element(
-                "p",
-                "A durable of ",
-                anchor(store, link("/store", store=store)),
-                f", {part.get('type')}",
-                ", dynamic" if part.get("dynamic") else "",
-                ".",
-            ),
-            element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
-            live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
-            section("Subscribers", _subscribers(call, part, content_of(store, part))),
-            section(
-                "Parameters",
-                live(
-                    "parameters",
-                    facts({key: _shown(value) for key, value in part.items() if key not in NOT_PARAMETERS}),
-                ),
-            ),
-            commands(call, durable_path(store, name), f"holdfast stores ls {store}"),
-        ]
-    )
-
-
-def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
-    is_map = part.get("type") == "map"
-    looks = button("Look at the map" if is_map else "Browse messages", content_of(store, part))
-    queue = part.get("type") in QUEUES
+    kind = f", {part.get('type')}{', dynamic' if part.get('dynamic') else ''}."
     return [
-        looks,
-        action(call, EDIT_DURABLE, "Edit", store=store, durable=name) if not part.get("dynamic") else None,
-        action(call, REWIND, "Rewind", store=store, durable=name) if queue else None,
-        action(call, REDELIVER, "Deliver again", store=store, durable=name) if queue else None,
-        action(call, PURGE, "Purge", danger=True, store=store, durable=name),
-        action(call, DELETE_DURABLE, "Delete", danger=True, store=store, durable=name),
+        element("p", "A durable of ", anchor(store, link("/store", store=store)), kind),
+        element("div", _durable_actions(call, store, name, part), class_="actions spaced"),
+        live("durable", _durable_facts(call, store, name, part), _backlog(call, store, name)),
+        section("Subscribers", _subscribers(call, part, content_of(store, part))),
+        section("Parameters", live("parameters", _parameters_of(part))),
+        commands(call, durable_path(store, name), f"holdfast stores ls {store}"),
     ]
 
 
-def _waiting(store: str, part: Document) -> list[Html]:
-    """What a durable has."""
-    oldest, browsed = count_of(part, "oldest_ms"), content_of(store, part)
-    messages, size = count_of(part, "messages"), count_of(part, "bytes")
+def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[Content]:
+    looks = button("Look at the map" if part.get("type") == "map" else "Browse messages", content_of(store, part))
+    queue, place = part.get("type") in QUEUES, {"store": store, "durable": name}
     return [
-        tile(
-            "Backlog",
-            units.count(count_of(part, "backlog")),
-            href="#h-backlog-over-time",
-            note="messages that no subscriber holds",
-        ),
-        tile(
-            "Held",
-            units.count(count_of(part, "unacknowledged")),
-            href="#h-subscribers",
-            note="delivered, not acknowledged",
-        ),
-        tile(
-            "Messages",
-            units.count(messages),
-            href=browsed,
-            note=bar(messages, number(part.get("message_limit")), "Messages", units.count),
-        ),
-        tile("Bytes", units.size(size), href="#h-parameters", note=bar(size, number(part.get("bytelimit")), "Bytes")),
-        tile(
-            "Oldest",
-            moment(oldest) if oldest else "–",
-            href=browsed,
-            note=f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits",
-        ),
+        looks,
+        action(call, EDIT_DURABLE, "Edit", **place) if not part.get("dynamic") else None,
+        action(call, REWIND, "Rewind", **place) if queue else None,
+        action(call, REDELIVER, "Deliver again", **place) if queue else None,
+        action(call, PURGE, "Purge", danger=True, **place),
+        action(call, DELETE_DURABLE, "Delete", danger=True, **place),
     ]
 
 
 def _durable_facts(call: Call, store: str, name: str, part: Document) -> Html:
-    parked, dying = count_of(part, "parked"), count_of(part, "dying")
+    def count(of: str) -> str:
+        return units.count(count_of(part, of))
+
+    oldest, browsed = count_of(part, "oldest_ms"), content_of(store, part)
+    messages, size = count_of(part, "messages"), count_of(part, "bytes")
+    waits = f"waits {units.duration(max(0.0, time.time() - oldest / 1000))}" if oldest else "nothing waits"
+    full = bar(messages, number(part.get("message_limit")), "Messages", units.count)
     acknowledged = call.watcher.rate_of_store("holdfast_durable_acknowledged_total", store=store, durable=name)
+    rate = "–" if acknowledged is None else units.rate(acknowledged)
+    parked = link("/messages", store=store, durable=name, parked=1) if part.get("type") in QUEUES else ""
     expired = document(document(part.get(COUNTS)).get("expired"))
+    gone = units.count(sum(number(value) for value in expired.values()))
+    causes = join([f"{CAUSES.get(key, key)} {units.count(number(value))}" for key, value in expired.items()], ", ")
+    lapsed = f"{count('ack_wait_lapsed')} not acknowledged in time"
     return tiles(
-        *_waiting(store, part),
+        tile("Backlog", count("backlog"), "#h-backlog-over-time", "messages that no subscriber holds"),
+        tile("Held", count("unacknowledged"), "#h-subscribers", "delivered, not acknowledged"),
+        tile("Messages", units.count(messages), browsed, full),
+        tile("Bytes", units.size(size), "#h-parameters", bar(size, number(part.get("bytelimit")), "Bytes")),
+        tile("Oldest", moment(oldest) if oldest else "–", browsed, waits),
+        tile("Acknowledged", rate, "#h-subscribers", f"{count('acknowledged')} in all"),
         tile(
-            "Acknowledged",
-            "–" if acknowledged is None else units.rate(acknowledged),
-            href="#h-subscribers",
-            note=f"{units.count(count_of(part, 'acknowledged'))} in all",
+            "Parked", count("parked"), parked, "delivered too often", tone="warn" if count_of(part, "parked") else None
         ),
-        tile(
-            "Parked",
-            units.count(parked),
-            tone="warn" if parked else None,
-            href=link("/messages", store=store, durable=name, parked=1) if part.get("type") in QUEUES else "",
-            note="delivered too often",
-        ),
-        tile(
-            "Dead letters",
-            units.count(count_of(part, "dead_letters")),
-            href=_dead_letters_of(store, part),
-            note=f"{units.count(dying)} on their way",
-        ),
-        tile(
-            "Redelivered",
-            units.count(count_of(part, "redelivered")),
-            href="#h-subscribers",
-            note=f"{units.count(count_of(part, 'ack_wait_lapsed'))} not acknowledged in time",
-        ),
-        tile(
-            "Gone unacknowledged",
-            units.count(sum(number(value) for value in expired.values())),
-            href="#h-parameters",
-            note=join([f"{CAUSES.get(key, key)} {units.count(number(value))}" for key, value in expired.items()], ", "),
-        ),
+        tile("Dead letters", count("dead_letters"), _dead_letters_of(store, part), f"{count('dying')} on their way"),
+        tile("Redelivered", count("redelivered"), "#h-subscribers", lapsed),
+        tile("Gone unacknowledged", gone, "#h-parameters", causes),
     )
 
 
@@ -569,43 +396,30 @@ def _backlog(call: Call, store: str, name: str) -> Html:
 
 
 def _subscribers(call: Call, part: Document, browsed: str) -> Html:
-    return table(
-        call,
-        "subscribers",
-        [
-            Column("Subscriber", name_of, name_of),
-            Column(
-                "", lambda row: badge("connected", "good") if row.get("connected") else badge("holds messages", "warn")
-            ),
-            Column(
-                "Holds",
-                lambda row: units.count(number(row.get("unacknowledged"))),
-                lambda row: number(row.get("unacknowledged")),
-                is_number=True,
-                href=lambda _: browsed,
-            ),
-            Column(
-                "Takes more",
-                lambda row: units.count(number(row.get("room"))),
-                is_number=True,
-                href=lambda _: "#h-parameters",
-            ),
-            Column("Address", lambda row: str(row.get("address") or "–")),
-            Column("Since", lambda row: moment(number(row.get("since_ms")))),
-            Column("Last delivery", lambda row: moment(number(row.get("delivered_ms")))),
-            Column("Last acknowledgement", lambda row: moment(number(row.get("acknowledged_ms")))),
-        ],
-        documents(part.get("subscribers")),
-        caption="Subscribers",
-        empty="No subscriber.",
-        text=name_of,
-    )
+    def at(name: str) -> Callable[[Document], Content]:
+        return lambda row: moment(number(row.get(name)))
+
+    def state(row: Document) -> Content:
+        return badge("connected", "good") if row.get("connected") else badge("holds messages", "warn")
+
+    columns: list[Column[Document]] = [
+        Column("Subscriber", name_of, name_of),
+        Column("", state),
+        figures("Holds", lambda row: number(row.get("unacknowledged")), lambda _: browsed),
+        figures("Takes more", lambda row: number(row.get("room")), lambda _: "#h-parameters"),
+        Column("Address", lambda row: str(row.get("address") or "–")),
+        Column("Since", at("since_ms")),
+        Column("Last delivery", at("delivered_ms")),
+        Column("Last acknowledgement", at("acknowledged_ms")),
+    ]
+    rows = documents(part.get("subscribers"))
+    return table(call, "subscribers", columns, rows, caption="Subscribers", empty="No subscriber.", text=name_of)
 
 
 # The definition
 
 
-async def _definition(call: Call) -> Html:
+async def _definition(call: Call) -> Content:
     revision = call.number("revision")
     if revision:
         earlier = await call.service.read(f"/v1/cluster/history/{revision}")
@@ -615,65 +429,38 @@ async def _definition(call: Call) -> Html:
             None if is_in_force else action(call, ROLLBACK, "Roll back to it", danger=True, revision=revision),
             button("In force", "/definition"),
         ]
-        return text_of([section(f"Revision {revision}", element("pre", shown, tabindex="0"), actions=acts)])
-    whole_one = await call.service.read("/v1/cluster/definition")
-    definition = document(whole_one.get("definition"))
-    permissions = document(definition.get("permissions"))
-    return text_of(
-        [
-            section(
-                "Users and roles",
-                _permissions(call, permissions),
-                actions=[action(call, EDIT_PERMISSIONS, "Edit users and roles")],
-            ),
-            section(
-                f"Definition, revision {whole_one.get('revision')}", element("pre", yaml_of(definition), tabindex="0")
-            ),
-            commands(call, "/v1/cluster/definition", "holdfast stores history"),
-        ]
-    )
+        return section(f"Revision {revision}", element("pre", shown, tabindex="0"), actions=acts)
+    in_force = await call.service.read("/v1/cluster/definition")
+    definition = document(in_force.get("definition"))
+    edit = action(call, EDIT_PERMISSIONS, "Edit users and roles")
+    text = element("pre", yaml_of(definition), tabindex="0")
+    return [
+        section("Users and roles", _permissions(call, document(definition.get("permissions"))), actions=[edit]),
+        section(f"Definition, revision {in_force.get('revision')}", text),
+        commands(call, "/v1/cluster/definition", "holdfast stores history"),
+    ]
 
 
-def _permissions(call: Call, permissions: Document) -> Html:
-    users = [{"name": name, **document(user)} for name, user in document(permissions.get("users")).items()]
-    roles = [{"name": name, **document(role)} for name, role in document(permissions.get("roles")).items()]
-    enabled = permissions.get("enabled")
-    state = badge("permissions are on", "good") if enabled else badge("permissions are off", "warn")
-    return text_of(
-        [
-            element("p", state),
-            table(
-                call,
-                "users",
-                [
-                    Column("User", name_of, name_of),
-                    Column("Roles", lambda row: ", ".join(cast("list[str]", row.get("roles") or []))),
-                    Column("Token, SHA-256", lambda row: code(f"{str(row.get('token_sha256') or 'none')[:12]}…")),
-                ],
-                users,
-                caption="Users",
-                empty="No user.",
-                is_live=False,
-            ),
-            table(
-                call,
-                "roles",
-                [
-                    Column("Role", name_of, name_of),
-                    Column(
-                        "Stores", lambda row: element("code", msgspec.json.encode(row.get("stores") or {}).decode())
-                    ),
-                    Column(
-                        "Cluster", lambda row: element("code", msgspec.json.encode(row.get("cluster") or []).decode())
-                    ),
-                ],
-                roles,
-                caption="Roles",
-                empty="No role.",
-                is_live=False,
-            ),
-        ]
-    )
+def _permissions(call: Call, permissions: Document) -> Content:
+    def named(part: str) -> list[Document]:
+        return [{"name": name, **document(each)} for name, each in document(permissions.get(part)).items()]
+
+    users: list[Column[Document]] = [
+        Column("User", name_of, name_of),
+        Column("Roles", lambda row: ", ".join(cast("list[str]", row.get("roles") or []))),
+        Column("Token, SHA-256", lambda row: code(f"{str(row.get('token_sha256') or 'none')[:12]}…")),
+    ]
+    roles: list[Column[Document]] = [
+        Column("Role", name_of, name_of),
+        Column("Stores", lambda row: _as_json(row.get("stores") or {})),
+        Column("Cluster", lambda row: _as_json(row.get("cluster") or [])),
+    ]
+    state = badge("permissions are on", "good") if permissions.get("enabled") else badge("permissions are off", "warn")
+    return [
+        element("p", state),
+        table(call, "users", users, named("users"), caption="Users", empty="No user.", is_live=False),
+        table(call, "roles", roles, named("roles"), caption="Roles", empty="No role.", is_live=False),
+    ]
 
 
 PAGES: Final = (

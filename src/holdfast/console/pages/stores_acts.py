@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +20,7 @@ from holdfast.console.parts import anchor, notice
 from holdfast.console.reading.documents import COUNTS, NOT_PARAMETERS, count_of, document_of, yaml_of
 from holdfast.console.reading.service import Document, document, documents, number
 from holdfast.console.units import counted
-from holdfast.console.values import mark_of
+from holdfast.console.values import mark_of, time_given
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.definitions.reader import check_name
 
@@ -32,27 +31,23 @@ AS_YAML: Final = "YAML, as in a definition file; what is not named gets its defa
 
 
 def _defining(
+    path: str,
     what: str,
     target: Callable[[Call, str], str],
     back: Callable[[Call], str],
     shown: Callable[[Call, str], str],
-    example: str,
-) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]:
-    """The form and the act of something that gets a name and parameters."""
+    example: str = "",
+) -> Action:
+    """Defines something that gets a name and parameters."""
 
     async def form(call: Call) -> Form:
+        effect = f"Makes a {what}. One that exists gets these parameters after another confirmation. "
+        parameters = Input("parameters", "Parameters", example, "area", note=AS_YAML)
         return Form(
-            effect=element(
-                "p",
-                f"Makes a {what}. One that exists gets these parameters after another confirmation. What would delete "
-                "messages is refused.",
-            ),
+            effect=element("p", effect, "What would delete messages is refused."),
             button="Define",
             back=back(call),
-            inputs=(
-                Input("name", "Name", required=True),
-                Input("parameters", "Parameters", example, "area", note=AS_YAML),
-            ),
+            inputs=(Input("name", "Name", required=True), parameters),
         )
 
     async def act(call: Call) -> Done | Form:
@@ -77,14 +72,14 @@ def _defining(
         named = f" with {', '.join(sorted(given))}" if given else " with the defaults"
         return Done(f"The {what} {name} {how}{named}.", shown(call, name))
 
-    return form, act
+    return Action(path, f"Define a {what}", "Stores", form, act)
 
 
 async def _existing(call: Call, what: str, target: str, name: str) -> Document | None:
     """What there is now, None where there is nothing."""
     if what == "template":
-        found = await call.service.collection(target.rpartition("/")[0], "templates")
-        return next((each for each in found if each.get("name") == name), None)
+        templates = await call.service.collection(target.rpartition("/")[0], "templates")
+        return next((each for each in templates if each.get("name") == name), None)
     try:
         return await call.service.read(target)
     except NotFound:
@@ -123,9 +118,8 @@ def limit_of(part: Document, name: str, noun: str) -> Limit:
     return Limit(noun, known) if isinstance(known, int) else Limit(noun, 0, is_exact=False)
 
 
-_LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=exact$")
-"""The end of a refusal that has counted everything; names of stores come before it."""
-_LOST_AT_LEAST: Final = re.compile(r" messages=(\d+) places=\d+ count=at_least$")
+_LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=(exact|at_least)$")
+"""The end of a refusal that has counted; names of stores come before it."""
 
 
 def losses_of(refusal: str) -> Limit:
@@ -134,10 +128,8 @@ def losses_of(refusal: str) -> Limit:
     >>> losses_of("the change would delete messages of a/b (at least 7) messages=7 places=1 count=at_least").is_exact
     False
     """
-    if found := _LOST.search(refusal):
-        return Limit("message", int(found[1]))
-    found = _LOST_AT_LEAST.search(refusal)
-    return Limit("message", int(found[1]) if found else 0, is_exact=False)
+    count = _LOST.search(refusal)
+    return Limit("message", int(count[1]) if count else 0, is_exact=count is not None and count[2] == "exact")
 
 
 async def _changing(call: Call, form: Form, method: str, target: str, body: Document | None = None) -> Form | None:
@@ -152,50 +144,51 @@ async def _changing(call: Call, form: Form, method: str, target: str, body: Docu
         if error.code is not Code.DELETES_MESSAGES:
             raise
         losses = losses_of(error.statement())
-        effect = [
-            form.effect,
-            notice("warn", f"{error.message[:1].upper()}{error.message[1:]}. This cannot be undone."),
-        ]
-        confirm = replace(form, effect=effect, limits=(losses,), typed=form.typed or "delete messages")
+        said = notice("warn", f"{error.message[:1].upper()}{error.message[1:]}. This cannot be undone.")
+        typed = form.typed or "delete messages"
+        confirm = replace(form, effect=[form.effect, said], limits=(losses,), typed=typed)
         if losses.field not in call.form or confirm.problems_with(call.form):
             return confirm
         await call.service.change(method, f"{target}?delete=true", body)
     return None
 
 
-def _editing(
-    what: str, target: Callable[[Call], str], back: Callable[[Call], str]
-) -> tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]:
-    """The form and the act of a change of some parameters."""
+def _edit_form(effect: Sequence[str], back: str, field: str, known: Document) -> Form:
+    """The form of a change of parameters: as YAML what is in force, and hidden the same, so that a change is seen."""
+    text = yaml_of(known)
+    inputs = (Input(field, field.capitalize(), text, "area", note="YAML"), Input("shown", "", text, "hidden"))
+    return Form([element("p", each) for each in effect], "Change", back, inputs)
+
+
+async def _changed(call: Call, field: str, part: Document) -> Document:
+    """What a person changed in ``_edit_form``. Raises: as ``changed_by``."""
+    given = await document_of(call.form.get(field, ""), f"the {field}", call.documents)
+    shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
+    return changed_by(part, given, shown)
+
+
+def _editing(path: str, what: str, target: Callable[[Call], str], back: Callable[[Call], str]) -> Action:
+    """Changes some parameters of a store or a durable."""
+    effect = (
+        f"Changes the parameters of the {what} that differ from what is in force.",
+        "A change that would delete messages has to be confirmed with their number.",
+    )
 
     async def form(call: Call) -> Form:
         part = await call.service.read(target(call))
         known = {key: value for key, value in part.items() if key not in NOT_PARAMETERS}
-        return Form(
-            effect=[
-                element("p", f"Changes the parameters of the {what} that differ from what is in force."),
-                element("p", "A change that would delete messages has to be confirmed with their number."),
-            ],
-            button="Change",
-            back=back(call),
-            inputs=(
-                Input("parameters", "Parameters", yaml_of(known), "area", note="YAML"),
-                Input("shown", "", yaml_of(known), "hidden"),
-            ),
-        )
+        return _edit_form(effect, back(call), "parameters", known)
 
     async def act(call: Call) -> Done | Form:
         part = await call.service.read(target(call))
-        given = await document_of(call.form.get("parameters", ""), "the parameters", call.documents)
-        shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
-        changed = changed_by(part, given, shown)
-        asked = _asking(await form(call), changed, _passed_limits(what, changed, part))
-        if asked.seen and not asked.is_seen_in(call.form):
-            return asked
-        confirm = await _changing(call, asked, "PATCH", target(call), changed)
+        changed = await _changed(call, "parameters", part)
+        asking = _asking(await form(call), changed, _passed_limits(what, changed, part))
+        if asking.seen and not asking.is_seen_in(call.form):
+            return asking
+        confirm = await _changing(call, asking, "PATCH", target(call), changed)
         return Done(f"Changed: {', '.join(sorted(changed))}.", back(call)) if confirm is None else confirm
 
-    return form, act
+    return Action(path, f"Edit a {what}", "Stores", form, act)
 
 
 def _asking(form: Form, changed: Document, passed: Content) -> Form:
@@ -250,12 +243,11 @@ async def _on_durable(call: Call, effect: str, label: str) -> Form:
     part = await call.service.read(durable_path(store, name))
     messages = limit_of(part, "messages", "message")
     said = f": {messages} ({units.size(count_of(part, 'bytes'))})."
+    retained = f"{RETAINED_TOO} " if number(part.get("retention_time")) else None
     return Form(
         effect=[
             element("p", effect, element("strong", f"{store}/{name}"), said),
-            element(
-                "p", *([RETAINED_TOO, " "] if number(part.get("retention_time")) else []), "This cannot be undone."
-            ),
+            element("p", retained, "This cannot be undone."),
         ],
         button=label,
         back=_to_durable(call),
@@ -278,13 +270,9 @@ async def _delete_durable(call: Call) -> Done:
 
 async def _delete_template_form(call: Call) -> Form:
     store, template = call.required("store"), call.required("template")
+    name = element("strong", f"{store}/{template}")
     return Form(
-        effect=element(
-            "p",
-            "Deletes the template ",
-            element("strong", f"{store}/{template}"),
-            ". Durables that were made from it stay.",
-        ),
+        effect=element("p", "Deletes the template ", name, ". Durables that were made from it stay."),
         button="Delete the template",
         back=_to_store(call),
         typed=template,
@@ -304,22 +292,20 @@ def _backlog(part: Document) -> str:
 async def _rewind_form(call: Call) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    kept = number(part.get("retention_time"))
+    retention_seconds = number(part.get("retention_time"))
     effect = f"Delivers messages of {store}/{name} again that were acknowledged and are still retained"
     already = counted(int(count_of(part, "acknowledged")), "message")
-    effect += (
-        f": some of the {already} that were acknowledged so far (retention_time {units.duration(kept)})."
-        if kept
-        else ". This durable has no retention_time: nothing is retained."
-    )
+    what = ". This durable has no retention_time: nothing is retained."
+    if retention_seconds:
+        span = units.duration(retention_seconds)
+        what = f": some of the {already} that were acknowledged so far (retention_time {span})."
+    everything = "empty, with an empty time: everything that is kept"
     return Form(
-        effect=[element("p", effect), element("p", f"Now {_backlog(part)} wait in it.")],
+        effect=[element("p", effect, what), element("p", f"Now {_backlog(part)} wait in it.")],
         button="Rewind",
         back=_to_durable(call),
         inputs=(
-            Input(
-                "seq", "From message number", "", "number", note="empty, with an empty time: everything that is kept"
-            ),
+            Input("seq", "From message number", "", "number", note=everything),
             Input("time", "From a time (UTC)", "", note="ISO 8601, such as 2026-11-27T09:30:00"),
             Input("also", "Also rewind", "", note=f"other durables of {store}, separated by commas"),
         ),
@@ -329,23 +315,15 @@ async def _rewind_form(call: Call) -> Form:
 async def _rewind(call: Call) -> Done:
     store = call.required("store")
     seq_text, time_text = call.form.get("seq", "").strip(), call.form.get("time", "").strip()
-    time_ms: int | None = None
-    if time_text:
-        try:
-            at = datetime.fromisoformat(time_text)
-        except ValueError:
-            raise InvalidRequest("the time is ISO 8601, such as 2026-11-27T09:30:00") from None
-        time_ms = int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
-        if time_ms > time.time() * 1000:
-            raise InvalidRequest("the time to rewind to is in the future")
+    seq, time_ms = whole("the number", seq_text) if seq_text else None, time_given(time_text) if time_text else None
+    if time_ms is not None and time_ms > time.time() * 1000:
+        raise InvalidRequest("the time to rewind to is in the future")
     names = [call.required("durable"), *(each.strip() for each in call.form.get("also", "").split(",") if each.strip())]
     for name in names:  # one that is not there refuses all of them
         await call.service.read(durable_path(store, name))
     for at_name, name in enumerate(names):
         try:
-            await call.service.stores.rewind(
-                store, name, seq=whole("the number", seq_text) if seq_text else None, time_ms=time_ms
-            )
+            await call.service.stores.rewind(store, name, seq=seq, time_ms=time_ms)
         except HoldfastError as error:
             if at_name == 0:
                 raise
@@ -359,7 +337,7 @@ async def _rewind(call: Call) -> Done:
 async def _redeliver_form(call: Call) -> Form:
     store, name = call.required("store"), call.required("durable")
     part = await call.service.read(durable_path(store, name))
-    parked = units.counted(int(count_of(part, "parked")), "parked message")
+    parked = counted(int(count_of(part, "parked")), "parked message")
     return Form(
         effect=[
             element("p", f"Delivers {parked} of {store}/{name} again."),
@@ -380,33 +358,27 @@ def ranges_of(text: str) -> list[tuple[int, int]]:
     >>> ranges_of("7, 12-20")
     [(7, 7), (12, 20)]
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for part in text.split(","):
         if part.strip():
             first, _, last = part.partition("-")
-            found.append((whole("a number", first), whole("a number", last or first)))
-    return found
+            ranges.append((whole("a number", first), whole("a number", last or first)))
+    return ranges
 
 
 async def _redeliver(call: Call) -> Done:
-    limit = call.form.get("max", "").strip()
-    given = call.form.get("messages", "").strip()
-    done = await call.service.stores.redeliver(
-        call.required("store"),
-        call.required("durable"),
-        ranges_of(given),
-        limit=whole("at most", limit) if limit else None,
-    )
+    store, name, most = call.required("store"), call.required("durable"), call.form.get("max", "").strip()
+    limit = whole("at most", most) if most else None
+    done = await call.service.stores.redeliver(store, name, ranges_of(call.form.get("messages", "")), limit=limit)
     left = "".join(f", {units.count(number)} stay ({reason})" for reason, number in done.left.items())
     return Done(f"Delivered again: {counted(done.messages, 'message')}{left}.", _to_durable(call))
 
 
 async def _publish_form(call: Call) -> Form:
     store = call.required("store")
+    rest = ". Subscribers get it like any other message."
     return Form(
-        effect=element(
-            "p", "Publishes one message into ", element("strong", store), ". Subscribers get it like any other message."
-        ),
+        effect=element("p", "Publishes one message into ", element("strong", store), rest),
         button="Publish",
         back=_to_store(call),
         inputs=(
@@ -450,24 +422,15 @@ async def _rollback_form(call: Call) -> Form:
     if number(in_force.get("revision")) == revision:
         raise InvalidRequest(f"revision {revision} is in force")
     then, now = names_in(document(earlier.get("definition", earlier))), names_in(document(in_force.get("definition")))
+    earlier_one = anchor(f"revision {revision}", link("/definition", revision=revision))
     return Form(
         effect=[
             element("p", f"Puts the definition of revision {revision} in force again, with a new number."),
-            element(
-                "p",
-                "It restores no message. If it would delete some, their number has to be confirmed.",
-            ),
+            element("p", "It restores no message. If it would delete some, their number has to be confirmed."),
             _named("Removes", now - then),
             _named("Makes", then - now),
             element(
-                "p",
-                "The definitions on both sides: ",
-                [
-                    anchor(f"revision {revision}", link("/definition", revision=revision)),
-                    " and ",
-                    anchor("in force", "/definition"),
-                    ".",
-                ],
+                "p", "The definitions on both sides: ", earlier_one, " and ", anchor("in force", "/definition"), "."
             ),
         ],
         button="Roll back",
@@ -502,35 +465,25 @@ CLUSTER_PARAMETERS: Final = (
 
 
 async def _edit_cluster_form(call: Call) -> Form:
-    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
-    cluster = {name: value for name, value in document(definition.get("cluster")).items() if name in CLUSTER_PARAMETERS}
-    return Form(
-        effect=element("p", "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."),
-        button="Change",
-        back="/stores",
-        inputs=(
-            Input("parameters", "Parameters", yaml_of(cluster), "area", note="YAML"),
-            Input("shown", "", yaml_of(cluster), "hidden"),
-        ),
-    )
+    cluster = await _part_of_definition(call, "cluster")
+    known = {name: value for name, value in cluster.items() if name in CLUSTER_PARAMETERS}
+    effect = "Changes the parameters of the cluster: persistence, limits, swap, the part of the disk."
+    return _edit_form([effect], "/stores", "parameters", known)
 
 
 async def _edit_cluster(call: Call) -> Done | Form:
-    changed = await _changed_part(call, "cluster", "parameters")
+    changed = await _changed(call, "parameters", await _part_of_definition(call, "cluster"))
     revisions = len(documents((await call.service.read("/v1/cluster/history")).get("history")))
     lines = stores_limits.of_cluster(changed, await call.service.read("/v1/cluster"), revisions)
-    asked = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
-    if asked.seen and not asked.is_seen_in(call.form):
-        return asked
+    asking = _asking(await _edit_cluster_form(call), changed, notice("warn", " ".join(lines)) if lines else None)
+    if asking.seen and not asking.is_seen_in(call.form):
+        return asking
     return Done(f"Changed in revision {await _change_part(call, 'cluster', changed)}.", "/stores")
 
 
-async def _changed_part(call: Call, part: str, field: str) -> Document:
-    """What a person changed of one part of the definition. Raises: as ``changed_by``."""
+async def _part_of_definition(call: Call, part: str) -> Document:
     definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
-    given = await document_of(call.form.get(field, ""), f"the {field}", call.documents)
-    shown = await document_of(call.form.get("shown", ""), "what the form showed", call.documents)
-    return changed_by(document(definition.get(part)), given, shown)
+    return document(definition.get(part))
 
 
 async def _change_part(call: Call, part: str, changed: Document) -> str:
@@ -540,29 +493,15 @@ async def _change_part(call: Call, part: str, changed: Document) -> str:
 
 
 async def _edit_permissions_form(call: Call) -> Form:
-    definition = document((await call.service.read("/v1/cluster/definition")).get("definition"))
-    return Form(
-        effect=[
-            element(
-                "p",
-                "Changes only what is named; null removes a user or a role. It counts from the next request on.",
-            ),
-            element(
-                "p",
-                "A new user needs a token of at least 16 random characters, of which the service keeps the SHA-256.",
-            ),
-        ],
-        button="Change",
-        back="/definition",
-        inputs=(
-            Input("permissions", "Permissions", yaml_of(document(definition.get("permissions"))), "area", note="YAML"),
-            Input("shown", "", yaml_of(document(definition.get("permissions"))), "hidden"),
-        ),
+    effect = (
+        "Changes only what is named; null removes a user or a role. It counts from the next request on.",
+        "A new user needs a token of at least 16 random characters, of which the service keeps the SHA-256.",
     )
+    return _edit_form(effect, "/definition", "permissions", await _part_of_definition(call, "permissions"))
 
 
 async def _edit_permissions(call: Call) -> Done:
-    changed = await _changed_part(call, "permissions", "permissions")
+    changed = await _changed(call, "permissions", await _part_of_definition(call, "permissions"))
     revision = await _change_part(call, "permissions", changed)
     return Done(f"Users and roles are changed in revision {revision}.", "/definition")
 
@@ -612,12 +551,6 @@ def _cluster_command(
     return Action(f"/cluster/{name}", title, "Stores", form, act)
 
 
-def _action(
-    path: str, title: str, pair: tuple[Callable[[Call], Awaitable[Form]], Callable[[Call], Awaitable[Done | Form]]]
-) -> Action:
-    return Action(path, title, "Stores", *pair)
-
-
 async def _purge_form(call: Call) -> Form:
     return await _on_durable(call, "Removes every message of the durable ", "Purge")
 
@@ -630,39 +563,31 @@ def _durable_target(call: Call) -> str:
     return durable_path(call.required("store"), call.required("durable"))
 
 
-DEFINE_STORE: Final = _action(
+DEFINE_STORE: Final = _defining(
     "/stores/define",
-    "Define a store",
-    _defining(
-        "store", lambda _, name: store_path(name), lambda _: "/stores", lambda _, name: link("/store", store=name), ""
-    ),
+    "store",
+    lambda _, name: store_path(name),
+    lambda _: "/stores",
+    lambda _, name: link("/store", store=name),
 )
-DEFINE_DURABLE: Final = _action(
+DEFINE_DURABLE: Final = _defining(
     "/store/define-durable",
-    "Define a durable",
-    _defining(
-        "durable",
-        lambda call, name: durable_path(call.required("store"), name),
-        _to_store,
-        lambda call, name: link("/durable", store=call.text("store"), durable=name),
-        "type: shared\nmax_delivery: 5\n",
-    ),
+    "durable",
+    lambda call, name: durable_path(call.required("store"), name),
+    _to_store,
+    lambda call, name: link("/durable", store=call.text("store"), durable=name),
+    "type: shared\nmax_delivery: 5\n",
 )
-DEFINE_TEMPLATE: Final = _action(
+DEFINE_TEMPLATE: Final = _defining(
     "/store/define-template",
-    "Define a template",
-    _defining(
-        "template",
-        lambda call, name: template_path(call.required("store"), name),
-        _to_store,
-        lambda call, _: _to_store(call),
-        "type: shared\ndurable_ttl: 1d\n",
-    ),
+    "template",
+    lambda call, name: template_path(call.required("store"), name),
+    _to_store,
+    lambda call, _: _to_store(call),
+    "type: shared\ndurable_ttl: 1d\n",
 )
-EDIT_STORE: Final = _action(
-    "/store/edit", "Edit a store", _editing("store", lambda call: store_path(call.required("store")), _to_store)
-)
-EDIT_DURABLE: Final = _action("/durable/edit", "Edit a durable", _editing("durable", _durable_target, _to_durable))
+EDIT_STORE: Final = _editing("/store/edit", "store", lambda call: store_path(call.required("store")), _to_store)
+EDIT_DURABLE: Final = _editing("/durable/edit", "durable", _durable_target, _to_durable)
 DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
 DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _delete_durable_form, _delete_durable)
 DELETE_TEMPLATE: Final = Action(

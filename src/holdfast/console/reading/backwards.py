@@ -35,7 +35,7 @@ class LogSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardPage:
+class TransactionsBackwards:
     """Transactions, newest first. ``older``: go on at or below this version; None where the log begins.
 
     ``looked_at``: how many transactions the service sent. ``truncated``: what is older was removed.
@@ -50,12 +50,12 @@ class BackwardPage:
 ALL: Final = LogSearch()
 
 
-async def newest(service: Service, high: int, count: int, wanted: LogSearch = ALL) -> BackwardPage:
+async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) -> TransactionsBackwards:
     """The ``count`` newest transactions at or below version ``high``; fewer where the time is over."""
-    found: list[TransactionEvent] = []
+    transactions: list[TransactionEvent] = []
     looked_at, width, end = 0, WINDOW_BEGIN, time.monotonic() + SECONDS_MAX
     jump: int | None = None
-    while high > 0 and len(found) < count and time.monotonic() < end:
+    while high > 0 and len(transactions) < count and time.monotonic() < end:
         low = max(0, high - width) if jump is None else min(jump, high - 1)
         jump = None
         began = time.monotonic()
@@ -68,21 +68,20 @@ async def newest(service: Service, high: int, count: int, wanted: LogSearch = AL
             if error.code is not Code.LOG_TRUNCATED:
                 raise
             if width == 1:
-                return BackwardPage(found, None, looked_at, truncated=True)
+                return TransactionsBackwards(transactions, None, looked_at, truncated=True)
             width = max(1, width // 8)
             continue
         looked_at += len(events)
         if not is_whole:
             width = max(1, width // 8)
             continue
-        kept = [event for event in events if wanted.matches is None or wanted.matches(event)]
-        found += reversed(kept)
+        transactions += (event for event in reversed(events) if wanted.matches is None or wanted.matches(event))
         high = min(low, events[0].prev_version) if events else low
         took = time.monotonic() - began
         width = max(1, int(width * min(4.0, WINDOW_SECONDS / max(took, 0.001))))
-    if len(found) > count:
-        return BackwardPage(found[:count], found[count].version, looked_at)
-    return BackwardPage(found, high or None, looked_at)
+    if len(transactions) > count:
+        return TransactionsBackwards(transactions[:count], transactions[count].version, looked_at)
+    return TransactionsBackwards(transactions, high or None, looked_at)
 
 
 def _before_gap(error: HoldfastError, version: int) -> int | None:
