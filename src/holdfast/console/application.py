@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
@@ -27,16 +27,16 @@ from holdfast.browsers import BrowserGuard
 from holdfast.console.call import CONFIRM_FIELD, SEEN_FIELD, Action, Call, Done, Page, link
 from holdfast.console.connections import connection_of
 from holdfast.console.frame import bare_page, form_of, page
-from holdfast.console.html import Html, element, text_of
+from holdfast.console.html import Content, Html, element
 from holdfast.console.options import ConsoleOptions
 from holdfast.console.pages import ACTIONS, PAGES
 from holdfast.console.parts import notice, refusal, why
 from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
-from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
-from holdfast.files.document_process import DocumentReader
-from holdfast.values import GivenTwice, pairs_once
+from holdfast.document_process import DocumentReader
+from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.given_twice import GivenTwice, pairs_once
 
 _logger = logging.getLogger("holdfast.console")
 
@@ -50,12 +50,8 @@ REFRESH_HEADER: Final = "Holdfast-Refresh"
 """Sent by the script."""
 SERVICES_MAX: Final = 32
 """Tokens in use at the same time; the one that was idle for longest loses its history."""
-
-
 PATHS: Final = frozenset(each.path for each in PAGES) | frozenset(each.path for each in ACTIONS)
 """Where a login may lead."""
-
-
 CHANGED_MEANWHILE: Final = "Nothing was done: what this form is about has changed since it was made. Look again."
 OF_STORES: Final = ("Stores", "Messages", "Maps")
 
@@ -104,14 +100,9 @@ class Console:
             while len(self._desks) >= SERVICES_MAX:
                 await self._desks.pop(next(iter(self._desks))).aclose()
             options = self.options
-            service = Service(options.services, token, options.service_tls(), options.trusted_hosts)
-            desk = Desk(service)
+            desk = Desk(Service(options.services, token, options.service_tls(), options.trusted_hosts))
         self._desks[token] = desk
         return desk
-
-    async def desk_of(self, session: Session) -> Desk:
-        """The service as the session's user sees it."""
-        return await self.desk(session.token if self.options.needs_login else self._own_token)
 
     async def begin(self) -> None:
         """Begin to remember, where the console has one view of the service for all."""
@@ -127,21 +118,13 @@ class Console:
 
     async def call(self, request: Request, session: Session) -> Call:
         """What a page gets."""
-        desk = await self.desk_of(session)
+        # Where each user logs in, the service is shown as the user's token sees it.
+        desk = await self.desk(session.token if self.options.needs_login else self._own_token)
         desk.watcher.watched()
         await desk.watcher.first_look()
-        query = dict(request.query_params)
-        is_refresh = REFRESH_HEADER in request.headers
-        return Call(
-            request.url.path,
-            query,
-            session,
-            desk.service,
-            desk.watcher,
-            self.options,
-            documents=self.documents,
-            is_refresh=is_refresh,
-        )
+        path, query, is_refresh = request.url.path, dict(request.query_params), REFRESH_HEADER in request.headers
+        views = desk.service, desk.watcher, self.options
+        return Call(path, query, session, *views, documents=self.documents, is_refresh=is_refresh)
 
     def session_of(self, request: Request) -> Session | None:
         """The session of the login that the cookie names."""
@@ -153,6 +136,13 @@ class Console:
     def visitor_of(self, request: Request) -> tuple[str, Session]:
         """Who asks without a login, and the cookie."""
         return self.sessions.visitor(request.cookies.get(self.cookie), time.monotonic())
+
+    def sender_of(self, request: Request) -> tuple[str | None, Session] | None:
+        """The session of a request, with the cookie of a visitor; None where a login is needed first."""
+        session = self.session_of(request)
+        if session is not None:
+            return None, session
+        return None if self.options.needs_login else self.visitor_of(request)
 
     def is_own_form(self, request: Request, csrf: str) -> bool:
         """Whether a form was made for the browser that sends it."""
@@ -167,11 +157,10 @@ class Console:
 
     async def look(self, shown: Page, request: Request) -> Response:
         """A page."""
-        session, cookie = self.session_of(request), None
-        if session is None:
-            if self.options.needs_login:
-                return self.to_login(request)
-            cookie, session = self.visitor_of(request)
+        sender = self.sender_of(request)
+        if sender is None:
+            return self.to_login(request)
+        cookie, session = sender
         call = await self.call(request, session)
         status = 200
         try:
@@ -191,15 +180,14 @@ class Console:
         """The form of an action."""
         if self.guard.read_only:
             return self.refuse(request, Refused(403, "This console only reads."))
-        return await self.look(Page(shown.path, shown.title, shown.section, functools.partial(_form, shown)), request)
+        return await self.look(Page(shown.path, shown.title, shown.section, partial(_form, shown)), request)
 
     async def act(self, shown: Action, request: Request, fields: dict[str, str]) -> Response:
         """Carry an action out, or show its form again with what is wrong."""
-        session, cookie = self.session_of(request), None
-        if session is None:
-            if self.options.needs_login:
-                return self.to_login(request)
-            cookie, session = self.visitor_of(request)
+        sender = self.sender_of(request)
+        if sender is None:
+            return self.to_login(request)
+        cookie, session = sender
         call = replace(await self.call(request, session), form=fields)
         call.service.forget()  # what is confirmed is compared with what is there now
         try:
@@ -271,11 +259,11 @@ class Console:
         except HoldfastError as error:
             return await self.login_page(request, str(error), 503, to)
         address = "" if request.client is None else request.client.host
-        found = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
-        if isinstance(found, Refused):
-            return await self.login_page(request, found.reason, found.status, to)
+        token = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
+        if isinstance(token, Refused):
+            return await self.login_page(request, token.reason, token.status, to)
         self.sessions.end(request.cookies.get(self.cookie))
-        cookie, _ = self.sessions.begin(time.monotonic(), found)
+        cookie, _ = self.sessions.begin(time.monotonic(), token)
         return self.with_cookie(RedirectResponse(to, 303), cookie)
 
     async def log_out(self, request: Request, fields: dict[str, str]) -> Response:
@@ -295,15 +283,12 @@ def _is_answer(error: HoldfastError) -> bool:
     return not isinstance(error, Unavailable) or error.code is Code.NO_QUORUM
 
 
-async def _form(shown: Action, call: Call) -> Html:
+async def _form(shown: Action, call: Call) -> Content:
+    """The form of an action, after what the token may not do."""
     refused = await call.service.refusal_of(shown.needs)
-    return text_of([None if refused is None else _warning(shown, refused), form_of(call, await shown.form(call))])
-
-
-def _warning(shown: Action, refused: PermissionDenied) -> Html:
-    """What a token may not do, before its user fills the form."""
     rest = " unless a role of the stores' definition allows it" if shown.section in OF_STORES else ""
-    return notice("warn", f"The service will refuse this{rest}: {why(refused)}.")
+    warning = None if refused is None else notice("warn", f"The service will refuse this{rest}: {why(refused)}.")
+    return [warning, form_of(call, await shown.form(call))]
 
 
 def own_address(text: str) -> str:
@@ -422,12 +407,9 @@ def application(options: ConsoleOptions) -> Guarded:
         return await console.login_page(request, to=request.query_params.get("to", ""))
 
     routes: list[BaseRoute] = [
-        *(Route(each.path, functools.partial(console.look, each), methods=["GET"]) for each in PAGES),
-        *(Route(each.path, functools.partial(console.ask, each), methods=["GET"]) for each in ACTIONS),
-        *(
-            Route(each.path, _posted(console, functools.partial(console.act, each)), methods=["POST"])
-            for each in ACTIONS
-        ),
+        *(Route(each.path, partial(console.look, each), methods=["GET"]) for each in PAGES),
+        *(Route(each.path, partial(console.ask, each), methods=["GET"]) for each in ACTIONS),
+        *(Route(each.path, _posted(console, partial(console.act, each)), methods=["POST"]) for each in ACTIONS),
         Route("/login", log_in_page, methods=["GET"]),
         Route("/login", _posted(console, console.log_in), methods=["POST"]),
         Route("/logout", _posted(console, console.log_out), methods=["POST"]),

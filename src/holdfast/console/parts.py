@@ -139,9 +139,11 @@ def button(label: str, href: str, *, danger: bool = False) -> Html:
     return anchor(label, href, class_="button danger" if danger else "button")
 
 
-def action(call: Call, of: Action, label: str, *, danger: bool = False, **query: str | int | None) -> Content:
+def action(
+    call: Call, of: Action, label: str, look: Literal["plain", "danger"] = "plain", /, **query: str | int | None
+) -> Content:
     """A link to an action's form; nothing where the console only reads."""
-    return button(label, of.link(**query), danger=danger) if call.options.acts else None
+    return button(label, of.link(**query), danger=look == "danger") if call.options.acts else None
 
 
 def bar(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import pytest
 from holdfast.console.application import _form
 from holdfast.console.call import Action, Form
 from holdfast.console.frame import state_of
+from holdfast.console.html import text_of
 from holdfast.console.pages.keys import EDIT
 from holdfast.console.pages.overview import _health
 from holdfast.console.pages.stores_acts import DEFINE_STORE
@@ -49,7 +49,7 @@ def test_a_form_says_that_the_token_lacks_the_role_before_it_is_filled(held: int
         call: Any = SimpleNamespace(service=service, form={}, query={}, path="/", session=SimpleNamespace(csrf="x"))
         shown = Action(action.path, action.title, action.section, form, cast(Any, None), action.needs)
         try:
-            return await cast(Awaitable[str], _form(shown, call))
+            return text_of(await _form(shown, call))
         finally:
             await service.aclose()
 

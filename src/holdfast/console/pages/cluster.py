@@ -168,7 +168,7 @@ async def _members(call: Call) -> Content:
 async def _cluster(call: Call) -> Content:
     note = "The console asks the addresses of --service; give it once for each standby. The version numbers that a "
     note += "change of leader leaves unused are not counted as missing."
-    noted, acts = element("p", note, class_="note"), [action(call, STEP_DOWN, "Step down", danger=True)]
+    noted, acts = element("p", note, class_="note"), [action(call, STEP_DOWN, "Step down", "danger")]
     return [
         section("Processes", await _members(call), noted, actions=acts),
         section("Mirrors", await attempt(_mirrors(call))),

@@ -103,7 +103,7 @@ async def _browse(call: Call) -> Content:
 async def _hot(call: Call) -> Content:
     newest = await backwards.newest_version(call.service)
     events = (await backwards.newest(call.service, newest, HOT_TRANSACTIONS)).transactions
-    changes = Counter(key for event in events for key in {_key_of(each) for each in event.operations})
+    changes = Counter(key for event in events for key in dict.fromkeys(map(_key_of, event.operations)))
     changes.pop(b"", None)
     if not events:
         return element("p", "No transaction yet.", class_="empty")
@@ -162,7 +162,7 @@ def _key_of(operation: Operation) -> bytes:
 async def _key(call: Call) -> Content:
     key = unpacked(call.required("key"))
     name = packed(key)
-    acts = [action(call, EDIT, "Edit", key=name), action(call, DELETE, "Delete", danger=True, key=name)]
+    acts = [action(call, EDIT, "Edit", key=name), action(call, DELETE, "Delete", "danger", key=name)]
     return [
         live("value", section("Value", await attempt(_value(call, key)), actions=acts)),
         section("History, newest first", await attempt(_history(call, key))),

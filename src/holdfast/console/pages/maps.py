@@ -162,7 +162,7 @@ async def _entry(call: Call) -> Content:
         action(call, SET, "Set", **place),
         action(call, LOCK, "Steal the lock" if held else "Lock", **place),
         action(call, UNLOCK, "Release the lock", **place) if held else None,
-        action(call, REMOVE, "Remove", danger=True, **place),
+        action(call, REMOVE, "Remove", "danger", **place),
     ]
     return [
         live("entry", section("Entry", await attempt(_entry_facts(call, key)), actions=acts)),

@@ -191,7 +191,7 @@ async def _message(call: Call) -> Content:
     place: dict[str, str | int] = {"store": store, "durable": durable, "seq": seq}
     acts = [
         action(call, REDELIVER, "Deliver again, or send back", **place),
-        action(call, DELETE, "Delete this message", danger=True, **place),
+        action(call, DELETE, "Delete this message", "danger", **place),
     ]
     return [
         section(f"Message {seq}", await attempt(_body(call)), actions=acts),

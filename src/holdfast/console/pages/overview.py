@@ -64,7 +64,7 @@ async def _overview(call: Call) -> Content:
     leads = await attempt(_leader(call))
     return [
         live("health", _health(call.watcher), leads),
-        element("div", action(call, STEP_DOWN, "Step down", danger=True), class_="actions spaced"),
+        element("div", action(call, STEP_DOWN, "Step down", "danger"), class_="actions spaced"),
         live("traffic", section("Traffic", _as_of(call.watcher), _traffic(call.watcher))),
         live("slow", section("What is slow", _slow(call))),
         section("What is stuck", _stuck(call, await _kinds(call))),

@@ -171,7 +171,7 @@ def _policies(call: Call, answer: RetentionAnswer) -> Html:
         Column("From version", start, is_number=True),
         figures("Oldest", lambda row: row[1].held_seconds, oldest, units.duration),
         figures("Holds", lambda row: row[1].held_bytes, lambda _: "#h-bytes-by-age", units.size),
-        Column("", lambda row: action(call, REMOVE, "Remove", danger=True, policy=row[0])),
+        Column("", lambda row: action(call, REMOVE, "Remove", "danger", policy=row[0])),
     ]
     rows, empty = sorted(answer.policies.items()), "No policy: the whole log stays."
     return table(call, "policies", columns, rows, caption="Policies", empty=empty, is_live=False)

@@ -120,7 +120,7 @@ async def _cluster(call: Call) -> Content:
         tile("Pages", units.size(allocated), "/#room", bar(number(pages.get("in_use")), allocated, "Pages")),
     )
     offered = [each for each in CLUSTER_ACTIONS if each is not (SUSPEND if suspended else RESUME)]
-    acts = [action(call, each, each.title, danger=each is SUSPEND) for each in offered]
+    acts = [action(call, each, each.title, "danger" if each is SUSPEND else "plain") for each in offered]
     said = notice("bad", f"Publishing and delivering are refused (no_quorum). {UNTIL_RESUMED}") if suspended else None
     return [said, head, element("div", acts, class_="actions spaced")]
 
@@ -199,7 +199,7 @@ async def _store(call: Call) -> Content:
     acts = [
         action(call, PUBLISH, "Publish a test message", store=store),
         action(call, EDIT_STORE, "Edit", store=store),
-        action(call, DELETE_STORE, "Delete the store", danger=True, store=store),
+        action(call, DELETE_STORE, "Delete the store", "danger", store=store),
     ]
     define = action(call, DEFINE_DURABLE, "Define a durable", store=store)
     define_template = action(call, DEFINE_TEMPLATE, "Define a template", store=store)
@@ -349,8 +349,8 @@ def _durable_actions(call: Call, store: str, name: str, part: Document) -> list[
         action(call, EDIT_DURABLE, "Edit", **place) if not part.get("dynamic") else None,
         action(call, REWIND, "Rewind", **place) if queue else None,
         action(call, REDELIVER, "Deliver again", **place) if queue else None,
-        action(call, PURGE, "Purge", danger=True, **place),
-        action(call, DELETE_DURABLE, "Delete", danger=True, **place),
+        action(call, PURGE, "Purge", "danger", **place),
+        action(call, DELETE_DURABLE, "Delete", "danger", **place),
     ]
 
 
@@ -426,7 +426,7 @@ async def _definition(call: Call) -> Content:
         is_in_force = number((await call.service.read("/v1/cluster")).get("revision")) == revision
         shown = yaml_of(earlier.get("definition", earlier))
         acts: list[Content] = [
-            None if is_in_force else action(call, ROLLBACK, "Roll back to it", danger=True, revision=revision),
+            None if is_in_force else action(call, ROLLBACK, "Roll back to it", "danger", revision=revision),
             button("In force", "/definition"),
         ]
         return section(f"Revision {revision}", element("pre", shown, tabindex="0"), actions=acts)

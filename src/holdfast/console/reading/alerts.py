@@ -46,12 +46,8 @@ def _store_unhealthy(_: Scrape, now: Scrape) -> str | None:
 
 
 def _slow(before: Scrape, now: Scrape) -> str | None:
-    late = quantile(0.99, before, now, "holdfast_commit_seconds")
-    return (
-        f"one commit in a hundred takes {units.duration(late)} or more"
-        if late is not None and late > COMMIT_SECONDS_MAX
-        else None
-    )
+    late = quantile(0.99, before, now, "holdfast_commit_seconds") or 0.0
+    return f"one commit in a hundred takes {units.duration(late)} or more" if late > COMMIT_SECONDS_MAX else None
 
 
 def _overloaded(before: Scrape, now: Scrape) -> str | None:
@@ -62,11 +58,8 @@ def _overloaded(before: Scrape, now: Scrape) -> str | None:
 def _conflicts(before: Scrape, now: Scrape) -> str | None:
     conflicts = _rise(before, now, "holdfast_commits_total", outcome="conflict")
     decided = conflicts + _rise(before, now, "holdfast_commits_total", outcome="committed")
-    return (
-        f"{conflicts / decided:.0%} of commits conflict"
-        if decided and conflicts / decided > CONFLICT_PART_MAX
-        else None
-    )
+    part = conflicts / decided if decided else 0.0
+    return f"{part:.0%} of commits conflict" if part > CONFLICT_PART_MAX else None
 
 
 def _damaged(_: Scrape, now: Scrape) -> str | None:
@@ -96,15 +89,9 @@ def _lagging(before: Scrape, now: Scrape) -> str | None:
 
 
 def _disk(_: Scrape, now: Scrape) -> str | None:
-    limit, used = (
-        now.value("holdfast_message_stores_disk_limit_bytes"),
-        now.value("holdfast_message_stores_disk_used_bytes"),
-    )
-    return (
-        f"the disk is at {used / limit:.0%} of the limit of the stores"
-        if limit and used > DISK_PART_MAX * limit
-        else None
-    )
+    used, limit = (now.value(f"holdfast_message_stores_disk_{name}_bytes") for name in ("used", "limit"))
+    part = used / limit if limit else 0.0
+    return f"the disk is at {part:.0%} of the limit of the stores" if part > DISK_PART_MAX else None
 
 
 def full_stores(now: Scrape) -> list[tuple[str, float]]:
@@ -120,12 +107,12 @@ def are_closed(now: Scrape) -> bool:
 
 
 def _full(_: Scrape, now: Scrape) -> str | None:
-    found = full_stores(now)
-    if not found:
+    full = full_stores(now)
+    if not full:
         return None
-    name, part = found[0]
+    name, part = full[0]
     which = f"the store {name} is" if name else "all stores together are"
-    more = f", and {units.counted(len(found) - 1, 'other limit')} nearly reached" if len(found) > 1 else ""
+    more = f", and {units.counted(len(full) - 1, 'other limit')} nearly reached" if len(full) > 1 else ""
     return f"{which} at {part:.0%} of a limit; publishes are refused at 100%{more}"
 
 
