@@ -136,7 +136,8 @@ def configuration_table() -> str:
     }
     rows = ["| key | default | rule |", "|---|---|---|"]
     for key in KEYS:
-        default = key.depends or (f"{int(shown[key.name]):,}" if shown[key.name].isdigit() else shown[key.name])
+        value = shown[key.name]  # a mode begins with 0
+        default = key.depends or (f"{int(value):,}" if value.isdigit() and value[0] != "0" else value)
         rows.append(f"| `{key.name}` | {default} | {key.rule} |")
     return "\n".join(rows)
 

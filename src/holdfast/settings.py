@@ -805,6 +805,8 @@ def _shown(key: Key, value: object) -> str:
         return key.none
     if isinstance(value, bool):
         return str(value).lower()
+    if key.parse is _mode:
+        return f"{cast(int, value):04o}"
     if isinstance(value, float):
         return f"{value:.15g}"
     if isinstance(value, tuple):

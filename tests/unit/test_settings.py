@@ -404,6 +404,13 @@ def test_a_flag_wins_over_the_environment_that_over_the_file_that_over_the_defau
     assert found.file == tmp_path / "holdfast.toml"
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, "0660"), ({"server__socket_mode": "600"}, "0600")])
+def test_the_mode_of_sockets_is_shown_as_a_person_writes_it(given: dict[str, object], expected: str) -> None:
+    shown = next(each.value for each in load(**given).origins if each.key == "server.socket_mode")
+    assert shown == expected
+    assert load(server__socket_mode=shown).settings == load(**given).settings
+
+
 def test_an_unknown_key_is_refused_and_the_nearest_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "[persist]\nbatch_timout_ms = 2\n[servers]\nmax_connections = 1\n")
     environ = {"HOLDFAST_LEADER__SIGN_INTERVAL": "3"}
