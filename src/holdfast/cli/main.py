@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import __version__
 from holdfast.cli.output import Exit, exit_of, flush_output, print_error
@@ -28,6 +29,17 @@ SERVER_PACKAGES: Final = {
 }  # fmt: skip
 """Packages that are in the extra ``server`` only, and that some options of the other commands need."""
 
+GROUPS: Final = {
+    "log": ("Begin, inspect and copy logs on their stores.", ("log", "log_copies")),
+    "retention": ("Say how much of the log stays. Without a policy everything does.", ("retention",)),
+    "queue": ("Inspect an embedded queue, check it, repair it, free its space.", ("queue",)),
+    "stores": (
+        "Message stores of a service: define, publish, subscribe, maintain.",
+        ("stores", "stores_files", "stores_messages"),
+    ),
+    "spark": ("Tables and files made of a log by Spark.", ("spark",)),
+}
+"""The help of each group of commands, and the modules that fill its ``commands``."""
 SPARK_REFUSALS: Final = {"AnalysisException", "IllegalArgumentException", "ParseException"}
 
 
@@ -146,19 +158,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import (
-        console,
-        doctor,
-        log,
-        queue,
-        retention,
-        serve,
-        spark,
-        stores,
-        stores_files,
-        stores_messages,
-        transactions,
-    )
+    from holdfast.cli import processes, transactions
     from holdfast.cli.service import on_service
 
     app = typer.Typer(
@@ -184,23 +184,39 @@ def application() -> typer.Typer:
         """Durability for application data: a transactional commit log on an object store."""
         del version
 
-    app.command()(serve.serve)
-    app.command("check-config")(serve.check_config)
-    app.command()(doctor.doctor)
-    app.command()(console.console)
+    app.command()(processes.serve)
+    app.command("check-config")(processes.check_config)
+    app.command()(processes.doctor)
+    app.command()(processes.console)
     for command in (
         transactions.commit, transactions.get, transactions.status, transactions.version, transactions.subscribe,
     ):  # fmt: skip
         on_service(app)(command)
-    app.add_typer(log.commands, name="log")
-    app.add_typer(retention.commands, name="retention")
-    app.add_typer(queue.commands, name="queue")
-    parts = (stores_files, stores_messages)
-    assert all(part.commands is stores.commands for part in parts), "several modules fill one group"
-    app.add_typer(stores.commands, name="stores")
-    app.add_typer(spark.commands, name="spark")
+    for name, (about, modules) in GROUPS.items():
+        app.add_typer(_group(about, modules), name=name)
     app.command()(transactions.bench)
     return app
+
+
+def _group(about: str, modules: Sequence[str]) -> typer.Typer:
+    """A group of commands. Its modules are loaded when one of them is asked for: those of ``log`` need Arrow."""
+    import typer
+    from typer.core import TyperGroup
+
+    @cache
+    def loaded() -> TyperGroup:
+        parts = [import_module(f"holdfast.cli.{module}") for module in modules]
+        return typer.main.get_group(parts[0].commands)
+
+    class Group(TyperGroup):
+        @property
+        def commands(self) -> Any:
+            return loaded().commands
+
+        @commands.setter
+        def commands(self, _: object) -> None: ...
+
+    return typer.Typer(cls=Group, help=about, no_args_is_help=True, rich_markup_mode=None)
 
 
 @cache

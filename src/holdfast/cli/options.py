@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -95,6 +97,15 @@ def timeout_option(help_text: str) -> object:
     """The option --timeout, as an annotation."""
     option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text)
     return Annotated[float | None, option]
+
+
+def add_command(
+    group: typer.Typer, name: str | None, command: Callable[..., None], parameters: Sequence[Parameter], help_text: str
+) -> None:
+    """Add a command with these parameters, which typer reads instead of those of the function."""
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    group.command(name, help=help_text)(command)
 
 
 def items_max(limit: int) -> int:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, Protocol
@@ -173,6 +174,15 @@ def print_error(error: HoldfastError, *, as_json: bool) -> None:
     sys.stderr.write(f"holdfast: {printable(error.statement())}\n")
     if error.hint:
         sys.stderr.write(f"  hint: {printable(error.hint)}\n")
+
+
+def utc_text(time_ms: int, *, timespec: str = "milliseconds") -> str:
+    """A time in UTC.
+
+    >>> utc_text(1_767_225_600_007)
+    '2026-01-01T00:00:00.007Z'
+    """
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def base64_text(data: bytes) -> str:

@@ -55,9 +55,7 @@ _SIZE: Final = re.compile(r"([0-9]+)(?:([KMGT])i?)?B?", re.IGNORECASE)
 _AGE: Final = re.compile(r"([0-9]+)(ms|s|m|h|d|w)")
 _AGE_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-commands = typer.Typer(
-    no_args_is_help=True, help="Inspect an embedded queue, check it, repair it, free its space.", rich_markup_mode=None
-)
+commands = typer.Typer()
 
 
 def paths_like(start: str) -> list[str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import print_json, print_line, print_table
+from holdfast.cli.output import print_json, print_line, print_table, utc_text
 from holdfast.cli.service import Service, on_service
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.wire.log import RetentionAnswer, RetentionPlan
 
-commands = typer.Typer(
-    no_args_is_help=True, help="Say how much of the log stays. Without a policy everything does.", rich_markup_mode=None
-)
+commands = typer.Typer()
 NameArgument = Annotated[str, typer.Argument(help="The name of the policy.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would be removed now, and change nothing.")]
 
@@ -49,8 +46,7 @@ def set_policy(
         max_bytes=max_bytes,
         keep="everything" if keep_everything else None,
     )
-    given = sum(getattr(policy, field) is not None for field in policy.__struct_fields__)
-    if given != 1:
+    if sum(getattr(policy, field) is not None for field in policy.__struct_fields__) != 1:
         raise InvalidRequest("give one of --keep-from-version, --max-age, --max-bytes and --keep-everything")
     with service.client() as client:
         if dry_run:
@@ -101,10 +97,13 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
         (name, each.text, _or_dash(each.from_version), _or_dash(each.held_seconds), _or_dash(each.held_bytes))
         for name, each in answer.policies.items()
     ]
-    print_table(("policy", "keeps", "from version", "oldest kept, seconds ago", "bytes kept"), rows, right=frozenset())
+    print_table(("policy", "keeps", "from version", "oldest kept, seconds ago", "bytes kept"), rows)
     if answer.holds:
-        held = [(name, str(each.from_version), _utc(each.expires_ms)) for name, each in sorted(answer.holds.items())]
-        print_table(("held by", "from version", "until"), held, right=frozenset())
+        holds = [
+            (name, str(each.from_version), utc_text(each.expires_ms, timespec="seconds"))
+            for name, each in sorted(answer.holds.items())
+        ]
+        print_table(("held by", "from version", "until"), holds)
     print_line(f"truncated through version {answer.truncated_through}")
     if answer.warning:
         print_line(f"warning: {answer.warning}")
@@ -112,7 +111,3 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
 
 def _or_dash(value: float | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _utc(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -10,7 +10,6 @@ With ``--timeout`` a service that has not started yet is awaited for that time, 
 
 from __future__ import annotations
 
-import functools
 import json
 import socket
 import sys
@@ -19,12 +18,20 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import typer
 
-from holdfast.cli.options import JsonOption, TokenOption, TrustedOption, UrlOption, patterns_of, timeout_option
+from holdfast.cli.options import (
+    JsonOption,
+    TokenOption,
+    TrustedOption,
+    UrlOption,
+    add_command,
+    patterns_of,
+    timeout_option,
+)
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.errors import Unavailable
 
@@ -65,7 +72,6 @@ def on_service(
     ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
         def run(
             *, url: str, token: str | None, trusted_hosts: str, timeout: float | None, as_json: bool, **given: Any
         ) -> None:
@@ -78,9 +84,7 @@ def on_service(
             Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for option, kind, default in options
         ]
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        group.command(name)(run)
+        add_command(group, name or command.__name__, run, parameters, getdoc(command) or "")
         return command
 
     return add
@@ -195,10 +199,10 @@ class Service:
         while True:
             endpoint, refused = endpoints[-1], ""
             for endpoint in endpoints:
-                found = _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))
-                if found is None:
+                reason = _refusal(endpoint, max(end - time.monotonic(), LOOK_EVERY_SECONDS))
+                if reason is None:
                     return
-                refused = found
+                refused = reason
             left = end - time.monotonic()
             if left <= 0:
                 raise Unavailable(

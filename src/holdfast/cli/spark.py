@@ -2,296 +2,358 @@
 
 ``holdfast.spark.commands`` runs them. A job that was killed continues when it is started again with the same arguments.
 SIGINT and SIGTERM end a job after its current step. A closed output pipe does not end it.
+
+Each option stands once, in the table of what it belongs to, under the name of the argument that it gives.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import Parameter, Signature
+from inspect import Parameter
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from holdfast.cli.options import JsonOption, parse_pairs
+from holdfast.cli.options import JsonOption, add_command, parse_pairs
 from holdfast.cli.output import Exit, answering, flush_output, print_fields, print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
-    from holdfast.spark.commands import JobResult, Report, RequestSource, SparkTarget, StoreSource
+    from holdfast.spark.commands import JobResult, Report, SparkTarget, StoreSource
 
-commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
-
-LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3: or az:.")]
-OptionalLogOption: TypeAlias = Annotated[str | None, typer.Option("--log", help="The log: file:, s3: or az:.")]
-ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3: or az:.")]
-OptionalToOption: TypeAlias = Annotated[
-    str | None, typer.Option("--to", help="Where the Delta table lives: file:, s3: or az:.")
-]
-IntoLogOption: TypeAlias = Annotated[
-    bool, typer.Option("--into-log", help="Make it in the log's own store, as `holdfast log snapshot` does.")
-]
-MasterOption: TypeAlias = Annotated[
-    str | None, typer.Option("--master", help="Spark master; every core of this machine by default.")
-]
-RemoteOption: TypeAlias = Annotated[
-    str | None, typer.Option("--remote", help="Spark Connect address, sc://HOST:PORT, instead of a master.")
-]
-ConfOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Set a Spark setting; repeatable.")
-]
-OnceOption: TypeAlias = Annotated[bool, typer.Option("--once", help="Stop at the head of the log (the default).")]
-EveryOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--every", metavar="SECONDS", help="Continue until stopped, and look for new transactions at this interval."
-    ),
-]
-UntilOption: TypeAlias = Annotated[
-    int | None, typer.Option("--until", min=0, metavar="VERSION", help="Stop after this version.")
-]
-AtOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--at", "--until", min=0, metavar="VERSION", help="The version to take; the newest by default."),
-]
-StepOption: TypeAlias = Annotated[
-    int | None, typer.Option("--step-bytes", min=1, help="Bytes of the log that a step reads; 512 MiB by default.")
-]
-BucketsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; chosen by the log's size by default."),
-]
-VacuumOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--vacuum-hours",
-        min=0,
-        max=168,
-        help="Remove files that were replaced at least this long ago; without it nothing is removed.",
-    ),
-]
-MinBytesOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--min-bytes", min=1, help="Write a segment only of at least this much of the log; 64 MiB by default."
-    ),
-]
-AfterOption: TypeAlias = Annotated[
-    int | None, typer.Option("--after", min=0, help="Only transactions with a higher version.", metavar="VERSION")
-]
-FromOption: TypeAlias = Annotated[str, typer.Option("--from", help="The requests: files that Spark reads, or a table.")]
-FormatOption: TypeAlias = Annotated[str, typer.Option("--format", help="parquet, json, csv or table.")]
-OrderOption: TypeAlias = Annotated[
-    str, typer.Option("--order-by", metavar="COLUMN", help="The column that orders the requests.")
-]
-TextOption: TypeAlias = Annotated[
-    str, typer.Option("--text", help="The encoding of keys and values in text columns: utf8 or base64.")
-]
-SchemaOption: TypeAlias = Annotated[
-    str | None, typer.Option("--schema", metavar="DDL", help="Columns and types of the files, in SQL syntax.")
-]
-VerdictsOption: TypeAlias = Annotated[
-    str, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
-]
-WindowOption: TypeAlias = Annotated[
-    int | None, typer.Option("--window", min=1, help="Size of the conflict window in requests; all by default.")
-]
-PartitionsOption: TypeAlias = Annotated[
-    int, typer.Option("--partitions", min=1, help="Partitions for sorting and packing.")
-]
-MemoryOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--judging-bytes",
-        min=1,
-        help="Most memory of the task that decides; what is free where it runs by default. More is refused.",
-    ),
-]
-TakeOverOption: TypeAlias = Annotated[
-    bool, typer.Option("--take-over", help="Claim the log without asking. A service that leads it is deposed.")
-]
-StepDownOption: TypeAlias = Annotated[
-    bool,
-    typer.Option("--step-down", help="Ask a service that leads the log to stand by. It leads again after the job."),
-]
-TokenOption: TypeAlias = Annotated[
-    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token for the request to step down.")
-]
+commands = typer.Typer()
+Options: TypeAlias = Mapping[str, tuple[Any, object]]
+"""By the name of an argument: the annotation and the default of its option."""
 
 
-ListenOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--listen", metavar="HOST:PORT", help="Where this job answers that it leads, to services of the same log."
-    ),
-]
+def _option(kind: Any, default: object, *names: str, **about: Any) -> tuple[Any, object]:
+    return Annotated[kind, typer.Option(*names, **about)], default
 
-_ON_SPARK: Final = {"master": MasterOption, "remote": RemoteOption, "conf": ConfOption}
-_STEPS: Final = {"until": UntilOption, "step_bytes": StepOption}
-_VACUUM: Final = {"vacuum_hours": VacuumOption}
-_BUCKETS: Final = {**_STEPS, "buckets": BucketsOption, **_VACUUM}
-_STORE: Final[Mapping[str, Any]] = {
-    "service": Annotated[
-        str | None, typer.Option("--service", help="Instead of --log: the service of a message store.")
-    ],
-    "store": Annotated[str | None, typer.Option("--store", help="With --service: the store.")],
-    "durable": Annotated[
-        str | None, typer.Option("--durable", help="With --service: a durable of its own, which is made if absent.")
-    ],
+
+def _required(*names: str, **about: Any) -> tuple[Any, object]:
+    return _option(str, Parameter.empty, *names, **about)
+
+
+def _text(*names: str, **about: Any) -> tuple[Any, object]:
+    return _option(str | None, None, *names, **about)
+
+
+def _texts(*names: str, **about: Any) -> tuple[Any, object]:
+    return _option(list[str] | None, None, *names, **about)
+
+
+def _number(*names: str, least: int = 1, **about: Any) -> tuple[Any, object]:
+    return _option(int | None, None, *names, min=least, **about)
+
+
+def _flag(name: str, about: str) -> tuple[Any, object]:
+    return _option(bool, False, name, help=about)
+
+
+LOG_HELP: Final = "The log: file:, s3: or az:."
+LOG: Final = _required("--log", help=LOG_HELP)
+TARGET: Final[Options] = {
+    "master": _text("--master", help="Spark master; every core of this machine by default."),
+    "remote": _text("--remote", help="Spark Connect address, sc://HOST:PORT, instead of a master."),
+    "conf": _texts("--conf", metavar="KEY=VALUE", help="Set a Spark setting; repeatable."),
 }
-"""The source of a table that is made of a message store: the arguments of ``StoreSource`` by name."""
-_ROWS: Final[Mapping[str, Any]] = {
-    "key_prefixes": Annotated[
-        list[str] | None, typer.Option("--key-prefix", help="Only keys that begin with this text; repeatable.")
-    ],
-    "key_format": Annotated[
-        str | None, typer.Option("--key-format", help="utf8, json, msgpack or binary (the default).")
-    ],
-    "key_schema": Annotated[
-        str | None, typer.Option("--key-schema", metavar="DDL", help="The type of JSON or msgpack keys, or a file.")
-    ],
-    "value_format": Annotated[
-        str | None, typer.Option("--value-format", help="utf8, json, msgpack or binary (the default).")
-    ],
-    "schema": Annotated[
-        str | None,
-        typer.Option("--schema", metavar="DDL", help="Fields and types of values in SQL syntax, or a file with them."),
-    ],
-    "infer": Annotated[
-        int | None, typer.Option("--infer", min=1, metavar="N", help="Find fields and types in N values of each step.")
-    ],
-    "unfit": Annotated[
-        str | None,
-        typer.Option("--unfit", help="Values that do not fit: fail (the default), null, or quarantine (a table)."),
-    ],
-    "table_per_prefix": Annotated[
-        bool, typer.Option("--table-per-prefix", help="Keep a table for each --key-prefix, below the output.")
-    ],
+"""``SparkTarget``."""
+
+# ---- pipelines ------------------------------------------------------------------------------------------------------
+
+EVERY: Final = "Continue until stopped, and look for new transactions at this interval."
+WHEN: Final[Options] = {
+    "once": _flag("--once", "Stop at the head of the log (the default)."),
+    "every": _option(float | None, None, "--every", metavar="SECONDS", help=EVERY),
 }
-"""Which rows a table is made of, and its types: the arguments of ``RowOptions`` by name, and ``table_per_prefix``."""
+UNTIL: Final[Options] = {"until": _number("--until", least=0, metavar="VERSION", help="Stop after this version.")}
+STEP: Final[Options] = {
+    "step_bytes": _number("--step-bytes", help="Bytes of the log that a step reads; 512 MiB by default."),
+}
+REPLACED: Final = "Remove files that were replaced at least this long ago; without it nothing is removed."
+VACUUM: Final[Options] = {"vacuum_hours": _number("--vacuum-hours", least=0, max=168, help=REPLACED)}
+BUCKETS: Final[Options] = {
+    **UNTIL,
+    **STEP,
+    "buckets": _number("--buckets", max=4096, help="Buckets of a new table; chosen by the log's size by default."),
+    **VACUUM,
+}
+STORE: Final[Options] = {
+    "service": _text("--service", help="Instead of --log: the service of a message store."),
+    "store": _text("--store", help="With --service: the store."),
+    "durable": _text("--durable", help="With --service: a durable of its own, which is made if absent."),
+}
+"""The source of a table that is made of a message store: ``StoreSource``."""
+ROWS: Final[Options] = {
+    "key_prefixes": _texts("--key-prefix", help="Only keys that begin with this text; repeatable."),
+    "key_format": _text("--key-format", help="utf8, json, msgpack or binary (the default)."),
+    "key_schema": _text("--key-schema", metavar="DDL", help="The type of JSON or msgpack keys, or a file."),
+    "value_format": _text("--value-format", help="utf8, json, msgpack or binary (the default)."),
+    "schema": _text("--schema", metavar="DDL", help="Fields and types of values in SQL syntax, or a file with them."),
+    "infer": _number("--infer", metavar="N", help="Find fields and types in N values of each step."),
+    "unfit": _text("--unfit", help="Values that do not fit: fail (the default), null, or quarantine (a table)."),
+    "table_per_prefix": _flag("--table-per-prefix", "Keep a table for each --key-prefix, below the output."),
+}
+"""Which rows a table is made of, and its types: ``RowOptions``, and ``table_per_prefix``."""
+AT: Final[Options] = {
+    "to": _text("--to", help="Where the Delta table lives: file:, s3: or az:."),
+    "until": _number("--at", "--until", least=0, metavar="VERSION", help="The version to take; the newest by default."),
+}
+INTO_LOG: Final[Options] = {
+    "into_log": _flag("--into-log", "Make it in the log's own store, as `holdfast log snapshot` does."),
+}
+SEGMENT_BYTES: Final = "Write a segment only of at least this much of the log; 64 MiB by default."
+SEGMENTS: Final[Options] = {"log_bytes_min": _number("--min-bytes", help=SEGMENT_BYTES)}
+NEWER: Final = "Only transactions with a higher version."
+AFTER: Final[Options] = {"after": _number("--after", least=0, metavar="VERSION", help=NEWER)}
 
 
-def _add_job(name: str, help_text: str, options: Mapping[str, Any]) -> None:
-    """Add the command of one pipeline: the options that all of them have, and these, which go to the job by name."""
+def _add(name: str, about: str, options: Options, run: Callable[[dict[str, Any], bool], None]) -> None:
+    """Add a command with these options and --json. ``run`` gets what they give, by name."""
 
-    def run(
-        log: str | None,
-        to: str | None,
-        once: bool,
-        every: float | None,
-        as_json: bool,
-        until: int | None = None,
-        into_log: bool = False,
-        **given: Any,
-    ) -> None:
-        from holdfast.spark.commands import run_job, snapshot_of_log
+    def command(*, as_json: bool, **given: Any) -> None:
+        run(given, as_json)
 
-        target = _target(given.pop("master"), given.pop("remote"), given.pop("conf"))
-        if once + (every is not None) + (until is not None) > 1:
-            raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
-        source = _store_source(log, {each: given.pop(each) for each in _STORE if each in given})
-        if into_log and log is not None:
-            if to is not None or once or every is not None or given.get("vacuum_hours") is not None:
-                raise InvalidRequest(
-                    "--into-log makes one snapshot in the log's store: of the others it takes --at only"
-                )
-            print_result(snapshot_of_log(log, target, until), as_json=as_json)
-            return
-        if to is None:
-            raise InvalidRequest("--to or --into-log says where the snapshot goes")
-        rows = {each: given.pop(each) for each in _ROWS if each in given}
-        numbers = {each: value for each, value in given.items() if value is not None}
-        report = report_steps(as_json=as_json)
-        with stopped_by_sigterm() as stop:
-            stopping = partial(stopped_by_signals, stop)
-            if source is not None:
-                _require_no_rows(rows)
-            of = source or log
-            assert of is not None, "a source is one of the two"
-            made = run_job(name, of, to, target, (every, until), numbers, stopping, report, rows)
-        print_result(made, as_json=as_json)
-        if not made.is_good:
-            raise typer.Exit(Exit.DAMAGED)
-
-    defaults: dict[str, object] = {"log": Parameter.empty, "to": Parameter.empty, "once": False, "as_json": False}
-    defaults |= {"table_per_prefix": False}
-    if "service" in options:
-        defaults |= {"log": None}
-    if "into_log" in options:
-        defaults |= {"to": None, "into_log": False}
-    types: dict[str, Any] = {"log": OptionalLogOption if "service" in options else LogOption, "to": ToOption}
-    types |= {**_ON_SPARK, "once": OnceOption, "every": EveryOption, **options}
-    types["as_json"] = JsonOption
-    run.__signature__ = Signature(  # type: ignore[attr-defined]  # what typer reads
-        [
-            Parameter(each, Parameter.KEYWORD_ONLY, default=defaults.get(each), annotation=of)
-            for each, of in types.items()
-        ]
-    )
-    run.__annotations__ = dict(types)
-    commands.command(name, help=help_text)(run)
+    every = {**options, "as_json": (JsonOption, False)}
+    parameters = [
+        Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for each, (kind, default) in every.items()
+    ]
+    add_command(commands, name, command, parameters, about)
 
 
-def _store_source(log: str | None, given: Mapping[str, str | None]) -> StoreSource | None:
-    """The message store that is the source; None where that is a log. Raises: InvalidRequest unless it is one."""
+def _taken(given: dict[str, Any], options: Options) -> dict[str, Any]:
+    """Take out what the options of a table give."""
+    return {name: given.pop(name) for name in options if name in given}
+
+
+def _target(given: dict[str, Any]) -> SparkTarget:
+    from holdfast.spark.commands import SparkTarget
+
+    chosen = _taken(given, TARGET)
+    conf = parse_pairs("--conf", chosen["conf"], "spark.executor.memory=8g")
+    return SparkTarget(chosen["master"], chosen.get("remote"), conf)
+
+
+def _pipeline(name: str, given: dict[str, Any], as_json: bool) -> None:
+    """Run the pipeline of this name."""
+    from holdfast.spark.commands import run_job, snapshot_of_log
+
+    target, into_log = _target(given), given.pop("into_log", False)
+    log, to, once, every = (given.pop(each) for each in ("log", "to", "once", "every"))
+    until = given.pop("until", None)
+    if once + (every is not None) + (until is not None) > 1:
+        raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
+    source = _source_of(log, _taken(given, STORE))
+    if into_log and log is not None:
+        if to is not None or once or every is not None or given.get("vacuum_hours") is not None:
+            raise InvalidRequest("--into-log makes one snapshot in the log's store: of the others it takes --at only")
+        print_result(snapshot_of_log(log, target, until), as_json=as_json)
+        return
+    if to is None:
+        raise InvalidRequest("--to or --into-log says where the snapshot goes")
+    rows = _taken(given, ROWS)
+    numbers = {each: value for each, value in given.items() if value is not None}
+    if not isinstance(source, str):
+        _require_no_rows(rows)
+    with stopped_by_sigterm() as stop:
+        stopping, report = partial(stopped_by_signals, stop), report_steps(as_json=as_json)
+        result = run_job(name, source, to, target, (every, until), numbers, stopping, report, rows)
+    print_result(result, as_json=as_json)
+    if not result.is_good:
+        raise typer.Exit(Exit.DAMAGED)
+
+
+def _source_of(log: str | None, given: Mapping[str, str | None]) -> str | StoreSource:
+    """The log or the message store that is the source. Raises: InvalidRequest unless it is one of them."""
     from holdfast.spark.commands import StoreSource
 
     named = {name: text for name, text in given.items() if text is not None}
     if log is not None and not named:
-        return None
-    if log is not None or named.keys() != _STORE.keys():
+        return log
+    if log is not None or named.keys() != STORE.keys():
         raise InvalidRequest("the source is a log (--log), or a message store (--service, --store and --durable)")
     return StoreSource(**named)
 
 
 def _require_no_rows(rows: Mapping[str, object]) -> None:
     """Raise InvalidRequest for options that only the operations of a log have."""
-    given = [f"--{name.replace('_', '-').removesuffix('es')}" for name, value in rows.items() if value]
-    if given:
-        raise InvalidRequest(f"{', '.join(given)} is about the keys and values of a log, which a store does not have")
+    names = [f"--{name.replace('_', '-').removesuffix('es')}" for name, value in rows.items() if value]
+    if names:
+        raise InvalidRequest(f"{', '.join(names)} is about the keys and values of a log, which a store does not have")
 
 
-_add_job(
+def _add_pipeline(name: str, about: str, options: Options) -> None:
+    log = _text("--log", help=LOG_HELP) if "service" in options else LOG
+    head = {"log": log, "to": _required("--to", help="Where the output lives: file:, s3: or az:."), **TARGET, **WHEN}
+    _add(name, about, {**head, **options}, partial(_pipeline, name))
+
+
+_add_pipeline(
     "changes",
     "Every operation of the log, or every message of a store, once, in an append-only Delta table partitioned by day.",
-    {**_STEPS, **_VACUUM, **_ROWS, **_STORE},
+    {**UNTIL, **STEP, **VACUUM, **ROWS, **STORE},
 )
-_add_job(
+_add_pipeline(
     "latest",
     "The newest value of every key, or the newest message, in a Delta table that is kept up to date.",
-    {**_BUCKETS, **_ROWS, **_STORE},
+    {**BUCKETS, **ROWS, **STORE},
 )
-_add_job(
+_add_pipeline(
     "history",
     "Every value that every key ever had, with the versions between which it was the newest, in a Delta table.",
-    {**_BUCKETS, **_ROWS},
+    {**BUCKETS, **ROWS},
 )
-_add_job(
-    "segments",
-    "The log's operations in few large Parquet files, in log order.",
-    {"step_bytes": StepOption, "log_bytes_min": MinBytesOption},
-)
-_add_job(
+_add_pipeline("segments", "The log's operations in few large Parquet files, in log order.", {**STEP, **SEGMENTS})
+_add_pipeline(
     "snapshot",
     "The whole state at one version, sorted by key, in a Delta table or in the log's own store.",
-    {"to": OptionalToOption, "until": AtOption, **_VACUUM, "into_log": IntoLogOption},
+    {**AT, **VACUUM, **INTO_LOG},
 )
-_add_job(
+_add_pipeline(
     "replay",
     "Commit the transactions of one log to another log, in their order, each once.",
-    {**_STEPS, "after": AfterOption},
+    {**UNTIL, **STEP, **AFTER},
 )
-_add_job(
+_add_pipeline(
     "verify",
     "Audit the log: every object, every link, every verdict decided again. Exit code 6 when anything is damaged.",
-    _STEPS,
+    {**UNTIL, **STEP},
 )
+
+# ---- requests in bulk -----------------------------------------------------------------------------------------------
+
+SOURCE: Final[Options] = {
+    "format": _option(str, "parquet", "--format", help="parquet, json, csv or table."),
+    "order_by": _option(str, "order", "--order-by", metavar="COLUMN", help="The column that orders the requests."),
+    "text": _option(str, "utf8", "--text", help="The encoding of keys and values in text columns: utf8 or base64."),
+    "schema": _text("--schema", metavar="DDL", help="Columns and types of the files, in SQL syntax."),
+}
+"""``RequestSource``, and before it where the requests are."""
+FROM: Final = _required("--from", help="The requests: files that Spark reads, or a table.")
+VERDICTS: Final = "Where the table of verdicts lives: file:, s3: or az:."
+WINDOW: Final = _number("--window", help="Size of the conflict window in requests; all by default.")
+PARTITIONS: Final = _option(int, 8, "--partitions", min=1, help="Partitions for sorting and packing.")
+JUDGING: Final = _number(
+    "--judging-bytes",
+    help="Most memory of the task that decides; what is free where it runs by default. More is refused.",
+)
+RESOLVE: Final[Options] = {
+    "log": _text("--log", help="Decide as the next leader of this log would."),
+    "base": _number("--base", least=0, help="Decide as a leader with this base version."),
+    "window": WINDOW,
+    "partitions": PARTITIONS,
+    "judging_bytes_max": JUDGING,
+}
+LOAD: Final[Options] = {
+    "name": _text("--name", help="The permanent name of the load; its input by default."),
+    "window": WINDOW,
+    "wave": _option(int, 256, "--wave", min=1, max=1000, help="Objects written at the same time."),
+    "partitions": PARTITIONS,
+    "judging_bytes_max": JUDGING,
+}
+"""``LoadOptions``."""
+STEP_DOWN: Final = "Ask a service that leads the log to stand by. It leads again after the job."
+LEADING: Final[Options] = {
+    "step_down": _flag("--step-down", STEP_DOWN),
+    "take_over": _flag("--take-over", "Claim the log without asking. A service that leads it is deposed."),
+    "token": _text("--token", envvar="HOLDFAST_TOKEN", help="Bearer token for the request to step down."),
+}
+"""``LeadershipOptions``, which of an ingest has ``listen``, too."""
+LISTEN: Final = _text(
+    "--listen", metavar="HOST:PORT", help="Where this job answers that it leads, to services of the same log."
+)
+MICRO_BATCHES: Final = (
+    "Continue until stopped, with a micro-batch at this interval; 0: at once. By default stop after all."
+)
+AWAY: Final = "How long the services of requests and verdicts may be away before the job ends."
+LIVE: Final[Options] = {
+    "verdicts_table": _text("--to", help=VERDICTS),
+    "verdicts_store": _text(
+        "--verdicts-to",
+        metavar="STORE",
+        help="Instead of a table: store:URL/STORE, or a store of the service that has the requests.",
+    ),
+    "at_once": _number("--max-requests", "--files", help="At most this many requests, or files, in a micro-batch."),
+    "bytes_at_once": _number("--max-bytes", help="About this many bytes of messages in a micro-batch."),
+    "retry_seconds": _option(float, 600.0, "--retry-duration", metavar="SECONDS", min=1, help=AWAY),
+    "source_moved": _flag("--source-moved", "The name's messages are in this queue now: its id changed."),
+}
+"""``LiveRequests``."""
+INGEST: Final[Options] = {
+    "path": _required(
+        "--from",
+        help="The requests: store:URL/STORE/DURABLE, queue:PATH, a folder in which files appear, or a table.",
+    ),
+    "log": LOG,
+    "name": _required("--name", help="The permanent name of the stream; it belongs to its source."),
+    "checkpoint": _required("--checkpoint", help="Where Spark stores the progress of the stream."),
+    **SOURCE,
+    "every": _option(float | None, None, "--every", metavar="SECONDS", min=0, help=MICRO_BATCHES),
+    **LIVE,
+    "init": _flag("--init", "Make the log if there is none."),
+    **LEADING,
+    "listen": LISTEN,
+    "master": TARGET["master"],
+    "conf": TARGET["conf"],
+}
+
+
+def _resolve(given: dict[str, Any], as_json: bool) -> None:
+    from holdfast.spark.commands import RequestSource, resolve
+
+    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
+    print_result(resolve(source, target, report_steps(as_json=as_json), **given), as_json=as_json)
+
+
+def _load(given: dict[str, Any], as_json: bool) -> None:
+    from holdfast.spark.commands import RequestSource, load
+
+    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
+    leading, options = _taken(given, LEADING), _taken(given, LOAD)
+    result = load(source, target, report_steps(as_json=as_json), leading=leading, options=options, **given)
+    print_result(result, as_json=as_json)
+
+
+def _ingest(given: dict[str, Any], as_json: bool) -> None:
+    from holdfast.spark.commands import RequestSource, ingest
+
+    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
+    leading, live = _taken(given, {**LEADING, "listen": LISTEN}), _taken(given, LIVE)
+    with stopped_by_sigterm() as stop:
+        stopping, report = partial(stopped_by_signals, stop), report_steps(as_json=as_json)
+        result = ingest(source, target, report, stopping, leading=leading, live=live, **given)
+    print_result(result, as_json=as_json)
+
+
+_add(
+    "resolve",
+    "Write a table of the verdicts that a leader would give on many commit requests. Commits nothing.",
+    {"path": FROM, "to": _required("--to", help=VERDICTS), **SOURCE, **RESOLVE, **TARGET},
+    _resolve,
+)
+_add(
+    "load",
+    "Commit many requests in parallel, each exactly once. Refused while a service leads the log: see --step-down.",
+    {"path": FROM, "log": LOG, "to": _required("--to", help=VERDICTS), **SOURCE, **LOAD, **LEADING, **TARGET},
+    _load,
+)
+_add(
+    "ingest",
+    "Commit requests as they come, each exactly once. Refused while a service leads the log: see --step-down.",
+    INGEST,
+    _ingest,
+)
+
+
+# ---- others ---------------------------------------------------------------------------------------------------------
 
 
 @commands.command()
@@ -303,13 +365,12 @@ def doctor(
     """Check that pipelines can run here, and print what is missing. Exit code 1 if something is."""
     from holdfast.spark import commands as jobs
 
-    made = jobs.doctor(log, to)
+    result = jobs.doctor(log, to)
     if as_json:
-        print_json({"checks": made.findings, "good": made.is_good})
+        print_json({"checks": result.findings, "good": result.is_good})
     else:
-        names = ("check", "verdict", "found", "mend")
-        print_table(names, [[str(row[name]) for name in names] for row in made.findings])
-    if not made.is_good:
+        _print_findings(result, ("check", "verdict", "found", "mend"))
+    if not result.is_good:
         raise typer.Exit(Exit.NO)
 
 
@@ -329,168 +390,6 @@ def give_up(
     from holdfast.spark import commands as jobs
 
     jobs.give_up(service, application, write, staging_location, partial(print_result, as_json=as_json))
-
-
-@commands.command()
-def resolve(
-    requests: FromOption,
-    to: VerdictsOption,
-    kind: FormatOption = "parquet",
-    order_by: OrderOption = "order",
-    text: TextOption = "utf8",
-    schema: SchemaOption = None,
-    log: Annotated[str | None, typer.Option("--log", help="Decide as the next leader of this log would.")] = None,
-    base: Annotated[
-        int | None, typer.Option("--base", min=0, help="Decide as a leader with this base version.")
-    ] = None,
-    window: WindowOption = None,
-    partitions: PartitionsOption = 8,
-    judging_bytes: MemoryOption = None,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a table of the verdicts that a leader would give on many commit requests. Commits nothing."""
-    from holdfast.spark.commands import BulkCommand
-
-    command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, window=window, partitions=partitions,
-        judging_bytes_max=judging_bytes, spark=_target(master, remote, conf),
-    )  # fmt: skip
-    print_result(command.resolve(base, report_steps(as_json=as_json)), as_json=as_json)
-
-
-@commands.command()
-def load(
-    requests: FromOption,
-    log: LogOption,
-    to: VerdictsOption,
-    kind: FormatOption = "parquet",
-    order_by: OrderOption = "order",
-    text: TextOption = "utf8",
-    schema: SchemaOption = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The permanent name of the load; its input by default.")
-    ] = None,
-    window: WindowOption = None,
-    wave: Annotated[int, typer.Option("--wave", min=1, max=1000, help="Objects written at the same time.")] = 256,
-    partitions: PartitionsOption = 8,
-    judging_bytes: MemoryOption = None,
-    step_down: StepDownOption = False,
-    take_over: TakeOverOption = False,
-    token: TokenOption = None,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Commit many requests in parallel, each exactly once. Refused while a service leads the log: see --step-down."""
-    from holdfast.spark.commands import BulkCommand
-
-    command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), to, log, name, window, partitions, judging_bytes,
-        wave, take_over, step_down, token, spark=_target(master, remote, conf),
-    )  # fmt: skip
-    print_result(command.load(report_steps(as_json=as_json)), as_json=as_json)
-
-
-@commands.command()
-def ingest(
-    requests: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            help="The requests: store:URL/STORE/DURABLE, queue:PATH, a folder in which files appear, or a table.",
-        ),
-    ],
-    log: LogOption,
-    name: Annotated[str, typer.Option("--name", help="The permanent name of the stream; it belongs to its source.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Where Spark stores the progress of the stream.")],
-    to: Annotated[
-        str | None, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
-    ] = None,
-    verdicts_to: Annotated[
-        str | None,
-        typer.Option(
-            "--verdicts-to",
-            metavar="STORE",
-            help="Instead of a table: store:URL/STORE, or a store of the service that has the requests.",
-        ),
-    ] = None,
-    kind: FormatOption = "parquet",
-    order_by: OrderOption = "order",
-    text: TextOption = "utf8",
-    schema: SchemaOption = None,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            "--every",
-            metavar="SECONDS",
-            min=0,
-            help="Continue until stopped, with a micro-batch at this interval; 0: at once. By default stop after all.",
-        ),
-    ] = None,
-    at_once: Annotated[
-        int | None,
-        typer.Option(
-            "--max-requests", "--files", min=1, help="At most this many requests, or files, in a micro-batch."
-        ),
-    ] = None,
-    bytes_at_once: Annotated[
-        int | None, typer.Option("--max-bytes", min=1, help="About this many bytes of messages in a micro-batch.")
-    ] = None,
-    retry_duration: Annotated[
-        float,
-        typer.Option(
-            "--retry-duration",
-            metavar="SECONDS",
-            min=1,
-            help="How long the services of requests and verdicts may be away before the job ends.",
-        ),
-    ] = 600.0,
-    init: Annotated[bool, typer.Option("--init", help="Make the log if there is none.")] = False,
-    source_moved: Annotated[
-        bool,
-        typer.Option("--source-moved", help="The name's messages are in this queue now: its id changed."),
-    ] = False,
-    step_down: StepDownOption = False,
-    take_over: TakeOverOption = False,
-    token: TokenOption = None,
-    listen: ListenOption = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Commit requests as they come, each exactly once. Refused while a service leads the log: see --step-down."""
-    from holdfast.spark.commands import BulkCommand
-
-    command = BulkCommand(
-        _source(requests, kind, order_by, text, schema), "", log, name, take_over=take_over, step_down=step_down,
-        token=token, listen=listen, spark=_target(master, None, conf),
-    )  # fmt: skip
-    live = {
-        "verdicts_table": to, "verdicts_store": verdicts_to, "at_once": at_once, "bytes_at_once": bytes_at_once,
-        "retry_seconds": retry_duration, "source_moved": source_moved,
-    }  # fmt: skip
-    with stopped_by_sigterm() as stop:
-        stopping = partial(stopped_by_signals, stop)
-        report = report_steps(as_json=as_json)
-        made = command.ingest(live, checkpoint, stopping, report, every_seconds=every, may_init=init)
-    print_result(made, as_json=as_json)
-
-
-def _source(path: str, kind: str, order_by: str, text: str, schema: str | None) -> RequestSource:
-    from holdfast.spark.commands import RequestSource
-
-    text_kind: Literal["utf8", "base64"] = text  # type: ignore[assignment]  # RequestFormat refuses any other
-    return RequestSource(path, kind, order_by, text_kind, schema)
-
-
-def _target(master: str | None, remote: str | None, conf: list[str] | None) -> SparkTarget:
-    from holdfast.spark.commands import SparkTarget
-
-    return SparkTarget(master, remote, parse_pairs("--conf", conf, "spark.executor.memory=8g"))
 
 
 def report_steps(*, as_json: bool) -> Report:
@@ -514,17 +413,20 @@ def report_steps(*, as_json: bool) -> Report:
     return report
 
 
-def print_result(made: JobResult, *, as_json: bool) -> None:
+def print_result(result: JobResult, *, as_json: bool) -> None:
     """Print the report of a run and its findings."""
     with answering():
         if as_json:
-            print_json({"report": made.fields, "findings": made.findings})
+            print_json({"report": result.fields, "findings": result.findings})
             return
-        print_fields(made.fields)
-        if made.findings:
+        print_fields(result.fields)
+        if result.findings:
             print_line("")
-            names = list(made.findings[0])
-            print_table(names, [[str(row[name]) for name in names] for row in made.findings])
+            _print_findings(result, tuple(result.findings[0]))
+
+
+def _print_findings(result: JobResult, columns: tuple[str, ...]) -> None:
+    print_table(columns, [[str(row[name]) for name in columns] for row in result.findings])
 
 
 @contextmanager

@@ -27,11 +27,7 @@ from holdfast.values import GivenTwice, pairs_once
 if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
 
-commands = typer.Typer(
-    no_args_is_help=True,
-    help="Message stores of a service: define, publish, subscribe, maintain.",
-    rich_markup_mode=None,
-)
+commands = typer.Typer()
 
 PlaceArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.")]
 PlacesArgument: TypeAlias = Annotated[

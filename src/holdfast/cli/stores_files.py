@@ -72,7 +72,7 @@ def move(
     as_json: JsonOption = False,
 ) -> None:
     """Move all stores of a log whose services are stopped. Files that are not used any more are set aside."""
-    from holdfast.cli.log_views import with_store
+    from holdfast.cli.log import with_store
     from holdfast.server.moving import run_move
 
     chosen = configuration(config, settings, log=url).settings

@@ -21,7 +21,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
-from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
+from holdfast.spark.bulk.load import LoadOptions, load_requests
 from holdfast.spark.bulk.requests import RequestFormat, stage
 from holdfast.spark.bulk.resolve import look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
@@ -32,7 +32,7 @@ from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
-from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, PipelineJob, Schedule, run_pipeline
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
@@ -100,18 +100,16 @@ class SparkTarget:
             spark.stop()
 
 
-_TABLES: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], PipelineJob]]] = {
+_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], Job]]] = {
     "changes": lambda spark, log, to, _, rows: Changes(spark, log, to, rows=rows),
     "latest": lambda spark, log, to, options, rows: Latest(spark, log, to, buckets=options.get("buckets"), rows=rows),
     "history": lambda spark, log, to, options, rows: History(spark, log, to, buckets=options.get("buckets"), rows=rows),
-}
-_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int]], PipelineJob]]] = {
-    "replay": lambda spark, log, to, options: Replay(spark, log, to, after=options.get("after", 0)),
-    "segments": lambda spark, log, to, options: Segments(
+    "replay": lambda spark, log, to, options, _: Replay(spark, log, to, after=options.get("after", 0)),
+    "segments": lambda spark, log, to, options, _: Segments(
         spark, log, to, log_bytes_min=options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
     ),
-    "snapshot": lambda spark, log, to, _: Snapshot(spark, log, to),
-    "verify": lambda spark, log, to, _: Verify(spark, log, to),
+    "snapshot": lambda spark, log, to, _, __: Snapshot(spark, log, to),
+    "verify": lambda spark, log, to, _, __: Verify(spark, log, to),
 }
 
 
@@ -132,41 +130,43 @@ class StoreSource:
 
 def run_job(
     name: str,
-    log: str | StoreSource,
+    source: str | StoreSource,
     to: str,
     target: SparkTarget,
     schedule: tuple[float | None, int | None],
     options: Mapping[str, int],
     stopping: Stopping,
     report: Report,
-    rows: Mapping[str, object] | None = None,
+    rows: Mapping[str, object],
 ) -> JobResult:
     """Run the pipeline of this name. ``schedule``: seconds between passes, and the last version; see ``Schedule``.
 
     ``rows`` are the arguments of ``RowOptions`` that were given, and ``table_per_prefix``. Of a store, a version is the
     number of a message. Raises: InvalidRequest, Conflict, NotFound, CorruptData, Unavailable.
     """
-    when = Schedule(*schedule)
-    given = dict(rows or {})
-    is_per_prefix = bool(given.pop("table_per_prefix", False))
-    chosen = _row_options(given)
-    if is_per_prefix and isinstance(log, str):
-        return _run_per_prefix(name, log, to, target, when, options, stopping, report, chosen)
+    when, step_bytes = Schedule(*schedule), options.get("step_bytes", STEP_BYTES_DEFAULT)
+    chosen = _row_options({name: value for name, value in rows.items() if name != "table_per_prefix"})
+    places = tables_of_prefixes(chosen, to) if rows.get("table_per_prefix") else None
     with target.session(name) as spark, stopping() as stop:
-        if isinstance(log, StoreSource):
-            job = log.job(name, spark, to, options)
-            log = f"{log.service}/{log.store}/{log.durable}"
-        elif name in _TABLES:
-            job = _TABLES[name](spark, log, to, options, chosen)
+        if isinstance(source, StoreSource):
+            job, log = source.job(name, spark, to, options), f"{source.service}/{source.store}/{source.durable}"
+        elif places is not None:
+            jobs = [(url, _JOBS[name](spark, source, url, options, of)) for url, of in places]
+
+            def progress(url: str, step: StepReport) -> None:
+                report({"output": url.partition("?")[0], **step.fields()})
+
+            reports = run_tables(jobs, source, schedule=when, step_bytes=step_bytes, stop=stop, progress=progress)
+            return _result_per_prefix(name, source, to, reports)
         else:
-            job = _JOBS[name](spark, log, to, options)
+            job, log = _JOBS[name](spark, source, to, options, chosen), source
         try:
             run = run_pipeline(
                 job,
                 log,
                 to,
                 schedule=when,
-                step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
+                step_bytes=step_bytes,
                 vacuum_hours=options.get("vacuum_hours"),
                 stop=stop,
                 progress=lambda step: report(step.fields()),
@@ -190,29 +190,8 @@ def snapshot_of_log(log: str, target: SparkTarget, at: int | None) -> JobResult:
     })  # fmt: skip
 
 
-def _run_per_prefix(
-    name: str,
-    log: str,
-    to: str,
-    target: SparkTarget,
-    when: Schedule,
-    options: Mapping[str, int],
-    stopping: Stopping,
-    report: Report,
-    rows: RowOptions,
-) -> JobResult:
-    """Run the pipeline for each prefix. The findings are one line per table."""
-    places = tables_of_prefixes(rows, to)
-    with target.session(name) as spark, stopping() as stop:
-        jobs = [(url, _TABLES[name](spark, log, url, options, of)) for url, of in places]
-        reports = run_tables(
-            jobs,
-            log,
-            schedule=when,
-            step_bytes=options.get("step_bytes", STEP_BYTES_DEFAULT),
-            stop=stop,
-            progress=lambda url, step: report({"output": url.partition("?")[0], **step.fields()}),
-        )
+def _result_per_prefix(name: str, log: str, to: str, reports: Sequence[RunReport]) -> JobResult:
+    """The findings are one line per table."""
     tables = [each.fields() for each in reports]
     shown = ("output", "version", "behind_versions", "steps", "rows", "rows_quarantined", "seconds")
     totals = {"pipeline": name, "log": log.partition("?")[0], "output": to.partition("?")[0], "tables": len(tables)}
@@ -277,10 +256,10 @@ class RequestSource:
     """Where requests are: files of a format at a path, or a table by its name."""
 
     path: str
-    format: str = "parquet"
-    order_by: str = "order"
-    text: Literal["utf8", "base64"] = "utf8"
-    schema: str | None = None
+    format: str
+    order_by: str
+    text: Literal["utf8", "base64"]
+    schema: str | None
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -359,133 +338,130 @@ def _require_log(url: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class BulkCommand:
-    """One job on requests, and the Spark that it runs on (every core of this machine by default)."""
+def resolve(
+    source: RequestSource,
+    target: SparkTarget,
+    report: Report,
+    *,
+    to: str,
+    log: str | None,
+    base: int | None,
+    window: int | None,
+    partitions: int,
+    judging_bytes_max: int | None,
+) -> JobResult:
+    """The verdicts that a leader would give, as a table; nothing is committed.
 
-    source: RequestSource
-    to: str
-    log: str | None = None
-    name: str | None = None
-    window: int | None = None
-    partitions: int = 8
-    judging_bytes_max: int | None = None
-    wave: int = WAVE_DEFAULT
-    take_over: bool = False
-    step_down: bool = False
-    token: str | None = None
-    listen: str | None = None
-    spark: SparkTarget = SparkTarget()
-
-    def resolve(self, base: int | None, report: Report) -> JobResult:
-        """The verdicts that a leader would give, as a table; nothing is committed.
-
-        The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
-        InvalidRequest, NotFound, CorruptData, Unavailable.
-        """
-        table_location(self.to)  # before the work
-        with self.spark.session("resolve") as spark:
-            through = 0 if self.log is None else log_head(self.log).version
-            start = base if base is not None else through + VERSION_JUMP
-            staged = stage(self.source.read(spark), self.source.request_format(), partitions=self.partitions)
-            try:
-                report({"step": "stage", "requests": staged.requests, "items": staged.items})
-                windows = Windows.trailing(staged.requests, self.window)
-                resolution = resolve_requests(staged, start, windows=windows, judging_bytes_max=self.judging_bytes_max)
-                report({"step": "resolve", "kernel_seconds": round(resolution.kernel_seconds, 3)})
-                if self.log is not None:
-                    resolution = look_up(spark, self.log, staged, resolution, through)
-                write_verdicts(
-                    staged, resolution, lambda ordinals: start + ordinals, self.to,
-                    made_by="resolve", identity=f"{staged.digest}/{start}/{self.window}",
-                )  # fmt: skip
-            finally:
-                staged.release()
-        return JobResult(
-            {
-                "pipeline": "resolve",
-                "base": resolution.base,
-                "requests": staged.requests,
-                "items": staged.items,
-                "kernel_seconds": round(resolution.kernel_seconds, 3),
-                **{fate.name.lower(): resolution.count(fate) for fate in Fate if fate is not Fate.PENDING},
-            }
-        )
-
-    def load(self, report: Report) -> JobResult:
-        """Commit the requests. Raises: as ``load_requests``."""
-
-        def step(name: str, facts: Mapping[str, object]) -> None:
-            report({"step": name, **facts})
-
-        options = LoadOptions(
-            request_format=self.source.request_format(),
-            name=self.name,
-            window=self.window,
-            wave=self.wave,
-            partitions=self.partitions,
-            judging_bytes_max=self.judging_bytes_max,
-            direct=self.source.format != "table",  # files have the same rows each time, a table may be a view
-            leading=self._leading,
-        )
-        require_free_log(self._log(), options.leading)
-        with self.spark.session("load") as spark:
-            loaded = load_requests(spark, self.source.read(spark), self._log(), self.to, options, step=step)
-        facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
-        return JobResult({"pipeline": "load", "log": self._log().partition("?")[0], **facts})
-
-    def ingest(
-        self,
-        live: Mapping[str, Any],
-        checkpoint: str,
-        stopping: Stopping,
-        report: Report,
-        *,
-        every_seconds: float | None,
-        may_init: bool,
-    ) -> JobResult:
-        """Commit the requests that exist now, or new ones without end with ``every_seconds``.
-
-        ``live``: the arguments of ``LiveRequests``, apart from the source. ``may_init``: make the log if there is none.
-        What can be checked without Spark is checked before it starts. Raises: as Ingest.
-        """
-        if self.spark.remote is not None:
-            raise InvalidRequest(
-                "an ingest leads the log from its own process, which Spark Connect does not run it in",
-                code=Code.BAD_CONFIGURATION,
-                hint="give --master instead of --remote",
+    The leader starts at ``base``; by default at that of the next leader of ``log``, or of a new log. Raises:
+    InvalidRequest, NotFound, CorruptData, Unavailable.
+    """
+    table_location(to)  # before the work
+    with target.session("resolve") as spark:
+        through = 0 if log is None else log_head(log).version
+        start = base if base is not None else through + VERSION_JUMP
+        staged = stage(source.read(spark), source.request_format(), partitions=partitions)
+        try:
+            report({"step": "stage", "requests": staged.requests, "items": staged.items})
+            windows = Windows.trailing(staged.requests, window)
+            resolution = resolve_requests(staged, start, windows=windows, judging_bytes_max=judging_bytes_max)
+            report({"step": "resolve", "kernel_seconds": round(resolution.kernel_seconds, 3)})
+            if log is not None:
+                resolution = look_up(spark, log, staged, resolution, through)
+            identity = f"{staged.digest}/{start}/{window}"
+            write_verdicts(
+                staged, resolution, lambda ordinals: start + ordinals, to, made_by="resolve", identity=identity
             )
-        leading = self._leading
-        requests = LiveRequests(self.source.path, **live)
-        verdicts = requests.verdicts()
-        if not may_init:
-            _require_log(self._log())
-        requests.require_another_log(self._log())
-        require_free_log(self._log(), leading)
-        requests.prepare(self._log())
-        if requests.options is None:
-            self.source.require_folder()
-        with self.spark.session("ingest") as spark, stopping() as stop:
-            if stop.is_set():  # while Spark started
-                return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(IngestCounts())})
+        finally:
+            staged.release()
+    fields: dict[str, object] = {
+        "pipeline": "resolve",
+        "base": resolution.base,
+        "requests": staged.requests,
+        "items": staged.items,
+        "kernel_seconds": round(resolution.kernel_seconds, 3),
+    }
+    return JobResult(fields | {each.name.lower(): resolution.count(each) for each in Fate if each is not Fate.PENDING})
+
+
+def load(
+    source: RequestSource,
+    target: SparkTarget,
+    report: Report,
+    *,
+    log: str,
+    to: str,
+    leading: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> JobResult:
+    """Commit the requests. ``leading`` and ``options``: the arguments of ``LeadershipOptions`` and of ``LoadOptions``.
+
+    Raises: as ``load_requests``.
+    """
+
+    def step(name: str, facts: Mapping[str, object]) -> None:
+        report({"step": name, **facts})
+
+    chosen = LoadOptions(
+        request_format=source.request_format(),
+        direct=source.format != "table",  # files have the same rows each time, a table may be a view
+        leading=LeadershipOptions(**leading),
+        **options,
+    )
+    require_free_log(log, chosen.leading)
+    with target.session("load") as spark:
+        loaded = load_requests(spark, source.read(spark), log, to, chosen, step=step)
+    facts = {name: round(each, 3) if isinstance(each, float) else each for name, each in asdict(loaded).items()}
+    return JobResult({"pipeline": "load", "log": log.partition("?")[0], **facts})
+
+
+def ingest(
+    source: RequestSource,
+    target: SparkTarget,
+    report: Report,
+    stopping: Stopping,
+    *,
+    log: str,
+    name: str,
+    checkpoint: str,
+    every: float | None,
+    init: bool,
+    leading: Mapping[str, Any],
+    live: Mapping[str, Any],
+) -> JobResult:
+    """Commit the requests that exist now, or new ones without end with ``every``, a number of seconds.
+
+    ``leading`` and ``live``: the arguments of ``LeadershipOptions``, and of ``LiveRequests`` apart from the source.
+    ``init``: make the log if there is none. What can be checked without Spark is checked before it starts. Raises: as
+    Ingest.
+    """
+    options, requests = LeadershipOptions(**leading), LiveRequests(source.path, **live)
+    verdicts = requests.verdicts()
+    if not init:
+        _require_log(log)
+    requests.require_another_log(log)
+    require_free_log(log, options)
+    requests.prepare(log)
+    if requests.options is None:
+        source.require_folder()
+    counts = IngestCounts()
+    with target.session("ingest") as spark, stopping() as stop:
+        if not stop.is_set():  # while Spark started
             messages = requests.stream(spark)
             stream = commit_stream(
-                self.source.stream(spark, requests.at_once) if messages is None else messages,
-                self._log(), verdicts, self.name or "", checkpoint,
-                request_format=self.source.request_format() if messages is None else None,
-                source=requests.numbered(), leading=leading, every_seconds=every_seconds, report=report,
-            )  # fmt: skip
+                source.stream(spark, requests.at_once) if messages is None else messages,
+                log,
+                verdicts,
+                name,
+                checkpoint,
+                request_format=source.request_format() if messages is None else None,
+                source=requests.numbered(),
+                leading=options,
+                every_seconds=every,
+                report=report,
+            )
             try:
                 stream.wait(stop)
             finally:
                 stream.stop()
-        return JobResult({"pipeline": "ingest", "log": self._log().partition("?")[0], **asdict(stream.counts)})
-
-    @property
-    def _leading(self) -> LeadershipOptions:
-        return LeadershipOptions(self.take_over, token=self.token, step_down=self.step_down, listen=self.listen)
-
-    def _log(self) -> str:
-        if self.log is None:
-            raise InvalidRequest("which log?", code=Code.BAD_CONFIGURATION, hint="give --log")
-        return self.log
+            counts = stream.counts
+    return JobResult({"pipeline": "ingest", "log": log.partition("?")[0], **asdict(counts)})

@@ -14,7 +14,7 @@ import pytest
 from tests.matrix import matrix
 
 from holdfast import Queue
-from holdfast.cli import serve
+from holdfast.cli import processes
 from holdfast.cli.main import main
 from holdfast.cli.output import Exit, exit_of, flush_output, print_json
 from holdfast.commit.format.batch import object_name
@@ -308,7 +308,7 @@ def test_an_output_that_has_failed_fails_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_bug_is_no_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "configuration", lambda *_: 1 // 0)
+    monkeypatch.setattr(processes, "configuration", lambda *_: 1 // 0)
     assert main(["check-config"]) == Exit.INTERNAL
     told = capsys.readouterr().err
     assert "ZeroDivisionError" in told
@@ -362,7 +362,7 @@ def test_what_spark_raises_is_no_bug_of_ours(
     def refused(*_: object) -> None:
         raise kind("[PATH_NOT_FOUND] Path does not exist: /nowhere.\n\tat org.apache.spark.Some$.frame(Some.scala:1)\n")
 
-    monkeypatch.setattr(serve, "configuration", refused)
+    monkeypatch.setattr(processes, "configuration", refused)
     assert main(["check-config", *words]) == code
     told = capsys.readouterr().err
     message = json.loads(told)["error"]["message"] if words else told.rstrip()

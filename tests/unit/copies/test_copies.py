@@ -373,7 +373,7 @@ def test_a_late_object_of_another_leader_below_a_truncation_is_passed_over() -> 
 
 
 def test_the_command_line_says_which_points_it_takes() -> None:
-    from holdfast.cli.copies import point_of
+    from holdfast.cli.log_copies import point_of
 
     assert point_of("2026-11-27T09:30:00+01:00") == Point(time_ms=1_795_768_200_000)
     for wrong in ("yesterday", "2026-11-27T09:30:00", "-7"):
