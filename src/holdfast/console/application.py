@@ -222,8 +222,8 @@ class Console:
         """Where a request without a login goes; 401 for the script, which has a page that it can keep."""
         if REFRESH_HEADER in request.headers:
             return PlainTextResponse("A login is needed.\n", 401)
-        asked = own_address(f"{request.url.path}?{request.url.query}")
-        return RedirectResponse(link("/login", to=None if asked == "/" else asked), 303)
+        page = own_address(f"{request.url.path}?{request.url.query}")
+        return RedirectResponse(link("/login", to=None if page == "/" else page), 303)
 
     async def login_page(self, request: Request, problem: str = "", status: int = 200, to: str = "") -> Response:
         """The form to log in. ``to``: the page that was asked for."""

@@ -170,8 +170,8 @@ class Form:
         problems: list[str] = []
         if self.typed is not None and fields.get(CONFIRM_FIELD, "") != self.typed:
             problems.append(f"Nothing was done. Type {self.typed} exactly as it is shown.")
-        found = (limit.problem_with(fields.get(limit.field, "0")) for limit in self.limits)
-        return problems + [problem for problem in found if problem]
+        more = (limit.problem_with(fields.get(limit.field, "0")) for limit in self.limits)
+        return problems + [problem for problem in more if problem]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ class Connection:
 
 def connection_of(scope: MutableMapping[str, Any]) -> Connection:
     """The connection of a request. One that was made elsewhere, as in tests of the application, has no bounds."""
-    found = scope.get("state", {}).get(_KEY)
-    return found if isinstance(found, Connection) else Connection(None, 0.0)
+    connection = scope.get("state", {}).get(_KEY)
+    return connection if isinstance(connection, Connection) else Connection(None, 0.0)
 
 
 class Connections:

@@ -39,10 +39,10 @@ def text_of(content: Content) -> Html:
 
 def element(name: str, /, *content: Content, **attributes: Attribute) -> Html:
     """One element. An attribute that is None or False is left out, True has no value, ``_`` in a name is ``-``."""
-    given = "".join(_attribute(key, value) for key, value in attributes.items())
+    text = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:
-        return Html(f"<{name}{given}>" if name in ("br", "hr", "input", "link", "meta") else f"<{name}{given}/>")
-    return Html(f"<{name}{given}>{text_of(content)}</{name}>")
+        return Html(f"<{name}{text}>" if name in ("br", "hr", "input", "link", "meta") else f"<{name}{text}/>")
+    return Html(f"<{name}{text}>{text_of(content)}</{name}>")
 
 
 def _attribute(key: str, value: Attribute) -> str:

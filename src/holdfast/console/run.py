@@ -87,8 +87,8 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     """A socket for each address of ``host``; one that this machine does not have is left out. Raises: OSError."""
     opened: list[socket.socket] = []
     missing: OSError | None = None
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
         try:
             opened.append(_bound(family, address))
         except OSError as error:

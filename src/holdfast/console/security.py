@@ -74,8 +74,8 @@ class Session:
 
     def take_flashes(self) -> list[tuple[str, str]]:
         """What to say now."""
-        taken, self.flashes = self.flashes, []
-        return taken
+        flashes, self.flashes = self.flashes, []
+        return flashes
 
 
 class Sessions:
@@ -188,9 +188,9 @@ class Logins:
             self._failed_at[place] = failed_at
         if len(failed_at) >= LOGIN_FAILURES_MAX:
             return Refused(429, "Too many failed logins from your address. Wait a minute.")
-        found = [token for token in tokens if hmac.compare_digest(token.encode(), given.strip().encode())]
-        if found:
-            return found[0]
+        fitting = [token for token in tokens if hmac.compare_digest(token.encode(), given.strip().encode())]
+        if fitting:
+            return fitting[0]
         self._failed_at[place] = [*failed_at, now]
         while len(self._failed_at) > LOGIN_PLACES_MAX:
             del self._failed_at[next(iter(self._failed_at))]

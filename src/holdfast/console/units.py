@@ -184,7 +184,7 @@ def in_heading(text: str) -> str:
     '␣lead and␣␣trail␣'
     """
     short = shortened(text)
-    return re.sub(r"^ +| +$| {2,}", lambda found: "␣" * len(found[0]), short)
+    return re.sub(r"^ +| +$| {2,}", lambda spaces: "␣" * len(spaces[0]), short)
 
 
 def version(value: float) -> str:

@@ -128,23 +128,23 @@ def writing_form(effect: str, key: Input, old: bytes | None, counter: str, numbe
     if old is not None and len(old) > units.SHOWN_BYTES_MAX:
         raise InvalidRequest("the value is too large to be edited here", bytes=len(old))
     try:
-        shown, form = units.bytes_text(old or b"", "text"), "text"
+        text, form = units.bytes_text(old or b"", "text"), "text"
     except ValueError:
-        shown, form = (old or b"").hex(" "), "hex"
-    value = Input("value", "Value", shown, "area")
+        text, form = (old or b"").hex(" "), "hex"
+    value = Input("value", "Value", text, "area")
     kind = Input("form", "The value is written as", form, "choice", choices=("text", "hex"))
     inputs = (key, value, kind, Input(counter, "", str(number), "hidden"))
     return Form(element("p", effect), "Compare", back, inputs)
 
 
 def comparing_form(
-    call: Call, effect: Content, old: bytes | None, new: bytes, counter: str, number: int, button: str, seen: str
+    call: Call, effect: Content, old: bytes | None, new: bytes, counter: str, number: int, button: str, mark: str
 ) -> Form:
     """The second form: the old value, if there is one, the new one, and what changed since the first form."""
     expected = whole(f"the {counter}", call.form.get(counter, "0"))
     since = f"The key has changed since {counter} {expected}" if expected else "The key exists by now"
     stays = f"The value stays as it is; only its {counter} changes."
-    shown = [
+    comparison = [
         notice("warn", f"{since}. This is what it has now, and what you give it.") if expected != number else None,
         effect,
         notice("warn", stays) if old == new else None,
@@ -154,4 +154,4 @@ def comparing_form(
         value_of(new),
     ]
     carried = tuple(Input(name, "", call.form.get(name, ""), "hidden") for name in ("key", "value", "form", counter))
-    return Form(shown, button, link(call.path, **call.query), carried, seen=seen)
+    return Form(comparison, button, link(call.path, **call.query), carried, seen=mark)

@@ -54,20 +54,20 @@ async def check_log(
             yield await (_race(store, url) if race else _raced(store, url))
         if finding.level < Level.ERROR:
             yield await _deletes(store)
-        found = await find_frontier(store)
-        if found is None:
+        frontier = await find_frontier(store)
+        if frontier is None:
             yield Finding(
                 Level.ERROR, "log", "there is no log here; an unmounted disk looks like this, too",
                 "mount the disk, correct log.url, or begin a log with `holdfast log init`",
             )  # fmt: skip
             return
-        head, claim = found
+        head, claim = frontier
         yield Finding(Level.OK, "log", f"id {head.log_id.hex()}, version {head.last_version}, epoch {claim.epoch}")
         yield await _beginning(store, head, claim)
         yield _clock(head)
         yield await _leader(claim, ask_leader)
         yield await _snapshots(store, head)
-        yield await _foundation(store, found)
+        yield await _foundation(store, frontier)
         yield await _retention(store, head)
     except CorruptData as error:
         yield Finding(

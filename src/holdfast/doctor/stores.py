@@ -42,13 +42,13 @@ def _dead_letters(directory: Path) -> Finding:
 
 def crossing(definition: ClusterDefinition) -> list[str]:
     """The durables and templates whose dead letters go into another store, and which one: none may name its own."""
-    found: list[str] = []
+    links: list[str] = []
     for name, store in definition.stores.items():
         patterns = {f"durable {each}": durable for each, durable in store.durables.items()}
         patterns |= {f"template {each}": template.pattern for each, template in store.templates.items()}
-        found += [
+        links += [
             f"{what} of {name} to {durable.dead_letter_store}"
             for what, durable in patterns.items()
             if durable.dead_letter_store
         ]
-    return found
+    return links

@@ -85,19 +85,19 @@ async def _seen(call: Call, member: Member) -> Seen:
         return Seen(member, problem=error.statement())
 
 
-def _state(seen: Seen) -> Content:
-    return [badge(*seen.state), element("small", f" {seen.problem}") if seen.problem else None]
+def _state(row: Seen) -> Content:
+    return [badge(*row.state), element("small", f" {row.problem}") if row.problem else None]
 
 
 async def lag_of_others(call: Call) -> int | None:
     """How many transactions the slowest process lacks that answers and does not lead; None where that is not known."""
     members = [member for member in call.watcher.members if member.alive is not None]
-    seen = await asyncio.gather(*(_seen(call, member) for member in members))
-    newest = max((each.version for each in seen), default=0.0)
+    rows = await asyncio.gather(*(_seen(call, member) for member in members))
+    newest = max((each.version for each in rows), default=0.0)
     begins = await _begins(call)
     if begins is None:
         return None
-    late = [missing(newest, each.version, begins) for each in seen if each.version and not each.member.leads]
+    late = [missing(newest, each.version, begins) for each in rows if each.version and not each.member.leads]
     return max(late, default=None)
 
 
@@ -131,36 +131,36 @@ async def _mirrors(call: Call) -> Content:
 
 async def _members(call: Call) -> Content:
     members = await asyncio.gather(*(_seen(call, member) for member in await call.service.members()))
-    newest, begins = max((seen.version for seen in members), default=0.0), await _begins(call)
+    newest, begins = max((row.version for row in members), default=0.0), await _begins(call)
 
-    def lag(seen: Seen) -> str:
-        return "–" if begins is None or not seen.version else units.count(missing(newest, seen.version, begins))
+    def lag(row: Seen) -> str:
+        return "–" if begins is None or not row.version else units.count(missing(newest, row.version, begins))
 
-    def settings(seen: Seen) -> str:
-        return link("/configuration", process=seen.member.url)
+    def settings(row: Seen) -> str:
+        return link("/configuration", process=row.member.url)
 
-    def leaderships(seen: Seen) -> str:
-        return "/log#leaderships" if seen.member.leads else settings(seen)
+    def leaderships(row: Seen) -> str:
+        return "/log#leaderships" if row.member.leads else settings(row)
 
-    def process(seen: Seen) -> Content:
-        return code(seen.member.alive.leader_id[:12]) if seen.member.alive else "–"
+    def process(row: Seen) -> Content:
+        return code(row.member.alive.leader_id[:12]) if row.member.alive else "–"
 
-    def epoch(seen: Seen) -> str:
-        return units.count(seen.value("holdfast_epoch")) if seen.member.leads else "–"
+    def epoch(row: Seen) -> str:
+        return units.count(row.value("holdfast_epoch")) if row.member.leads else "–"
 
-    def memory(seen: Seen) -> str:
-        return "–" if seen.scrape is None else units.size(seen.value("process_resident_memory_bytes"))
+    def memory(row: Seen) -> str:
+        return "–" if row.scrape is None else units.size(row.value("process_resident_memory_bytes"))
 
     columns: list[Column[Seen]] = [
-        Column("Address", lambda seen: seen.member.url, lambda seen: seen.member.url, href=settings),
+        Column("Address", lambda row: row.member.url, lambda row: row.member.url, href=settings),
         Column("State", _state),
         Column("Process", process, href=leaderships),
         Column("Epoch", epoch, is_number=True, href=leaderships),
-        Column("Version", lambda seen: log_at(seen.version) if seen.version else "–", is_number=True),
+        Column("Version", lambda row: log_at(row.version) if row.version else "–", is_number=True),
         Column(LAG, lag, is_number=True, href=lambda _: link("/log", at=int(newest))),
-        Column("Newest object followed", lambda seen: moment(seen.value("holdfast_followed_time_seconds") * 1000)),
-        Column("Memory", memory, is_number=True, href=lambda seen: "/#room" if seen.member.leads else ""),
-        Column("Answered in", lambda seen: units.duration(seen.member.seconds), is_number=True, href=settings),
+        Column("Newest object followed", lambda row: moment(row.value("holdfast_followed_time_seconds") * 1000)),
+        Column("Memory", memory, is_number=True, href=lambda row: "/#room" if row.member.leads else ""),
+        Column("Answered in", lambda row: units.duration(row.member.seconds), is_number=True, href=settings),
     ]
     return table(call, "members", columns, members, caption="Processes", empty="No address.")
 
@@ -215,8 +215,8 @@ async def leaders(call: Call) -> Content:
         Column("Begins at version", lambda row: log_at(row.version), is_number=True),
     ]
     caption, empty = "Leaderships, newest first", "The log has no leader yet."
-    shown = table(call, "leaders", columns, rows, caption=caption, empty=empty, is_live=False)
-    return [_time_line([row.time_ms for row in reversed(rows)]), shown]
+    line = _time_line([row.time_ms for row in reversed(rows)])
+    return [line, table(call, "leaders", columns, rows, caption=caption, empty=empty, is_live=False)]
 
 
 def _time_line(begins: Sequence[int]) -> Content:

@@ -93,11 +93,11 @@ async def _browse(call: Call) -> Content:
         figures("Size", lambda item: len(item.value), place, units.size),
         Column("Version", lambda item: str(item.version), lambda item: item.version, href=written),
     ]
-    shown = table(
+    rows = table(
         call, "keys", columns, page.items, caption="Keys in byte order", empty="No key begins with this.", is_live=False
     )
     more = onward("Next →", call.here(after=packed(page.items[-1].key)), "More keys") if page.more else None
-    return [element("p", "As of version ", log_at(page.version), ".", class_="note"), shown, more]
+    return [element("p", "As of version ", log_at(page.version), ".", class_="note"), rows, more]
 
 
 async def _hot(call: Call) -> Content:
@@ -215,8 +215,8 @@ async def _edit_form(call: Call) -> Form:
     item = await call.service.log.get(key) if name else None
     old, version = (None, 0) if item is None else (item.value, item.version)
     effect = "Commits one transaction that writes the key, after a look at the old and the new value."
-    named = Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True)
-    return writing_form(effect, named, old, "version", version, link("/key", key=name) if name else "/keys")
+    field_of_key = Input("key", "Key", units.key_text(key), note="text, or hex after 0x", required=True)
+    return writing_form(effect, field_of_key, old, "version", version, link("/key", key=name) if name else "/keys")
 
 
 async def _edit(call: Call) -> Done | Form:

@@ -120,9 +120,9 @@ async def _entries(call: Call, store: str, name: str) -> Content:
         figures("Revision", lambda entry: entry.revision, place, units.version),
     ]
     caption, empty = "Entries; they follow the map", "The map has no key above this."
-    shown = table(call, "entries", columns, page.entries, caption=caption, empty=empty)
+    rows = table(call, "entries", columns, page.entries, caption=caption, empty=empty)
     more = onward("Next →", call.here(after=page.entries[-1].key), "More entries") if page.more else None
-    return [shown, more]
+    return [rows, more]
 
 
 async def _locks(call: Call, store: str, name: str) -> Content:

@@ -160,12 +160,12 @@ async def _page(call: Call, store: str, durable: str) -> Content:
         Column("State", state),
     ]
     rows = page.messages[::-1] if _follows(call) else page.messages
-    shown = table(
+    listed = table(
         call, "messages", columns, rows, caption="Messages", empty="No message here.", is_live=not call.text("after")
     )
     if page.next_after is None or _follows(call):
-        return shown
-    return [shown, onward("Next →", call.here(after=page.next_after), "More messages")]
+        return listed
+    return [listed, onward("Next →", call.here(after=page.next_after), "More messages")]
 
 
 def _origin(message: Delivery) -> dict[str, Content]:
@@ -241,8 +241,8 @@ async def _fates(call: Call, store: str, seq: int) -> Content:
     explained = await call.service.read(f"{store_path(store)}/messages/{seq}/explain")
 
     def rest(row: Document) -> Content:
-        known = {key: value for key, value in row.items() if key not in ("durable", "name", "fate")}
-        facts_of = [[f"{name.replace('_', ' ')}: ", fact_of(name, value)] for name, value in known.items()]
+        others = {key: value for key, value in row.items() if key not in ("durable", "name", "fate")}
+        facts_of = [[f"{name.replace('_', ' ')}: ", fact_of(name, value)] for name, value in others.items()]
         return join(facts_of, ", ") if facts_of else "–"
 
     def durable(row: Document) -> Content:

@@ -114,8 +114,8 @@ def _to_durable(call: Call) -> str:
 
 def limit_of(part: Document, name: str, noun: str) -> Limit:
     """How many things of it an action would delete; an unknown number where the document has no such count."""
-    known = document(part.get(COUNTS)).get(name)
-    return Limit(noun, known) if isinstance(known, int) else Limit(noun, 0, is_exact=False)
+    count = document(part.get(COUNTS)).get(name)
+    return Limit(noun, count) if isinstance(count, int) else Limit(noun, 0, is_exact=False)
 
 
 _LOST: Final = re.compile(r" messages=(\d+) places=\d+ count=(exact|at_least)$")
@@ -153,9 +153,9 @@ async def _changing(call: Call, form: Form, method: str, target: str, body: Docu
     return None
 
 
-def _edit_form(effect: Sequence[str], back: str, field: str, known: Document) -> Form:
+def _edit_form(effect: Sequence[str], back: str, field: str, parameters: Document) -> Form:
     """The form of a change of parameters: as YAML what is in force, and hidden the same, so that a change is seen."""
-    text = yaml_of(known)
+    text = yaml_of(parameters)
     inputs = (Input(field, field.capitalize(), text, "area", note="YAML"), Input("shown", "", text, "hidden"))
     return Form([element("p", each) for each in effect], "Change", back, inputs)
 
@@ -410,9 +410,9 @@ def names_in(definition: Document) -> frozenset[str]:
 def _named(what: str, names: frozenset[str]) -> Content:
     if not names:
         return None
-    shown = sorted(names)[:NAMED_MAX]
-    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
-    return element("p", f"{what}: ", element("strong", ", ".join(shown)), f"{more}.")
+    first = sorted(names)[:NAMED_MAX]
+    more = f" and {len(names) - len(first):,} more" if len(names) > len(first) else ""
+    return element("p", f"{what}: ", element("strong", ", ".join(first)), f"{more}.")
 
 
 async def _rollback_form(call: Call) -> Form:

@@ -11,7 +11,9 @@ from holdfast.console.reading.service import Document, document, number
 from holdfast.stores.definitions.reader import byte_size
 
 REFUSED: Final = "publishes are refused, and publishers wait, until there are fewer"
-NOT_KEPT: Final = "new messages are not kept in this durable until there are fewer, and their publishers get no error"
+NOT_KEPT: Final = (
+    "new messages are not revisions_max in this durable until there are fewer, and their publishers get no error"
+)
 
 
 def _limit(changed: Document, name: str) -> int | None:
@@ -23,7 +25,7 @@ def _limit(changed: Document, name: str) -> int | None:
 
 
 def _passed(changed: Document, messages: float, size: float, effect: str) -> list[str]:
-    found: list[str] = []
+    lines: list[str] = []
     rows: Sequence[tuple[str, float, Callable[[float], str], str]] = (
         ("message_limit", messages, units.count, units.counted(int(messages), "message")),
         ("bytelimit", size, units.size, units.size(size)),
@@ -36,8 +38,8 @@ def _passed(changed: Document, messages: float, size: float, effect: str) -> lis
                 if used > limit
                 else f", as many as {name} allows"
             )
-            found.append(f"It holds {held}{over}: {effect}.")
-    return found
+            lines.append(f"It holds {held}{over}: {effect}.")
+    return lines
 
 
 def of_store(changed: Document, part: Document) -> list[str]:
@@ -54,14 +56,14 @@ def of_durable(changed: Document, part: Document) -> list[str]:
 
 def of_cluster(changed: Document, cluster: Document, revisions: int) -> list[str]:
     """The same of the cluster, which has this many ``revisions`` of its definition."""
-    found = _passed(changed, number(cluster.get("messages")), number(cluster.get("bytes")), REFUSED)
+    lines = _passed(changed, number(cluster.get("messages")), number(cluster.get("bytes")), REFUSED)
     disk, fraction = document(cluster.get("disk")), changed.get("max_disk_fraction")
     used, capacity = number(disk.get("used")), number(disk.get("capacity"))
     if isinstance(fraction, int | float) and used >= fraction * capacity:
         room = units.size(fraction * capacity)
-        found.append(f"The disk has {units.size(used)} in use, and max_disk_fraction allows {room}: {REFUSED}.")
-    kept = changed.get("max_deployment_history")
-    if isinstance(kept, int) and 0 < kept < revisions:
-        gone = units.counted(revisions - kept, "revision")
-        found.append(f"The oldest {gone} of {revisions} are forgotten: the definition cannot be rolled back to them.")
-    return found
+        lines.append(f"The disk has {units.size(used)} in use, and max_disk_fraction allows {room}: {REFUSED}.")
+    revisions_max = changed.get("max_deployment_history")
+    if isinstance(revisions_max, int) and 0 < revisions_max < revisions:
+        gone = units.counted(revisions - revisions_max, "revision")
+        lines.append(f"The oldest {gone} of {revisions} are forgotten: the definition cannot be rolled back to them.")
+    return lines

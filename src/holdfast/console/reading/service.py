@@ -124,19 +124,19 @@ class Service:
     async def collection(self, target: str, name: str) -> list[Document]:
         """Every document of a collection of the stores, page by page, so that no request is long. Raises: as ``read``;
         InvalidRequest above ``COLLECTION_MAX``."""
-        found: list[Document] = []
+        collected: list[Document] = []
         after = ""
         while True:
             separator = "&" if "?" in target else "?"
             page = await self.read(
                 f"{target}{separator}{urlencode({'max': PAGE_MAX, **({'after': after} if after else {})})}"
             )
-            found += documents(page.get(name))
+            collected += documents(page.get(name))
             if not page.get("more"):
-                return found
-            if len(found) >= COLLECTION_MAX:
+                return collected
+            if len(collected) >= COLLECTION_MAX:
                 raise InvalidRequest(f"there are more than {COLLECTION_MAX:,} {name}: the console does not show them")
-            after = str(found[-1]["name"])
+            after = str(collected[-1]["name"])
 
     async def read_text(self, target: str, *, member: str = "") -> str:
         """The same of a route that answers text."""
@@ -195,9 +195,9 @@ class Service:
 
     async def _kept_response(self, request: Request, member: str) -> Response:
         key = (member, request.target)
-        kept = self._kept.get(key)
-        if kept is not None and time.monotonic() < kept[0]:
-            return kept[1]
+        until, response = self._kept.get(key, (0.0, None))
+        if response is not None and time.monotonic() < until:
+            return response
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.ensure_future(self._timed(key, request, member))
