@@ -190,10 +190,9 @@ def _mode(value: object) -> int:
     >>> oct(_mode("0660")), oct(_mode("600"))
     ('0o660', '0o600')
     """
-    rule = 'octal digits as text, "0600", "0660" or "0666"'
     if isinstance(value, str) and re.fullmatch(r"0?6[06]{2}", value, re.ASCII):
         return int(value, 8)
-    raise ValueError(rule)
+    raise ValueError('octal digits as text, "0600", "0660" or "0666"')
 
 
 def _tokens(value: object) -> tuple[Token, ...]:
@@ -805,10 +804,8 @@ def _shown(key: Key, value: object) -> str:
         return key.none
     if isinstance(value, bool):
         return str(value).lower()
-    if key.parse is _mode:
-        return f"{cast(int, value):04o}"
     if isinstance(value, float):
         return f"{value:.15g}"
     if isinstance(value, tuple):
         return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
-    return str(value)
+    return f"{value:04o}" if key.parse is _mode else str(value)

@@ -208,7 +208,7 @@ def _group(about: str, modules: Sequence[str]) -> typer.Typer:
         parts = [import_module(f"holdfast.cli.{module}") for module in modules]
         return typer.main.get_group(parts[0].commands)
 
-    class Group(TyperGroup):
+    class CommandGroup(TyperGroup):
         @property
         def commands(self) -> Any:
             return loaded().commands
@@ -216,7 +216,7 @@ def _group(about: str, modules: Sequence[str]) -> typer.Typer:
         @commands.setter
         def commands(self, _: object) -> None: ...
 
-    return typer.Typer(cls=Group, help=about, no_args_is_help=True, rich_markup_mode=None)
+    return typer.Typer(cls=CommandGroup, help=about, no_args_is_help=True, rich_markup_mode=None)
 
 
 @cache

@@ -83,11 +83,11 @@ def serve(
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     # The only import of the server in cli: see the contract "tops" in pyproject.toml.
-    from holdfast.server.run import Start
+    from holdfast.server.run import StartOptions
     from holdfast.server.run import main as run_server
 
     init = not read_only and (init or result.settings.log.init_implied)
-    start = Start(init, force_new, take_over, standby, read_only, _shown(result), console_options)
+    start = StartOptions(init, force_new, take_over, standby, read_only, _shown(result), console_options)
     raise typer.Exit(run_server(result.settings, start))
 
 
@@ -279,7 +279,7 @@ def console(
 
     listen_host, listen_port = parse_listen(listen)
     options = ConsoleOptions(
-        services=tuple(address for given in service or ("http://127.0.0.1:8080",) for address in addresses_of(given)),
+        services=tuple(address for text in service or ("http://127.0.0.1:8080",) for address in addresses_of(text)),
         listen_host=listen_host,
         listen_port=listen_port,
         hosts=tuple(host or ()),

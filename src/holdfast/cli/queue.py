@@ -6,7 +6,6 @@ end with exit code 7 while a writer has the queue open. Lost messages end verify
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
@@ -27,6 +26,7 @@ import typer
 from holdfast.cli.options import Encoding, JsonOption, items_max
 from holdfast.cli.output import (
     answering,
+    base64_text,
     flush_output,
     output_errors,
     output_failed,
@@ -36,6 +36,7 @@ from holdfast.cli.output import (
     progress,
     readable,
 )
+from holdfast.console.units import counted, size
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
@@ -97,29 +98,6 @@ PayloadOption: TypeAlias = Annotated[
 
 
 # ---- arguments and text ---------------------------------------------------------------------------------------------
-
-
-def size_text(count: int) -> str:
-    """Bytes for people.
-
-    >>> size_text(512), size_text(64 << 20)
-    ('512 B', '64.0 MiB')
-    """
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def counted(count: int, word: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "page"), counted(1200, "page")
-    ('1 page', '1,200 pages')
-    """
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def time_text(time_ns: int) -> str:
@@ -225,12 +203,12 @@ class _Facts:
         begun = 0
         for number, header in headers:
             try:
-                size = pages.port.size_of(pages.directory, pages.names.page(number))
+                bytes_of_page = pages.port.size_of(pages.directory, pages.names.page(number))
             except FileNotFoundError:
                 continue  # retention removed it meanwhile
-            self.bytes += size
+            self.bytes += bytes_of_page
             if header is None:
-                self._add(number, size, "damaged header", 0, -1, 0.0, "its header is damaged")
+                self._add(number, bytes_of_page, "damaged header", 0, -1, 0.0, "its header is damaged")
                 self.losses.append(f"page {number}: its header is damaged")
                 continue
             if header.restored:
@@ -241,25 +219,18 @@ class _Facts:
                     " before they were durable"
                 )
             if header.prepared and number != end.page:
-                self._add(number, size, "made ahead", 0, -1, 0.0, "made ahead, empty")
+                self._add(number, bytes_of_page, "made ahead", 0, -1, 0.0, "made ahead, empty")
                 continue
             base_seq = header.base_seq if not header.prepared else (end.header.base_seq if end.header else 1)
             begun += not header.prepared
             last_seq = bases[begun] - 1 if begun < len(bases) else self.last_seq
-            written = end.position if number == end.page else size
+            position = end.position if number == end.page else bytes_of_page
+            filled = (position - HEADER_BYTES) / max(1, bytes_of_page - HEADER_BYTES)
             self.first_time_ns = self.first_time_ns or header.base_time_ns
             state = "written to" if number == end.page and not end.sealed else "full"
-            words = f"{base_seq}..{last_seq}" if last_seq >= base_seq else "empty"
-            self._add(
-                number,
-                size,
-                state,
-                base_seq,
-                last_seq,
-                (written - HEADER_BYTES) / max(1, size - HEADER_BYTES),
-                f"{words}  {size_text(size)}"
-                + ("" if header.prepared else f"  since {time_text(header.base_time_ns)[:19]}Z"),
-            )
+            seqs = f"{base_seq}..{last_seq}" if last_seq >= base_seq else "empty"
+            since = "" if header.prepared else f"  since {time_text(header.base_time_ns)[:19]}Z"
+            self._add(number, bytes_of_page, state, base_seq, last_seq, filled, f"{seqs}  {size(bytes_of_page)}{since}")
 
     def _add_losses(self, pages: PageDirectory, end: LogEnd) -> None:
         """What the numbers of the pages and the end of the log show."""
@@ -274,9 +245,10 @@ class _Facts:
             )
 
     def _add(
-        self, number: int, size: int, state: str, first_seq: int, last_seq: int, filled: float, words: str
+        self, number: int, bytes_of_page: int, state: str, first_seq: int, last_seq: int, filled: float, words: str
     ) -> None:
-        fields: dict[str, object] = {"page": number, "state": state, "bytes": size, "filled": round(filled, 4)}
+        fields: dict[str, object] = {"page": number, "state": state, "bytes": bytes_of_page}
+        fields["filled"] = round(filled, 4)
         if last_seq >= first_seq:
             fields |= {"first_seq": first_seq, "last_seq": last_seq}
         self.pages.append(fields)
@@ -323,7 +295,7 @@ class _Facts:
             "messages": f"{messages:,}" + (f"  ({self.first_seq}..{self.last_seq})" if messages else ""),
             "durable": f"up to {self.durable_seq}" if self.durable_seq else "nothing yet",
             "newest": time_text(self.last_time_ns) if messages else "-",
-            "on disk": f"{size_text(self.bytes)} in {counted(len(self.pages), 'page')}",
+            "on disk": f"{size(self.bytes)} in {counted(len(self.pages), 'page')}",
             "writer": _writer_text(self.writer, clean=self.clean),
         }
         if self.set_aside:
@@ -404,7 +376,7 @@ def payload_text(message: Message, encoding: Encoding) -> str:
     """A payload as JSON carries it. Raises: ``InvalidRequest`` for bytes that are not text."""
     match encoding:
         case Encoding.BASE64:
-            return base64.b64encode(message.payload).decode("ascii")
+            return base64_text(message.payload)
         case Encoding.HEX:
             return message.payload.hex()
         case Encoding.TEXT:
@@ -605,7 +577,7 @@ def _print_check(check: QueueCheck) -> None:
             "queue": check.path,
             "messages": f"{check.messages:,}",
             "lost": f"{check.lost:,}",
-            "pages": f"{check.pages} ({size_text(check.bytes)})",
+            "pages": f"{check.pages} ({size(check.bytes)})",
         }
     )
     for gap in check.gaps:

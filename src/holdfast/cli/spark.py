@@ -118,8 +118,8 @@ AFTER: Final[Options] = {"after": _number("--after", least=0, metavar="VERSION",
 def _add(name: str, about: str, options: Options, run: Callable[[dict[str, Any], bool], None]) -> None:
     """Add a command with these options and --json. ``run`` gets what they give, by name."""
 
-    def command(*, as_json: bool, **given: Any) -> None:
-        run(given, as_json)
+    def command(*, as_json: bool, **values: Any) -> None:
+        run(values, as_json)
 
     every = {**options, "as_json": (JsonOption, False)}
     parameters = [
@@ -129,38 +129,38 @@ def _add(name: str, about: str, options: Options, run: Callable[[dict[str, Any],
     add_command(commands, name, command, parameters, about)
 
 
-def _taken(given: dict[str, Any], options: Options) -> dict[str, Any]:
+def _taken(values: dict[str, Any], options: Options) -> dict[str, Any]:
     """Take out what the options of a table give."""
-    return {name: given.pop(name) for name in options if name in given}
+    return {name: values.pop(name) for name in options if name in values}
 
 
-def _target(given: dict[str, Any]) -> SparkTarget:
+def _target(values: dict[str, Any]) -> SparkTarget:
     from holdfast.spark.commands import SparkTarget
 
-    chosen = _taken(given, TARGET)
+    chosen = _taken(values, TARGET)
     conf = parse_pairs("--conf", chosen["conf"], "spark.executor.memory=8g")
     return SparkTarget(chosen["master"], chosen.get("remote"), conf)
 
 
-def _pipeline(name: str, given: dict[str, Any], as_json: bool) -> None:
+def _pipeline(name: str, values: dict[str, Any], as_json: bool) -> None:
     """Run the pipeline of this name."""
     from holdfast.spark.commands import run_job, snapshot_of_log
 
-    target, into_log = _target(given), given.pop("into_log", False)
-    log, to, once, every = (given.pop(each) for each in ("log", "to", "once", "every"))
-    until = given.pop("until", None)
+    target, into_log = _target(values), values.pop("into_log", False)
+    log, to, once, every = (values.pop(each) for each in ("log", "to", "once", "every"))
+    until = values.pop("until", None)
     if once + (every is not None) + (until is not None) > 1:
         raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
-    source = _source_of(log, _taken(given, STORE))
+    source = _source_of(log, _taken(values, STORE))
     if into_log and log is not None:
-        if to is not None or once or every is not None or given.get("vacuum_hours") is not None:
+        if to is not None or once or every is not None or values.get("vacuum_hours") is not None:
             raise InvalidRequest("--into-log makes one snapshot in the log's store: of the others it takes --at only")
         print_result(snapshot_of_log(log, target, until), as_json=as_json)
         return
     if to is None:
         raise InvalidRequest("--to or --into-log says where the snapshot goes")
-    rows = _taken(given, ROWS)
-    numbers = {each: value for each, value in given.items() if value is not None}
+    rows = _taken(values, ROWS)
+    numbers = {each: value for each, value in values.items() if value is not None}
     if not isinstance(source, str):
         _require_no_rows(rows)
     with stopped_by_sigterm() as stop:
@@ -171,16 +171,16 @@ def _pipeline(name: str, given: dict[str, Any], as_json: bool) -> None:
         raise typer.Exit(Exit.DAMAGED)
 
 
-def _source_of(log: str | None, given: Mapping[str, str | None]) -> str | StoreSource:
+def _source_of(log: str | None, values: Mapping[str, str | None]) -> str | StoreSource:
     """The log or the message store that is the source. Raises: InvalidRequest unless it is one of them."""
     from holdfast.spark.commands import StoreSource
 
-    named = {name: text for name, text in given.items() if text is not None}
-    if log is not None and not named:
+    names = {name: text for name, text in values.items() if text is not None}
+    if log is not None and not names:
         return log
-    if log is not None or named.keys() != STORE.keys():
+    if log is not None or names.keys() != STORE.keys():
         raise InvalidRequest("the source is a log (--log), or a message store (--service, --store and --durable)")
-    return StoreSource(**named)
+    return StoreSource(**names)
 
 
 def _require_no_rows(rows: Mapping[str, object]) -> None:
@@ -306,30 +306,30 @@ INGEST: Final[Options] = {
 }
 
 
-def _resolve(given: dict[str, Any], as_json: bool) -> None:
+def _resolve(values: dict[str, Any], as_json: bool) -> None:
     from holdfast.spark.commands import RequestSource, resolve
 
-    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
-    print_result(resolve(source, target, report_steps(as_json=as_json), **given), as_json=as_json)
+    source, target = RequestSource(values.pop("path"), **_taken(values, SOURCE)), _target(values)
+    print_result(resolve(source, target, report_steps(as_json=as_json), **values), as_json=as_json)
 
 
-def _load(given: dict[str, Any], as_json: bool) -> None:
+def _load(values: dict[str, Any], as_json: bool) -> None:
     from holdfast.spark.commands import RequestSource, load
 
-    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
-    leading, options = _taken(given, LEADING), _taken(given, LOAD)
-    result = load(source, target, report_steps(as_json=as_json), leading=leading, options=options, **given)
+    source, target = RequestSource(values.pop("path"), **_taken(values, SOURCE)), _target(values)
+    leading, options = _taken(values, LEADING), _taken(values, LOAD)
+    result = load(source, target, report_steps(as_json=as_json), leading=leading, options=options, **values)
     print_result(result, as_json=as_json)
 
 
-def _ingest(given: dict[str, Any], as_json: bool) -> None:
+def _ingest(values: dict[str, Any], as_json: bool) -> None:
     from holdfast.spark.commands import RequestSource, ingest
 
-    source, target = RequestSource(given.pop("path"), **_taken(given, SOURCE)), _target(given)
-    leading, live = _taken(given, {**LEADING, "listen": LISTEN}), _taken(given, LIVE)
+    source, target = RequestSource(values.pop("path"), **_taken(values, SOURCE)), _target(values)
+    leading, live = _taken(values, {**LEADING, "listen": LISTEN}), _taken(values, LIVE)
     with stopped_by_sigterm() as stop:
         stopping, report = partial(stopped_by_signals, stop), report_steps(as_json=as_json)
-        result = ingest(source, target, report, stopping, leading=leading, live=live, **given)
+        result = ingest(source, target, report, stopping, leading=leading, live=live, **values)
     print_result(result, as_json=as_json)
 
 

@@ -181,8 +181,8 @@ def stats(service: Service, store: Annotated[str | None, typer.Argument(help="On
 def status(service: Service) -> None:
     """Show the cluster: its services, its disk and its counts."""
     with service.store_client() as client:
-        found = client.cluster()
-    fields = found if service.as_json else {name: str(value) for name, value in found.items()}
+        cluster = client.cluster()
+    fields = cluster if service.as_json else {name: str(value) for name, value in cluster.items()}
     service.show_fields(fields)
 
 

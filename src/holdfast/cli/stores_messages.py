@@ -276,15 +276,15 @@ def redeliver(
     wanted = _matcher("--match", match)
     ranges = [_range(text) for text in messages or ()]
     with service.store_client() as client:
-        found = client.redeliver(store, durable, ranges, match=wanted, limit=limit or None)
-    reason = "" if found.messages or found.left else "no message that was asked for is parked or a dead letter"
+        result = client.redeliver(store, durable, ranges, match=wanted, limit=limit or None)
+    reason = "" if result.messages or result.left else "no message that was asked for is parked or a dead letter"
     if service.as_json:
-        print_json({"redelivered": found.messages, "left": found.left, **({"reason": reason} if reason else {})})
+        print_json({"redelivered": result.messages, "left": result.left, **({"reason": reason} if reason else {})})
         return
-    print_line(f"redelivered {found.messages} messages")
+    print_line(f"redelivered {result.messages} messages")
     if reason:
         print_line(f"{reason}: holdfast stores browse {place} --parked lists what is parked")
-    for reason, count in sorted(found.left.items()):
+    for reason, count in sorted(result.left.items()):
         print_line(f"left {count}: {reason}")
 
 

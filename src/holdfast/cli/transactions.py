@@ -236,10 +236,10 @@ def status(
 
     Exit code 0 if it committed, 1 otherwise.
     """
-    asked = parse_position("--min-version", min_version)
-    assert asked is not None, "the option is required"
+    position = parse_position("--min-version", min_version)
+    assert position is not None, "the option is required"
     with service.client() as client:
-        outcome = client.status(request_id, asked)
+        outcome = client.status(request_id, position)
     with answering():
         facts: dict[str, object] = {"status": outcome.status}
         if outcome.version is not None:
@@ -364,12 +364,12 @@ def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | No
 
 def _one_log(log_ids: Iterable[str | None]) -> str | None:
     """The log of all versions of a request, None if no version names one. Raises: InvalidRequest."""
-    named = sorted({log_id for log_id in log_ids if log_id is not None})
-    if len(named) > 1:
+    names = sorted({log_id for log_id in log_ids if log_id is not None})
+    if len(names) > 1:
         raise InvalidRequest(
-            "all versions of a commit must belong to one log", code=Code.LOG_MISMATCH, log_ids=" ".join(named)
+            "all versions of a commit must belong to one log", code=Code.LOG_MISMATCH, log_ids=" ".join(names)
         )
-    return named[0] if named else None
+    return names[0] if names else None
 
 
 # ---- operations -----------------------------------------------------------------------------------------------------

@@ -198,9 +198,9 @@ def _result_per_prefix(name: str, log: str, to: str, reports: Sequence[RunReport
     return JobResult(totals, [{each: table[each] for each in shown} for table in tables])
 
 
-def _row_options(given: Mapping[str, object]) -> RowOptions:
+def _row_options(values: Mapping[str, object]) -> RowOptions:
     """The options of rows as the command line has them: prefixes are texts, and a schema may be the path of a file."""
-    texts = {name: value for name, value in given.items() if value is not None}
+    texts = {name: value for name, value in values.items() if value is not None}
     for name in ("schema", "key_schema"):
         if name in texts and Path(str(texts[name])).is_file():
             texts[name] = Path(str(texts[name])).read_text(encoding="utf-8")
