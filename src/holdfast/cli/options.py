@@ -93,12 +93,6 @@ def parse_pairs(option: str, items: list[str] | None, example: str) -> dict[str,
     return pairs
 
 
-def timeout_option(help_text: str) -> object:
-    """The option --timeout, as an annotation."""
-    option = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=help_text)
-    return Annotated[float | None, option]
-
-
 def add_command(
     group: typer.Typer, name: str | None, command: Callable[..., None], parameters: Sequence[Parameter], help_text: str
 ) -> None:

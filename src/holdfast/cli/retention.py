@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.output import print_json, print_line, print_table, utc_text
-from holdfast.cli.service import Service, on_service
+from holdfast.cli.service import Service, on_service, one_line
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
         print_json(msgspec.to_builtins(answer))
         return
     rows = [
-        (name, each.text, _or_dash(each.from_version), _or_dash(each.held_seconds), _or_dash(each.held_bytes))
+        (name, each.text, one_line(each.from_version), one_line(each.held_seconds), one_line(each.held_bytes))
         for name, each in answer.policies.items()
     ]
     print_table(("policy", "keeps", "from version", "oldest kept, seconds ago", "bytes kept"), rows)
@@ -107,7 +107,3 @@ def _show(service: Service, answer: RetentionAnswer) -> None:
     print_line(f"truncated through version {answer.truncated_through}")
     if answer.warning:
         print_line(f"warning: {answer.warning}")
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else str(value)

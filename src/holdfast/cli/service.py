@@ -19,19 +19,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from holdfast.cli.options import (
-    JsonOption,
-    TokenOption,
-    TrustedOption,
-    UrlOption,
-    add_command,
-    patterns_of,
-    timeout_option,
-)
+from holdfast.cli.options import JsonOption, TokenOption, TrustedOption, UrlOption, add_command, patterns_of
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.errors import Unavailable
 
@@ -63,11 +55,12 @@ def on_service(
 
     ``timeout`` is the help of --timeout.
     """
+    wait = typer.Option("--timeout", min=0.001, max=86_400, metavar="SECONDS", help=timeout)
     options: list[tuple[str, object, object]] = [
         ("url", UrlOption, LOCAL),
         ("token", TokenOption, None),
         ("trusted_hosts", TrustedOption, ""),
-        ("timeout", timeout_option(timeout), None),
+        ("timeout", Annotated[float | None, wait], None),
         ("as_json", JsonOption, False),
     ]
 

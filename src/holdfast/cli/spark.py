@@ -355,17 +355,24 @@ _add(
 
 # ---- others ---------------------------------------------------------------------------------------------------------
 
+DOCTOR: Final[Options] = {
+    "log": _text("--log", help="Check that this log can be read."),
+    "to": _text("--to", help="Check that this output can be written."),
+}
+GIVE_UP: Final[Options] = {
+    "service": _required("--service", help="The service that the write goes to."),
+    "application": _required(
+        "--application", help="The application of the write; APPLICATION@STORE for a message store."
+    ),
+    "write": _required("--write", help="The write's name, as `unfinished=` of the error has it."),
+    "staging_location": _text("--staging-location", help="The stagingLocation of the write, if it has one."),
+}
 
-@commands.command()
-def doctor(
-    log: Annotated[str | None, typer.Option("--log", help="Check that this log can be read.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Check that this output can be written.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Check that pipelines can run here, and print what is missing. Exit code 1 if something is."""
-    from holdfast.spark import commands as jobs
 
-    result = jobs.doctor(log, to)
+def _doctor(values: dict[str, Any], as_json: bool) -> None:
+    from holdfast.spark.commands import doctor
+
+    result = doctor(**values)
     if as_json:
         print_json({"checks": result.findings, "good": result.is_good})
     else:
@@ -374,22 +381,24 @@ def doctor(
         raise typer.Exit(Exit.NO)
 
 
-@commands.command(name="give-up")
-def give_up(
-    service: Annotated[str, typer.Option("--service", help="The service that the write goes to.")],
-    application: Annotated[
-        str, typer.Option("--application", help="The application of the write; APPLICATION@STORE for a message store.")
-    ],
-    write: Annotated[str, typer.Option("--write", help="The write's name, as `unfinished=` of the error has it.")],
-    staging_location: Annotated[
-        str | None, typer.Option("--staging-location", help="The stagingLocation of the write, if it has one.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """End a write that cannot be finished: nothing more of it is sent. Print which of its rows are committed."""
-    from holdfast.spark import commands as jobs
+def _give_up(values: dict[str, Any], as_json: bool) -> None:
+    from holdfast.spark.commands import give_up
 
-    jobs.give_up(service, application, write, staging_location, partial(print_result, as_json=as_json))
+    give_up(**values, show=partial(print_result, as_json=as_json))
+
+
+_add(
+    "doctor",
+    "Check that pipelines can run here, and print what is missing. Exit code 1 if something is.",
+    DOCTOR,
+    _doctor,
+)
+_add(
+    "give-up",
+    "End a write that cannot be finished: nothing more of it is sent. Print which of its rows are committed.",
+    GIVE_UP,
+    _give_up,
+)
 
 
 def report_steps(*, as_json: bool) -> Report:

@@ -158,19 +158,10 @@ def tail(
     wanted = _matcher("--matcher", matcher)
     notice = service.notice(STREAM_SECONDS)
     options = SubscriberOptions(explicit_ack=True, retry_duration=service.seconds(STREAM_SECONDS))
+    about = {"subscriber": subscriber, "template": template, "matcher": wanted, "key": key, "take_over": take_over}
     with (
         service.store_stream_client(notice) as client,
-        _subscriber_of_messages(
-            client,
-            store,
-            durable,
-            subscriber=subscriber,
-            template=template,
-            matcher=wanted,
-            key=key,
-            take_over=take_over,
-            options=options,
-        ) as messages,
+        _subscriber_of_messages(client, store, durable, options=options, **about) as messages,
     ):
         for message in islice(_until_quiet(messages.receive, lambda: messages.is_attached, wait), items_max(limit)):
             service.show(message_fields(message), message_text(message))

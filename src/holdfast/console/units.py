@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -116,24 +117,18 @@ def _json(data: bytes) -> str:
 def form_of(data: bytes) -> Form:
     """The form that suits the bytes: JSON for objects and lists, text, msgpack for maps and lists, else hex."""
     if data[:1] in (b"{", b"["):
-        try:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        else:
             return "json"
-    try:
+    with suppress(ValueError):
         _text(data[:SHOWN_BYTES_MAX])
-    except ValueError:
-        pass
-    else:
         return "text"
-    try:
+    with suppress(msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         decoded: object = msgspec.msgpack.decode(data)
         msgspec.json.encode(decoded)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-        return "hex"
-    return "msgpack" if isinstance(decoded, dict | list) else "hex"
+        if isinstance(decoded, dict | list):
+            return "msgpack"
+    return "hex"
 
 
 def _text(data: bytes) -> str:

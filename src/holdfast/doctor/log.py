@@ -56,10 +56,8 @@ async def check_log(
             yield await _deletes(store)
         frontier = await find_frontier(store)
         if frontier is None:
-            yield Finding(
-                Level.ERROR, "log", "there is no log here; an unmounted disk looks like this, too",
-                "mount the disk, correct log.url, or begin a log with `holdfast log init`",
-            )  # fmt: skip
+            fix = "mount the disk, correct log.url, or begin a log with `holdfast log init`"
+            yield Finding(Level.ERROR, "log", "there is no log here; an unmounted disk looks like this, too", fix)
             return
         head, claim = frontier
         yield Finding(Level.OK, "log", f"id {head.log_id.hex()}, version {head.last_version}, epoch {claim.epoch}")
@@ -70,10 +68,8 @@ async def check_log(
         yield await _foundation(store, frontier)
         yield await _retention(store, head)
     except CorruptData as error:
-        yield Finding(
-            Level.ERROR, "log", str(error),
-            "do not delete anything; `holdfast log verify` names all that is damaged",
-        )  # fmt: skip
+        fix = "do not delete anything; `holdfast log verify` names all that is damaged"
+        yield Finding(Level.ERROR, "log", str(error), fix)
     except HoldfastError as error:
         yield _no_answer(error)
 
@@ -95,10 +91,8 @@ async def _race(store: ObjectStore, url: str) -> Finding:
     try:
         result = await race_and_keep(store, url, os.environ)
     except InvalidRequest as error:
-        return Finding(
-            Level.ERROR, RACE, error.statement(),
-            "stop the service, and move the log to a store that is exclusive; correct the store, and race again",
-        )  # fmt: skip
+        fix = "stop the service, and move the log to a store that is exclusive; correct the store, and race again"
+        return Finding(Level.ERROR, RACE, error.statement(), fix)
     except HoldfastError as error:
         return Finding(Level.ERROR, RACE, f"no verdict: {error.statement()}", "race again when the store answers")
     return Finding(Level.OK, RACE, result.statement())
@@ -109,15 +103,11 @@ async def _raced(store: ObjectStore, url: str) -> Finding:
     endpoint = endpoint_of(url, os.environ)
     result = await newest_result(store, endpoint)
     if result is None:
-        return Finding(
-            Level.WARNING, RACE, f"no race was run through {endpoint}",
-            f"run `holdfast doctor --race {url}`, which takes some seconds",
-        )  # fmt: skip
+        fix = f"run `holdfast doctor --race {url}`, which takes some seconds"
+        return Finding(Level.WARNING, RACE, f"no race was run through {endpoint}", fix)
     if not result.fit:
-        return Finding(
-            Level.ERROR, RACE, result.statement(),
-            f"correct the store, and run `holdfast doctor --race {url}`",
-        )  # fmt: skip
+        fix = f"correct the store, and run `holdfast doctor --race {url}`"
+        return Finding(Level.ERROR, RACE, result.statement(), fix)
     return Finding(Level.OK, RACE, result.statement())
 
 
@@ -136,18 +126,14 @@ async def _deletes(store: ObjectStore) -> Finding:
             await store.delete(rows[0].key)
             rows = await store.list("probe/", after=rows[0].key[:-1], limit=1)
     except Unavailable as error:
-        return Finding(
-            Level.WARNING, "right to delete", error.statement(),
-            "allow the service to delete under probe/, snapshots/ and stores/, and under batches/ for retention",
-        )  # fmt: skip
+        fix = "allow the service to delete under probe/, snapshots/ and stores/, and under batches/ for retention"
+        return Finding(Level.WARNING, "right to delete", error.statement(), fix)
     return Finding(Level.OK, "right to delete", "objects can be deleted")
 
 
 def _no_answer(error: HoldfastError) -> Finding:
-    return Finding(
-        Level.ERROR, "store", error.statement(),
-        "check the network, the credentials and the rights; docs/how-to/operate/s3.md lists the rights",
-    )  # fmt: skip
+    fix = "check the network, the credentials and the rights; docs/how-to/operate/s3.md lists the rights"
+    return Finding(Level.ERROR, "store", error.statement(), fix)
 
 
 async def _beginning(store: ObjectStore, head: Header, claim: Header) -> Finding:
@@ -174,10 +160,8 @@ def _clock(head: Header) -> Finding:
         )  # fmt: skip
     ahead_ms = head.time_ms - int(time.time() * 1000)
     if ahead_ms > AHEAD_MS:
-        return Finding(
-            Level.WARNING, "clock", f"the newest object is from {ahead_ms / 1000:.0f} s in the future",
-            "synchronise the clocks (chrony, systemd-timesyncd); policies by age count by them",
-        )  # fmt: skip
+        fix = "synchronise the clocks (chrony, systemd-timesyncd); policies by age count by them"
+        return Finding(Level.WARNING, "clock", f"the newest object is from {ahead_ms / 1000:.0f} s in the future", fix)
     return Finding(Level.OK, "clock", "not behind the log's newest object")
 
 
@@ -193,10 +177,8 @@ async def _leader(claim: Header, ask_leader: AskLeader | None) -> Finding:
     if answer.leader_id == claim.leader_id.hex():
         return Finding(Level.OK, "leader", f"it answers at {claim.address}")
     seen = "nothing answers" if answer.reply in (Reply.SILENT, Reply.REFUSES) else "another process answers"
-    return Finding(
-        Level.WARNING, "leader", f"{seen} at {claim.address}, where the newest leader was",
-        "start `holdfast serve`; if it runs, correct server.advertised_address",
-    )  # fmt: skip
+    fix = "start `holdfast serve`; if it runs, correct server.advertised_address"
+    return Finding(Level.WARNING, "leader", f"{seen} at {claim.address}, where the newest leader was", fix)
 
 
 async def _snapshots(store: ObjectStore, head: Header) -> Finding:
@@ -204,10 +186,8 @@ async def _snapshots(store: ObjectStore, head: Header) -> Finding:
     if versions:
         return Finding(Level.OK, "snapshots", f"{len(versions)}, the newest at version {versions[-1]}")
     if FIRST_SLOT - head.slot > LONG_LOG:
-        return Finding(
-            Level.WARNING, "snapshots", "none: a new view reads the whole log",
-            "run `holdfast log snapshot`; the service makes them unless snapshots.every_* are off",
-        )  # fmt: skip
+        fix = "run `holdfast log snapshot`; the service makes them unless snapshots.every_* are off"
+        return Finding(Level.WARNING, "snapshots", "none: a new view reads the whole log", fix)
     return Finding(Level.OK, "snapshots", "none yet")
 
 
@@ -233,10 +213,8 @@ async def _foundation(store: ObjectStore, frontier: tuple[Header, Header]) -> Fi
     age_seconds = report.age_seconds(int(time.time() * 1000))
     assert age_seconds is not None, "a reading has a time"
     if age_seconds > OLD_READING_SECONDS:
-        return Finding(
-            Level.WARNING, check, f"{report.name} was last found whole {_ago(report)}",
-            "run `holdfast log verify`; a leader reads it again once a day unless log.scrub_days is off",
-        )  # fmt: skip
+        fix = "run `holdfast log verify`; a leader reads it again once a day unless log.scrub_days is off"
+        return Finding(Level.WARNING, check, f"{report.name} was last found whole {_ago(report)}", fix)
     return Finding(Level.OK, check, f"{report.name} was found whole {_ago(report)}")
 
 
@@ -256,15 +234,11 @@ async def _retention(store: ObjectStore, head: Header) -> Finding:
             f"`holdfast retention rm {names}` if nobody needs the whole log",
         )  # fmt: skip
     if policies and not await list_versions(store):
-        return Finding(
-            Level.WARNING, check, "there are policies, but no snapshot: nothing is truncated",
-            "run `holdfast log snapshot`",
-        )  # fmt: skip
+        fix = "run `holdfast log snapshot`"
+        return Finding(Level.WARNING, check, "there are policies, but no snapshot: nothing is truncated", fix)
     if not policies and FIRST_SLOT - head.slot > LONG_LOG:
-        return Finding(
-            Level.WARNING, check, "no policy: the log keeps everything and grows without bound",
-            "`holdfast retention set NAME --max-age SECONDS`, or --keep-everything to say that this is meant",
-        )  # fmt: skip
+        fix = "`holdfast retention set NAME --max-age SECONDS`, or --keep-everything to say that this is meant"
+        return Finding(Level.WARNING, check, "no policy: the log keeps everything and grows without bound", fix)
     if head.truncated_through:
         return Finding(Level.OK, check, f"{len(policies)} policies, truncated through version {head.truncated_through}")
     return Finding(Level.OK, check, f"{len(policies)} policies, nothing truncated")

@@ -117,10 +117,8 @@ def _writable(name: str, existing: Path, path: Path) -> Finding:
     if not existing.is_dir():
         return Finding(Level.ERROR, check, f"{existing} is not a directory", f"give {name} the name of a directory")
     if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        return Finding(
-            Level.ERROR, check, f"user {os.geteuid()} may not read, write and enter {existing}",
-            f"chown the directory to the user of the service, or run `holdfast doctor` as that user: it needs {path}",
-        )  # fmt: skip
+        fix = f"chown the directory to the user of the service, or run `holdfast doctor` as that user: it needs {path}"
+        return Finding(Level.ERROR, check, f"user {os.geteuid()} may not read, write and enter {existing}", fix)
     return Finding(Level.OK, check, f"{existing} can be written")
 
 
@@ -128,10 +126,8 @@ def _free(name: str, path: Path) -> Finding:
     usage = shutil.disk_usage(path)
     seen = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free"
     if usage.free < max(FREE_MIN * usage.total, FREE_BYTES_MIN) and usage.free < 50 << 30:
-        return Finding(
-            Level.WARNING, f"disk of {name}", seen,
-            "free space or take a larger disk; `holdfast retention` limits the log",
-        )  # fmt: skip
+        fix = "free space or take a larger disk; `holdfast retention` limits the log"
+        return Finding(Level.WARNING, f"disk of {name}", seen, fix)
     return Finding(Level.OK, f"disk of {name}", seen)
 
 
@@ -153,10 +149,8 @@ def _certificate(server: ServerSettings) -> Iterator[Finding]:
     try:
         own.load_cert_chain(certificate, server.tls_key)
     except (OSError, ssl.SSLError) as error:
-        yield Finding(
-            Level.ERROR, CERTIFICATE, f"{certificate} cannot be used: {error}",
-            "give server.tls_certificate and server.tls_key files that belong together and that this user may read",
-        )  # fmt: skip
+        fix = "give server.tls_certificate and server.tls_key files that belong together and that this user may read"
+        yield Finding(Level.ERROR, CERTIFICATE, f"{certificate} cannot be used: {error}", fix)
         return
     yield Finding(Level.OK, CERTIFICATE, f"{certificate} fits its key")
     yield _peers(own, server)

@@ -12,7 +12,7 @@ from holdfast.stores.definitions.reader import byte_size
 
 REFUSED: Final = "publishes are refused, and publishers wait, until there are fewer"
 NOT_KEPT: Final = (
-    "new messages are not revisions_max in this durable until there are fewer, and their publishers get no error"
+    "new messages are not kept in this durable until there are fewer, and their publishers get no error"
 )
 
 

@@ -91,15 +91,11 @@ def quantile(part: float, before: Scrape | None, after: Scrape, name: str, **lab
     """
     wanted = labels.items()
     buckets: dict[float, float] = {}
-    for given, value in after.labelled(f"{name}_bucket"):
-        if wanted <= given.items():
-            bound = float(given["le"])
-            buckets[bound] = buckets.get(bound, 0.0) + value
-    if before is not None:
-        for given, value in before.labelled(f"{name}_bucket"):
-            if wanted <= given.items():
-                bound = float(given["le"])
-                buckets[bound] = max(0.0, buckets.get(bound, 0.0) - value)
+    for scrape, sign in ((after, 1.0), (before, -1.0)):
+        for of_bucket, value in () if scrape is None else scrape.labelled(f"{name}_bucket"):
+            if wanted <= of_bucket.items():
+                bound = float(of_bucket["le"])
+                buckets[bound] = max(0.0, buckets.get(bound, 0.0) + sign * value)
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None
