@@ -11,9 +11,7 @@ from holdfast.console.reading.service import Document, document, number
 from holdfast.stores.definitions.reader import byte_size
 
 REFUSED: Final = "publishes are refused, and publishers wait, until there are fewer"
-NOT_KEPT: Final = (
-    "new messages are not kept in this durable until there are fewer, and their publishers get no error"
-)
+NOT_KEPT: Final = "new messages are not kept in this durable until there are fewer, and their publishers get no error"
 
 
 def _limit(changed: Document, name: str) -> int | None:
