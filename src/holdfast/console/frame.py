@@ -19,7 +19,7 @@ from holdfast.console.call import (
     Section,
     link,
 )
-from holdfast.console.html import Content, Html, element, join
+from holdfast.console.html import Attribute, Content, Html, element, join
 from holdfast.console.parts import address_shown, anchor, badge, live, moment, notice, why
 from holdfast.console.security import CSRF_FIELD
 
@@ -144,14 +144,12 @@ def csrf_of(call: Call) -> Html:
 
 def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
     """The form of an action: what it does, what it needs to know, and what has to be typed."""
-    confirm: Content = None
+    confirm, look = None, "primary"
     if form.typed is not None:
-        confirm = element(
-            "label",
-            element("span", "Type ", element("code", form.typed), " to confirm"),
-            element("input", type="text", name=CONFIRM_FIELD, autocomplete="off", spellcheck="false", required=True),
-        )
-    danger = form.typed is not None
+        said, look = element("span", "Type ", element("code", form.typed), " to confirm"), "danger"
+        field = element("input", type="text", name=CONFIRM_FIELD, autocomplete="off", spellcheck="false", required=True)
+        confirm = element("label", said, field)
+    submit = element("button", form.button, type="submit", class_=look)
     return element(
         "form",
         csrf_of(call),
@@ -161,12 +159,7 @@ def form_of(call: Call, form: Form, problems: Sequence[str] = ()) -> Html:
         [_limit(each) for each in form.limits],
         element("input", type="hidden", name=SEEN_FIELD, value=form.seen) if form.seen else None,
         confirm,
-        element(
-            "div",
-            element("button", form.button, type="submit", class_="danger" if danger else "primary"),
-            anchor("Cancel", form.back, class_="button"),
-            class_="actions",
-        ),
+        element("div", submit, anchor("Cancel", form.back, class_="button"), class_="actions"),
         method="post",
         action=link(call.path, **call.query),
         class_="act",
@@ -194,42 +187,24 @@ def _limit(limit: Limit) -> Html:
     return element("label", label, field, element("small", note, id=f"n-{limit.field}"))
 
 
-def _field(call: Call, given: Input) -> Html:
-    value = call.form.get(given.name, given.value)
-    if given.kind == "hidden":
-        return element("input", type="hidden", name=given.name, value=value)
-    note = element("small", given.note, id=f"n-{given.name}") if given.note else None
-    described = f"n-{given.name}" if given.note else None
-    label = element("span", given.label)
-    match given.kind:
+def _field(call: Call, of: Input) -> Html:
+    value = call.form.get(of.name, of.value)
+    if of.kind == "hidden":
+        return element("input", type="hidden", name=of.name, value=value)
+    described = f"n-{of.name}" if of.note else None
+    note = element("small", of.note, id=described) if of.note else None
+    about: dict[str, Attribute] = {"name": of.name, "aria_describedby": described}
+    as_text: dict[str, Attribute] = {**about, "required": of.required, "spellcheck": "false"}
+    match of.kind:
         case "area":
-            field = element(
-                "textarea",
-                ["\n", value],  # a browser drops a first newline
-                name=given.name,
-                rows=8,
-                spellcheck="false",
-                required=given.required,
-                aria_describedby=described,
-            )
+            field = element("textarea", ["\n", value], rows=8, **as_text)  # a browser drops a first newline
         case "choice":
-            options = [element("option", each, value=each, selected=each == value) for each in given.choices]
-            field = element("select", options, name=given.name, aria_describedby=described)
+            options = [element("option", each, value=each, selected=each == value) for each in of.choices]
+            field = element("select", options, **about)
         case "check":
-            box = element(
-                "input", type="checkbox", name=given.name, value="1", checked=value == "1", aria_describedby=described
-            )
-            return element("label", element("span", box, " ", given.label), note, class_="check")
+            box = element("input", type="checkbox", **about, value="1", checked=value == "1")
+            return element("label", element("span", box, " ", of.label), note, class_="check")
         case _:
-            field = element(
-                "input",
-                type="text",
-                inputmode="numeric" if given.kind == "number" else None,
-                name=given.name,
-                value=value,
-                required=given.required,
-                autocomplete="off",
-                spellcheck="false",
-                aria_describedby=described,
-            )
-    return element("label", label, field, note)
+            mode = "numeric" if of.kind == "number" else None
+            field = element("input", type="text", inputmode=mode, **as_text, value=value, autocomplete="off")
+    return element("label", element("span", of.label), field, note)

@@ -127,10 +127,8 @@ class Service:
         collected: list[Document] = []
         after = ""
         while True:
-            separator = "&" if "?" in target else "?"
-            page = await self.read(
-                f"{target}{separator}{urlencode({'max': PAGE_MAX, **({'after': after} if after else {})})}"
-            )
+            query = urlencode({"max": PAGE_MAX, **({"after": after} if after else {})})
+            page = await self.read(f"{target}{'&' if '?' in target else '?'}{query}")
             collected += documents(page.get(name))
             if not page.get("more"):
                 return collected
