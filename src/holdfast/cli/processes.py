@@ -275,7 +275,7 @@ def console(
     """Show a service in a browser. It listens on this machine only and reads only, unless the options say more."""
     from holdfast.client.protocol.endpoint import addresses_of
     from holdfast.console.options import ConsoleOptions, parse_listen
-    from holdfast.private_files import openness_of
+    from holdfast.files.private_files import openness_of
 
     listen_host, listen_port = parse_listen(listen)
     options = ConsoleOptions(

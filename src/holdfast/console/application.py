@@ -34,9 +34,9 @@ from holdfast.console.parts import notice, refusal, why
 from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
 from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
-from holdfast.document_process import DocumentReader
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.given_twice import GivenTwice, pairs_once
+from holdfast.files.document_process import DocumentReader
+from holdfast.values import GivenTwice, pairs_once
 
 _logger = logging.getLogger("holdfast.console")
 
