@@ -622,7 +622,10 @@ def _own_names(server: ServerSettings) -> list[str]:
 def _advertised(settings: Settings, bound: list[str]) -> str:
     """The configured address, with the port that was bound."""
     configured = settings.server.advertised_address
-    return dict(zip(settings.server.listen, bound, strict=True)).get(configured, configured)
+    for asked, taken in zip(settings.server.listen, bound, strict=True):
+        if configured == asked:
+            return taken
+    return configured
 
 
 def _raise_file_limit() -> None:
