@@ -83,12 +83,19 @@ def serve(
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     # The only import of the server in cli: see the contract "tops" in pyproject.toml.
-    from holdfast.server.run import StartOptions
+    from holdfast.server.run import Serving
     from holdfast.server.run import main as run_server
 
-    init = not read_only and (init or result.settings.log.init_implied)
-    start = StartOptions(init, force_new, take_over, standby, read_only, _shown(result), console_options)
-    raise typer.Exit(run_server(result.settings, start))
+    serving = Serving(
+        init=not read_only and (init or result.settings.log.init_implied),
+        take_over=take_over,
+        standby=standby,
+        force_new=force_new,
+        read_only=read_only,
+        configuration=_shown(result),
+        console=console_options,
+    )
+    raise typer.Exit(run_server(result.settings, serving))
 
 
 def _console_options(listen: str, token_file: Path | None) -> tuple[str, ...]:
