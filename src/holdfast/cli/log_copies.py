@@ -17,7 +17,7 @@ from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, log_url_
 from holdfast.cli.output import Exit, print_fields, print_json, print_line, print_table, progress, utc_text
 from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
 from holdfast.copies.promoting import promote as promote_mirror
-from holdfast.copies.repairing import Damage, Finding, Repaired, look
+from holdfast.copies.repairing import Damage, DamageSurvey, Repaired, look
 from holdfast.copies.repairing import repair as repair_log
 from holdfast.copies.restoring import Point, Restored
 from holdfast.copies.restoring import restore as restore_log
@@ -274,7 +274,7 @@ def repair(
             require_credentials(url, os.environ)
     with progress("reading the log", shown=not as_json) as moved:
 
-        async def work(store: ObjectStore) -> Finding | Repaired:
+        async def work(store: ObjectStore) -> DamageSurvey | Repaired:
             spare = None if backup is None else open_store(backup)
             copy = None if dest is None else open_store(dest, create_missing=True)
             try:

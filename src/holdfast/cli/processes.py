@@ -152,7 +152,7 @@ def check_config(config: ConfigOption = None, settings: SetOption = None, as_jso
         sys.stderr.write(f"warning: {warning}\n")
 
 
-class Report:
+class Findings:
     """Prints findings as they come. ``worst`` is the highest level so far."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
@@ -187,12 +187,12 @@ def doctor(
     It may run next to a service, and takes constant time. Without --race it writes only under `probe/`, and removes
     that. Exit code 0: nothing to fix; 1: warnings; 2: errors.
     """
-    report = Report(quiet=quiet, as_json=as_json)
+    report = Findings(quiet=quiet, as_json=as_json)
     _check(report, url, config, settings, race=race)
     raise typer.Exit(report.worst)
 
 
-def _check(report: Report, url: str | None, config: Path | None, settings: list[str] | None, *, race: bool) -> None:
+def _check(report: Findings, url: str | None, config: Path | None, settings: list[str] | None, *, race: bool) -> None:
     from holdfast.doctor import Finding, Level, check_machine, check_stores
 
     try:
@@ -210,7 +210,7 @@ def _check(report: Report, url: str | None, config: Path | None, settings: list[
     asyncio.run(_check_log(report, result.settings, race=race))
 
 
-async def _check_log(report: Report, settings: Settings, *, race: bool) -> None:
+async def _check_log(report: Findings, settings: Settings, *, race: bool) -> None:
     from holdfast.command_logs import log_to_standard_error
     from holdfast.commit.leadership.peer_tls import PeerTls
     from holdfast.doctor import Finding, Level, check_log

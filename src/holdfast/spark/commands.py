@@ -32,7 +32,7 @@ from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
 from holdfast.spark.log.replay import Replay
-from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, PipelineJob, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
@@ -100,7 +100,7 @@ class SparkTarget:
             spark.stop()
 
 
-_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], Job]]] = {
+_JOBS: Final[Mapping[str, Callable[[SparkSession, str, str, Mapping[str, int], RowOptions], PipelineJob]]] = {
     "changes": lambda spark, log, to, _, rows: Changes(spark, log, to, rows=rows),
     "latest": lambda spark, log, to, options, rows: Latest(spark, log, to, buckets=options.get("buckets"), rows=rows),
     "history": lambda spark, log, to, options, rows: History(spark, log, to, buckets=options.get("buckets"), rows=rows),

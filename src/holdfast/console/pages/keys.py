@@ -184,7 +184,7 @@ async def _value(call: Call, key: bytes) -> Content:
 
 async def _history(call: Call, key: bytes) -> Content:
     high = call.number("below") or await backwards.newest_version(call.service)
-    changes = await backwards.newest(call.service, high, HISTORY, Wanted(key, key + b"\0"))
+    changes = await backwards.newest(call.service, high, HISTORY, LogSearch(key, key + b"\0"))
     rows = [
         element("li", moment(event.time_ms), " ", _version(event), " ", _change(event))
         for event in changes.transactions

@@ -38,7 +38,7 @@ from holdfast.console.parts import (
     tiles,
 )
 from holdfast.console.reading import backwards
-from holdfast.console.reading.backwards import TransactionsBackwards, Wanted
+from holdfast.console.reading.backwards import BackwardPage, LogSearch
 from holdfast.console.values import bytes_of, key_link, log_at, time_given, value_of
 from holdfast.wire.log import LogObject, LogObjects, TransactionInLog
 
@@ -140,7 +140,7 @@ async def _transactions(call: Call) -> Content:
     wanted = LogSearch(matches=(lambda event: event.request_id == request) if request else None)
     if key:
         begin = bytes_of(key)
-        wanted = Wanted(begin, begin + b"\0", wanted.matches)
+        wanted = LogSearch(begin, begin + b"\0", wanted.matches)
     page = await backwards.newest(call.service, await _where(call), 1 if request else ROWS, wanted)
     is_tail = not any(call.text(name) for name in ("at", "time", "request", "key"))
     columns: list[Column[TransactionEvent]] = [
@@ -160,12 +160,12 @@ async def _transactions(call: Call) -> Content:
     return [element("p", said, class_="note"), shown, _older(call, page)]
 
 
-def _progress(page: TransactionsBackwards) -> str:
+def _progress(page: BackwardPage) -> str:
     more = "the log goes on before that" if page.older is not None else "this is the beginning of what the log has"
     return f"{len(page.transactions)} found, {units.count(page.looked_at)} transactions looked at; {more}."
 
 
-def _older(call: Call, page: TransactionsBackwards) -> Content:
+def _older(call: Call, page: BackwardPage) -> Content:
     if page.truncated:
         return notice("none", "What is older was removed: see ", anchor("retention", "/retention"), ".")
     if page.older is None:

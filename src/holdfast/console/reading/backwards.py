@@ -35,7 +35,7 @@ class LogSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsBackwards:
+class BackwardPage:
     """Transactions, newest first. ``older``: go on at or below this version; None where the log begins.
 
     ``looked_at``: how many transactions the service sent. ``truncated``: what is older was removed.
@@ -50,7 +50,7 @@ class TransactionsBackwards:
 ALL: Final = LogSearch()
 
 
-async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) -> TransactionsBackwards:
+async def newest(service: Service, high: int, count: int, wanted: LogSearch = ALL) -> BackwardPage:
     """The ``count`` newest transactions at or below version ``high``; fewer where the time is over."""
     transactions: list[TransactionEvent] = []
     looked_at, width, end = 0, WINDOW_BEGIN, time.monotonic() + SECONDS_MAX
@@ -68,7 +68,7 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
             if error.code is not Code.LOG_TRUNCATED:
                 raise
             if width == 1:
-                return TransactionsBackwards(transactions, None, looked_at, truncated=True)
+                return BackwardPage(transactions, None, looked_at, truncated=True)
             width = max(1, width // 8)
             continue
         looked_at += len(events)
@@ -80,8 +80,8 @@ async def newest(service: Service, high: int, count: int, wanted: Wanted = ALL) 
         took = time.monotonic() - began
         width = max(1, int(width * min(4.0, WINDOW_SECONDS / max(took, 0.001))))
     if len(transactions) > count:
-        return TransactionsBackwards(transactions[:count], transactions[count].version, looked_at)
-    return TransactionsBackwards(transactions, high or None, looked_at)
+        return BackwardPage(transactions[:count], transactions[count].version, looked_at)
+    return BackwardPage(transactions, high or None, looked_at)
 
 
 def _before_gap(error: HoldfastError, version: int) -> int | None:
