@@ -203,3 +203,28 @@ def test_no_thread_is_left_when_nothing_waits_any_more() -> None:
         while any(thread.name.startswith("holdfast-") for thread in threading.enumerate()):
             assert time.monotonic() < end, threading.enumerate()
             time.sleep(0.01)
+
+
+def test_what_waits_for_nothing_delays_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client asks for signs of life while a publisher of the process is idle."""
+    ticks, pauses = sockets.Ticks(), list[float]()
+
+    class Target:
+        def __init__(self, *busy: bool) -> None:
+            self.busy = list(busy)
+
+        def look(self) -> bool:
+            return self.busy.pop(0)
+
+    targets = Target(True, False), Target(False, False)
+    for target in targets:
+        ticks._those.add(target)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds * 1000)
+        if not targets[0].busy:
+            ticks._those.clear()
+
+    monkeypatch.setattr(sockets.time, "sleep", sleep)
+    ticks._look()
+    assert pauses == [sockets.LOOK_AFTER_MS, sockets.AGAIN_MS, sockets.LOOK_AFTER_MS]

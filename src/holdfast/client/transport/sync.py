@@ -562,7 +562,7 @@ class LookoutTask:
                 self.rests = False
                 ticks.add(self)
 
-    def look(self) -> float:
+    def look(self) -> bool:
         """See ``TickTarget``."""
         # Before the waits are read, and without the lock, which a part may want: a wait that begins now is either seen
         # here or calls ``begin``.
@@ -580,7 +580,7 @@ class LookoutTask:
                 ticks.remove(self)
         for endpoint in endpoints:
             threading.Thread(target=self._ask, args=(endpoint,), name="holdfast-sign-of-life", daemon=True).start()
-        return AGAIN_MS if is_busy else LOOK_AFTER_MS
+        return is_busy
 
     def _ask(self, endpoint: Endpoint) -> None:
         try:
@@ -604,8 +604,8 @@ class LookoutTask:
 class TickTarget(Protocol):
     """What is looked at again and again, as the threads that wait cannot."""
 
-    def look(self) -> float:
-        """Look. Returns after how many milliseconds the next look is due at the latest."""
+    def look(self) -> bool:
+        """Look. Returns whether the next look is due after ``AGAIN_MS`` already, not after ``LOOK_AFTER_MS``."""
         ...
 
 
@@ -639,7 +639,8 @@ class Ticks:
                 if not those:
                     self._thread = None
                     return
-            ms = min(one.look() for one in those)
+            busy = sum(one.look() for one in those)
+            ms = AGAIN_MS if busy else LOOK_AFTER_MS
             del those
 
 

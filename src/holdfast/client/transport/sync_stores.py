@@ -22,7 +22,7 @@ from holdfast.client.protocol.http1 import problem_with, reason_of
 from holdfast.client.protocol.lookout import ANOTHER_LEADS
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.stores.acknowledgements import OnReply
-from holdfast.client.protocol.stores.publisher import LINGER, LOOK_EVERY_MS, PublisherMachine, Sent, receipt_of
+from holdfast.client.protocol.stores.publisher import LINGER, PublisherMachine, Sent, receipt_of
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
 from holdfast.client.protocol.stores.web_socket import Payload, SocketEvent, WebSocket
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
@@ -151,11 +151,11 @@ class PublisherDriver:
                         self._machine.end(closed)
                     self._changed.notify_all()
 
-    def look(self) -> float:
+    def look(self) -> bool:
         """Warn of a request that has no response for long. See ``TickTarget``."""
         with self._changed:
             self._machine.look(now_ms())
-        return LOOK_EVERY_MS
+        return False
 
     def _next(self, is_done: Callable[[], bool], end_ms: float) -> Send | Wait | None:
         """The step for this thread, None when it may return. Waits while there is no step."""
