@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 from tests.command import command
 from tests.crash.queue_damage import fast_folder
+from tests.definitions import define
 
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log
@@ -46,7 +47,7 @@ from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.repair.damage import accept_recorded
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import Define, Publish
+from holdfast.stores.values.commands import Publish
 from holdfast.wire.parts import Message
 
 PAGE_BYTES: Final = 65_536
@@ -154,7 +155,7 @@ async def _open(directory: Path) -> StoreService:
 
 async def _publish(service: StoreService, body: bytes) -> None:
     if not service.state.revision:
-        await service.submit(Define(0, DEFINITION, 1))
+        await service.submit(define(DEFINITION))
     await service.submit(Publish(0, "s", "", [Message(body)]))
 
 
@@ -210,7 +211,7 @@ class InBackup:
         directory = place(base, levels)
         with loop_of(partial(_open, directory), StoreService.close) as (service, run):
             run(_publish(service, text(life)))
-            run(service.backup(f"{directory}-backups/{life}"))
+            run(service.copy_files(f"{directory}-backups/{life}"))
             yield
 
     def is_there(self, base: Path, levels: int, life: int) -> bool:

@@ -12,12 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.definitions import define
+
 from holdfast.errors import HoldfastError
 from holdfast.stores import checkpoints
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.disk_limit import disk_use
-from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, Publish, Published
+from holdfast.stores.values.commands import Acknowledge, Attach, Deliver, Delivered, Publish, Published
 from holdfast.wire.parts import Message
 
 DISK_BYTES = 24 << 20
@@ -32,7 +34,7 @@ async def open_service(directory: Path, fraction: float) -> StoreService:
     if not service.state.revision:
         store = {"durables": {"work": {"type": "shared", "prefetch": 65_536}}}
         document = {"cluster": {"max_disk_fraction": fraction}, "stores": {"orders": store}}
-        await service.submit(Define(0, json.dumps(document).encode(), 1))
+        await service.submit(define(json.dumps(document).encode()))
         await service.submit(Attach(0, "orders", "work", "s"))
     return service
 

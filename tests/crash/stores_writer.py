@@ -15,10 +15,12 @@ import sys
 from collections.abc import Callable
 from random import Random
 
+from tests.definitions import define
+
 from holdfast.errors import HoldfastError
 from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Result
+from holdfast.stores.values.commands import Acknowledge, Attach, Deliver, Delivered, MapChange, Publish, Result
 from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
@@ -114,7 +116,7 @@ async def main(directory: str, persistence: str, seed: int) -> None:
     checkpoints.LOG_BYTES = 150_000
     service = await StoreService.open(directory, page_bytes=PAGE_BYTES)
     if not service.state.revision:
-        await service.submit(Define(0, definition_of(persistence), 1))
+        await service.submit(define(definition_of(persistence)))
     await service.submit(Attach(0, STORE, DURABLE, "s"))
     writer = Writer(service, seed)
     places = asyncio.Semaphore(IN_FLIGHT)

@@ -23,10 +23,10 @@ from holdfast.copies.mirroring import Mirror, MirrorOptions
 from holdfast.copies.promoting import promote
 from holdfast.copies.restoring import Point, restore
 from holdfast.errors import Code
-from holdfast.stores.machine.lineage import HISTORIES_MAX, Lineage
 from holdfast.stores.repair import backup
 from holdfast.stores.storage.index import draw_history
 from holdfast.stores.values import commands
+from holdfast.stores.values.identity import HISTORIES_MAX, Lineage
 from holdfast.wire.parts import Message
 
 
@@ -54,7 +54,7 @@ async def restored_files(tmp_path: Path) -> Parted:
     async with serving(tmp_path / "stores", "disk") as stores:
         kept = await fill(stores)
         await stores.opened.service.checkpoint()
-        await stores.opened.service.backup(str(tmp_path / "copy"))
+        await stores.opened.service.copy_files(str(tmp_path / "copy"))
         lost = await go_on(stores, kept)
     backup.restore(str(tmp_path / "copy"), str(tmp_path / "restored"))
     return Parted(tmp_path / "restored", "disk", kept, lost)

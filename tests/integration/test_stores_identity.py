@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.definitions import define
 from tests.integration.http_harness import Answered, run
 from tests.integration.stores_harness import JSON, StoresServing, Subscriber, stores_serving, text64
 
@@ -19,7 +20,7 @@ from holdfast.aio import StoreClient
 from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Closed, Code
 from holdfast.stores.definitions.changes import without_store
-from holdfast.stores.values.commands import Define, Publish, Redefine
+from holdfast.stores.values.commands import Publish, Redefine
 from holdfast.wire.parts import Message
 
 pytestmark = pytest.mark.usefixtures("durability")
@@ -339,7 +340,7 @@ async def replace_while_suspended(stores: StoresServing) -> None:
     service, document = stores.opened.service, stores.opened.state.definition.json()
     without = without_store(stores.opened.state.definition, "orders")
     await service.submit(Redefine(0, without, stores.opened.state.revision + 1, delete=True))
-    await service.submit(Define(0, document, stores.opened.state.revision + 1))
+    await service.submit(define(document, stores.opened.state))
     await service.submit(Publish(0, "orders", "", [Message(b"new") for _ in range(5)]))
     assert (await stores.ask("POST", "/v1/cluster/resume", {})).status == 200
 

@@ -16,7 +16,7 @@ from tests.integration.stores_harness import JSON, MSGPACK, Subscriber, bodies, 
 
 from holdfast.errors import CorruptData, HoldfastError
 from holdfast.server.stores import socket as socket_module
-from holdfast.stores.values.commands import Command, Define, Deliver, Detach, Publish, Result
+from holdfast.stores.values.commands import Command, Deliver, Detach, Publish, Result
 from holdfast.wire.parts import Delivery, Message
 
 pytestmark = pytest.mark.usefixtures("durability")
@@ -376,7 +376,7 @@ def test_who_loses_the_right_to_subscribe_gets_nothing_more(tmp_path: Path, how:
 
             async def define(**rights: list[str]) -> None:
                 document = json.dumps(definition(**rights)).encode()
-                await service.submit(Define(0, document, service.state.revision + 1))
+                await service.submit(define(document, service.state))
 
             await define(orders=["subscribe"])
             bearer = {"Authorization": "Bearer the-token-of-ann-is-long"}

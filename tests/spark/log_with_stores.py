@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.definitions import define
 from tests.spark.log_builder import read_plainly
 
 from holdfast.commit.format.batch import HEADER_BYTES, Kind, StoresMode, decode_all, decode_header, object_name, slot_of
@@ -33,7 +34,6 @@ from holdfast.stores.values.commands import (
     Attach,
     CommitPart,
     CommitParts,
-    Define,
     Deliver,
     Delivered,
     MapChange,
@@ -59,7 +59,7 @@ class Leader:
     leader: CommitService
 
     async def define(self, stores: dict[str, Any]) -> None:
-        await self.service.submit(Define(0, document(stores), self.service.state.revision + 1))
+        await self.service.submit(define(document(stores), self.service.state))
 
     async def publish(self, bodies: Sequence[bytes], store: str = "orders", publisher: str = "", first: int = 0) -> int:
         messages = [

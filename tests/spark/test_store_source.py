@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.definitions import define
 from tests.matrix import matrix
 from tests.spark.service_process import NO_VIEW, ServiceProcess
 
@@ -26,7 +27,6 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
-    Define,
     Deliver,
     Delivered,
     MapChange,
@@ -47,7 +47,7 @@ async def opened(path: Path, definition: bytes | None) -> AsyncGenerator[StoreSe
     service = await StoreService.open(str(path), page_bytes=PAGE_BYTES)
     try:
         if definition is not None:
-            await service.submit(Define(0, definition, service.state.revision + 1))
+            await service.submit(define(definition, service.state))
         yield service
     finally:
         await service.close()
@@ -161,11 +161,11 @@ def test_a_store_that_was_made_again_after_planning_ends_the_read(tmp_path: Path
                 row["body"] for piece in pieces for batch in store_rows(options, piece) for row in batch.to_pylist()
             ]
 
-        await service.submit(Define(0, document(others={}), service.state.revision + 1))
+        await service.submit(define(document(others={}), service.state))
         await service.compaction.now()
         with pytest.raises(NotFound, match="no such store"):
             rows()
-        await service.submit(Define(0, document(orders={"durables": WORK}), service.state.revision + 1))
+        await service.submit(define(document(orders={"durables": WORK}), service.state))
         await publish(service, [b"new"] * 60)  # perhaps in the same millisecond
         await service.compaction.now()
         with pytest.raises(Closed, match="made again") as replaced:
@@ -282,7 +282,7 @@ def test_a_stream_hands_out_every_message_once_and_tells_what_it_missed(tmp_path
         lenient = parse_store_options(given(tmp_path, failOnDataLoss="false"), Mode.STREAM)
         assert drained(HoldfastStoreStreamReader(lenient), place)[0] == []
         for definition in (document(others={}), document(orders={"durables": WORK})):
-            await service.submit(Define(0, definition, service.state.revision + 1))
+            await service.submit(define(definition, service.state))
         with pytest.raises(Closed, match="made again") as under_way:
             drained(restarted, place)
         assert under_way.value.code is Code.STORE_REPLACED
@@ -331,7 +331,7 @@ def test_of_restored_files_a_stream_goes_on_from_what_the_copy_has(tmp_path: Pat
             places.append(place)
             if body == b"kept":
                 await service.checkpoint()
-                await service.backup(str(tmp_path / "copy"))
+                await service.copy_files(str(tmp_path / "copy"))
         reader.stop()
 
     async def after(service: StoreService) -> None:

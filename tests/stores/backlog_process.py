@@ -12,9 +12,11 @@ import resource
 import sys
 from collections import deque
 
+from tests.definitions import define
+
 from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Define, Publish, Result
+from holdfast.stores.values.commands import Publish, Result
 from holdfast.wire.parts import Message
 
 MEMORY_BYTES = 4 << 20
@@ -31,7 +33,7 @@ async def main(directory: str, messages: int) -> None:
     service = await StoreService.open(directory, page_bytes=PAGE_BYTES, memory_bytes=MEMORY_BYTES)
     durables = {"one": {"type": "shared"}, "other": {"type": "standard"}}
     document = {"stores": {"orders": {"durables": durables}}, "cluster": {"persistence": "async"}}
-    await service.submit(Define(0, json.dumps(document).encode(), 1))
+    await service.submit(define(json.dumps(document).encode()))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     waiting: deque[asyncio.Future[Result]] = deque()
     for _ in range(messages // BATCH):

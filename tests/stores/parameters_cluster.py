@@ -154,7 +154,7 @@ async def leave_a_hole(stores: StoresServing) -> int:
     while len(taken) < 10:
         taken += [message["seq"] for message in await stores.poll("orders", "work", max=10)]
     await stores.acks("orders", "work", ack=taken[1:])
-    allocated = stores.opened.service.space().allocated
+    allocated = stores.opened.service.compaction.space().allocated
     assert (await stores.ask("POST", "/v1/cluster/save")).status == 200
     return allocated
 
@@ -174,7 +174,7 @@ async def space_comes_back_by_itself(stores: StoresServing) -> None:
 async def space_comes_back_when_it_is_asked_for(stores: StoresServing) -> None:
     before = await leave_a_hole(stores)
     assert stores.opened.service.compaction.runs == 0
-    assert stores.opened.service.space().allocated == before
+    assert stores.opened.service.compaction.space().allocated == before
     assert (await stores.ask("POST", "/v1/cluster/compact")).json["allocated"] < before
 
 
@@ -182,7 +182,7 @@ async def space_comes_back_when_it_is_asked_for(stores: StoresServing) -> None:
 async def what_is_above_the_ratio_stays_where_it_is(stores: StoresServing) -> None:
     before = await leave_a_hole(stores)
     assert stores.opened.service.compaction.runs == 0
-    assert stores.opened.service.space().allocated == before
+    assert stores.opened.service.compaction.space().allocated == before
 
 
 @row("min_disk_inuse_ratio", 0.9)
@@ -190,7 +190,7 @@ async def what_is_below_the_ratio_moves(stores: StoresServing) -> None:
     before = await leave_a_hole(stores)
 
     async def smaller() -> bool:
-        return stores.opened.service.space().allocated < before
+        return stores.opened.service.compaction.space().allocated < before
 
     await eventually(smaller)
 

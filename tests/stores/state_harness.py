@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tests.definitions import define
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.stores.machine.state import State
@@ -34,7 +35,7 @@ class Machine:
             "cluster": cluster or {},
             "stores": {"s": {**(store or {}), "durables": durables}, "dead": {"durables": {"all": {"type": "shared"}}}},
         }
-        self.do(commands.Define(self.now_ms, json.dumps(document).encode(), self.state.revision + 1))
+        self.do(define(json.dumps(document).encode(), self.state, at_ms=self.now_ms))
 
     def do(self, command: Command):
         applied = self.state.apply(command)

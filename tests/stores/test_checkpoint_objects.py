@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import CorruptData, Unavailable
@@ -27,7 +28,7 @@ from holdfast.stores.clock import StoreClock
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.log_commit import Durable
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Define, Publish
+from holdfast.stores.values.commands import Publish
 from holdfast.wire.parts import Message
 
 LOG_ID = "ab" * 16
@@ -74,7 +75,7 @@ class Site:
 async def publish(service: StoreService, *bodies: str) -> None:
     if not service.state.revision:
         document = {"stores": {"s": {"durables": {"all": {"type": "shared"}}}}}
-        await service.submit(Define(0, json.dumps(document).encode(), 1))
+        await service.submit(define(json.dumps(document).encode()))
     await service.submit(Publish(0, "s", "", [Message(body.encode()) for body in bodies]))
 
 
@@ -218,7 +219,6 @@ def test_a_damaged_checkpoint_keeps_the_log_that_an_older_one_needs(tmp_path: Pa
         site.objects.delete(min(mine))
         kept = KeptCheckpoints(site.store, Lineage(LOG_ID), keep=2, stray_ms=0.0)
         assert await kept.oldest(0.0) == made[0].version
-        assert kept.newest == made[1].version
 
     run(tmp_path, work)
 

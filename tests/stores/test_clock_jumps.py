@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import Unavailable
 from holdfast.server.stores.figures import figures_of
@@ -24,9 +25,10 @@ from holdfast.stores.clock import (
     StoreClock,
     read_anchor,
 )
+from holdfast.stores.deadline_timer import WAIT_MS_MAX
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.repair.backup import restore
-from holdfast.stores.service import WAIT_MS_MAX, StoreService
+from holdfast.stores.service import StoreService
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Published
 from holdfast.wire.parts import Message
@@ -74,7 +76,7 @@ class Machine:
     async def first(self, path: Path) -> StoreService:
         service = await self.open(path)
         document = json.dumps(DEFINITION).encode()
-        await service.submit(commands.Define(0, document, service.state.revision + 1))
+        await service.submit(define(document, service.state))
         await service.submit(commands.Attach(0, "o", "w", "a"))
         return service
 
@@ -260,7 +262,7 @@ def test_a_restored_backup_goes_on_from_its_time(tmp_path: Path) -> None:
         machine = Machine()
         service = await machine.first(tmp_path / "stores")
         await hold(service)
-        await service.backup(str(tmp_path / "copy"))
+        await service.copy_files(str(tmp_path / "copy"))
         await service.close()
         restore(str(tmp_path / "copy"), str(tmp_path / "again"))
         machine.passed_ms += 3_600_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.definitions import define as whole
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
@@ -13,7 +14,7 @@ from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.parts import keep_sections, with_parts
 from holdfast.stores.definitions.permissions import OPEN
 from holdfast.stores.machine import redefine as definition_losses
-from holdfast.stores.values.commands import Define, MapChange, Purge
+from holdfast.stores.values.commands import MapChange, Purge
 from holdfast.wire.parts import Message
 
 SHARED = {"type": "shared"}
@@ -21,7 +22,7 @@ SHARED = {"type": "shared"}
 
 def define(machine: Machine, *, delete: bool, **stores: object) -> None:
     document = {"stores": {"dead": {"durables": {"all": SHARED}}, **stores}}
-    machine.do(Define(machine.now_ms, json.dumps(document).encode(), machine.state.revision + 1, "", delete))
+    machine.do(whole(json.dumps(document).encode(), machine.state, at_ms=machine.now_ms, delete=delete))
 
 
 def filled() -> Machine:

@@ -10,15 +10,24 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import NotFound
 from holdfast.stores.durables.leases import HANDED_OUT_MAX
-from holdfast.stores.machine.explain import FATES, LETTERS_MAX, POSSIBLE, explain
+from holdfast.stores.machine.explain import LETTERS_MAX, explain
 from holdfast.stores.values import commands
 from holdfast.wire.parts import Message
+
+FATES = {
+    *("waiting", "delayed", "held", "dying", "parked", "acknowledged", "value", "not_wanted", "earlier", "expired"),
+    *("dead_lettered", "gone", "unknown"),
+}
+POSSIBLE = {
+    *("acknowledged", "expired", "discarded", "dead_lettered", "rejected", "deleted", "lost", "replaced"),
+    "not_wanted",
+}
 
 
 def fates(machine: Machine, seq: int) -> dict[str, Any]:
     found = explain(machine.state, "s", seq)["durables"]
     assert isinstance(found, list)
-    assert all(one["fate"] in FATES and set(one.get("possible", ())) <= set(POSSIBLE) for one in found)
+    assert all(one["fate"] in FATES and set(one.get("possible", ())) <= POSSIBLE for one in found)
     return {one["name"]: one for one in found}
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.definitions import define
 from tests.rgw import free_port
 
 from holdfast import Client, StoreClient
 from holdfast.objects.open import open_store
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Define, Publish
+from holdfast.stores.values.commands import Publish
 from holdfast.view.sqlite import open_for_writer
 from holdfast.wire.parts import Message
 
@@ -44,10 +45,10 @@ def test_files_of_the_stores_are_their_owners_alone(tmp_path: Path) -> None:
     async def scenario() -> dict[str, int]:
         service = await StoreService.open(str(tmp_path / "stores"))
         document = {"stores": {"s": {"durables": {"a": {"type": "shared"}}}}}
-        await service.submit(Define(0, json.dumps(document).encode(), 1))
+        await service.submit(define(json.dumps(document).encode()))
         await service.submit(Publish(0, "s", "", [Message(b"x")]))
         await service.checkpoint()
-        await service.backup(str(tmp_path / "backup"))
+        await service.copy_files(str(tmp_path / "backup"))
         found = modes(tmp_path)
         await service.close()
         return found

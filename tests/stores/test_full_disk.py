@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.objects.memory import MemoryObjects, MemoryStore
@@ -29,7 +30,6 @@ from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
     CommitParts,
-    Define,
     Deliver,
     Delivered,
     MapChange,
@@ -105,7 +105,7 @@ class Site:
         service = stores.lead(self.log, StoreClock())
         try:
             if not service.state.revision:
-                await service.submit(Define(0, json.dumps(DEFINITION).encode(), 1))
+                await service.submit(define(json.dumps(DEFINITION).encode()))
                 await service.submit(Attach(0, "s", "work", "me"))
             yield service
         finally:
@@ -252,7 +252,7 @@ def test_no_checkpoint_begins_while_the_files_lack_frames(
             service._checkpoints._begin_if_idle()
             for refused in (
                 service.checkpoint(),
-                service.compact(),
+                service.compaction.now(),
                 service.copy_files(str(tmp_path / "copy")),
                 make_checkpoint(service, store, "ab" * 16),
             ):
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_has_begun_does_not_hold_up_a_stop(tmp_path: Path, dis
     async def work(site: Site) -> None:
         async with site.serving() as service:
             checkpoint, _, _ = await begin_and_fill(site, service, disk)
-            compacting = asyncio.ensure_future(service.compact())
+            compacting = asyncio.ensure_future(service.compaction.now())
             await asyncio.sleep(0)
         for waiting in (checkpoint, compacting):
             with pytest.raises(HoldfastError):
@@ -357,13 +357,13 @@ def test_compaction_ends_when_the_disk_is_full(tmp_path: Path, disk: Disk) -> No
 
             watching = asyncio.ensure_future(watch())
             with pytest.raises(Unavailable) as refused:
-                await asyncio.wait_for(service.compact(), 5)
+                await asyncio.wait_for(service.compaction.now(), 5)
             watching.cancel()
             assert refused.value.code is Code.DISK_FULL
             assert 0 < most < 2_500_000, "of 4 MB"
             disk.pages_left = 1_000
             await until(lambda: not service.disk_is_full)
-            await service.compact()
+            await service.compaction.now()
 
     run(tmp_path, work)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import NotFound
-from holdfast.stores.durables.removed import REMOVED_MAX
+from holdfast.stores.durables.leases import REMOVED_MAX
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, Displaced, Withdrawn
 from holdfast.wire.parts import Message

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from tests.definitions import define
 from tests.worlds.stores.machine import Image, Machine
 
 from holdfast.stores.machine import redefine
-from holdfast.stores.machine.lineage import HISTORIES_MAX, Ancestor, Lineage
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
-from holdfast.stores.values.identity import id_of
+from holdfast.stores.values.identity import HISTORIES_MAX, Ancestor, Lineage, id_of
 from holdfast.wire.parts import Message
 
 SEEDS = range(500 if os.environ.get("HOLDFAST_PROVE") else 40)
@@ -69,13 +69,13 @@ class World:
 
     def define(self, branch: Branch) -> None:
         drawn = self.random.getrandbits(63)
-        branch.machine.apply(commands.Define(self.number, DEFINITION, branch.machine.state.revision + 1, drawn=drawn))
+        branch.machine.apply(define(DEFINITION, branch.machine.state, at_ms=self.number, drawn=drawn))
 
     def make_again(self, branch: Branch) -> None:
         """Delete one store, and define it again."""
         gone, left = self.random.sample(STORES, 2)
         without = msgspec.json.encode({"stores": {left: {"durables": {"work": {"type": "shared"}}}}})
-        branch.machine.apply(commands.Define(self.number, without, branch.machine.state.revision + 1))
+        branch.machine.apply(define(without, branch.machine.state, at_ms=self.number))
         branch.messages = {key: body for key, body in branch.messages.items() if key[0] != gone}
         self.define(branch)
 

@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 from tests.stores.test_takeover_time import lead
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.server.stores.in_log import LocalCopy, open_in_log
 from holdfast.settings import load_configuration
 from holdfast.stores.followed import FollowedStores
-from holdfast.stores.values.commands import Define
 
 
 @pytest.mark.parametrize("held", ["open", "follow"])
@@ -36,7 +36,7 @@ def test_a_standby_that_leads_while_its_copy_is_at_work_waits_for_it_and_has_no_
         store = MemoryStore()
         leader = await lead(store)
         service = await open_in_log(LocalCopy(store, settings, leader.log_id, "one"), leader, settings)
-        await service.submit(Define(0, b"{}", service.state.revision + 1))
+        await service.submit(define(b"{}", service.state))
         await service.close()
         standby = LocalCopy(store, settings, leader.log_id, "two")
         monkeypatch.setattr(FollowedStores, held, slow)

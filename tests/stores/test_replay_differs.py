@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.durables.consumption import Consumption
@@ -21,7 +22,6 @@ from holdfast.stores.values.commands import (
     Attached,
     Command,
     DeadLetter,
-    Define,
     Deliver,
     Delivered,
     Done,
@@ -44,7 +44,7 @@ DEFINITION = {
     }
 }
 BEGINNING: list[tuple[Command, Result]] = [
-    (Define(1, json.dumps(DEFINITION).encode(), 1), Done()),
+    (define(json.dumps(DEFINITION).encode(), at_ms=1), Done()),
     (Publish(2, "s", "", [Message(body=b"%d" % number) for number in range(3)]), Published(1, 3, 0, 0)),
     (Attach(3, "s", "work", "ann"), Attached(True, "")),
 ]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 from tests.integration.http_harness import run, until
 from tests.matrix import matrix
 from tests.stores.state_harness import Machine
@@ -21,7 +22,6 @@ from holdfast.stores.values.commands import (
     EXPIRE_LOOKS,
     Acknowledge,
     Attach,
-    Define,
     Deliver,
     Delivered,
     Expire,
@@ -218,7 +218,7 @@ def test_a_limit_discards_the_oldest_after_the_last_step() -> None:
 async def serving(directory: Path) -> StoreService:
     service = await StoreService.open(str(directory))
     definition = {"stores": {"s": {"durables": {"a": MATCHED, "plain": {"type": "shared"}}}}}
-    await service.submit(Define(0, json.dumps(definition).encode(), 1))
+    await service.submit(define(json.dumps(definition).encode()))
     await service.submit(Attach(0, "s", "a", "me"))
     for _ in range(6):
         await service.submit(Publish(0, "s", "", [Message(fields={"kind": "ab"[n % 2]}) for n in range(1_000)]))

@@ -6,7 +6,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.durables import consumption
+from holdfast.stores.durables import key_ordered
 from holdfast.stores.machine import state
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise, DeadLettering, Ready
@@ -371,7 +371,7 @@ def test_a_long_look_among_messages_of_others_is_ready_until_it_finds_its_own() 
 
 
 def test_one_busy_key_holds_up_others_only_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumption, "WAITING_MAX", 3)
+    monkeypatch.setattr(key_ordered, "WAITING_MAX", 3)
     machine = Machine(a={"type": "shared", "key_ordered": True, "prefetch": 1})
     machine.publish(*[Message(key=key) for key in "kkkkkj"])
     machine.attach("a", "one")

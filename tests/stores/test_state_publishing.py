@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from tests.definitions import define
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.machine import store as publishers
-from holdfast.stores.values import commands
+from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.values.effects import Advise
 from holdfast.wire.parts import Message
 
@@ -188,7 +187,7 @@ def test_a_durable_that_is_not_defined_any_more_goes_with_what_only_it_kept() ->
 def test_a_store_that_comes_again_is_empty_and_begins_with_number_one() -> None:
     machine = Machine(a=SHARED)
     machine.publish("x", "y")
-    machine.do(commands.Define(machine.now_ms, b"{}", 2))
+    machine.do(define(b"{}", machine.state, at_ms=machine.now_ms))
     with pytest.raises(NotFound):
         machine.publish("x")
     machine.define(a=SHARED)
@@ -200,7 +199,7 @@ def test_a_store_that_comes_again_is_empty_and_begins_with_number_one() -> None:
 def test_a_definition_that_somebody_overtook_is_refused() -> None:
     machine = Machine(a=SHARED)
     with pytest.raises(Conflict) as found:
-        machine.do(commands.Define(machine.now_ms, b"{}", 1))
+        machine.do(define(b"{}", at_ms=machine.now_ms))
     assert (found.value.code, found.value.fields["revision"]) == (Code.REVISION_MISMATCH, 1)
 
 
@@ -209,8 +208,9 @@ def test_the_history_keeps_the_last_definitions() -> None:
     for prefetch in (5, 6):
         machine.define(cluster={"max_deployment_history": 2}, a={**SHARED, "prefetch": prefetch})
     assert [item.revision for item in machine.state.history] == [2, 3]
-    found = json.loads(machine.state.history[0].definitions)
-    assert found["stores"]["s"]["durables"]["a"]["prefetch"] == 5
+    former = definition_at(machine.state, 2)
+    assert former is not None
+    assert former.stores["s"].durables["a"].prefetch == 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import random
 
 import msgspec
 import pytest
+from tests.definitions import define
 from tests.matrix import matrix
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
@@ -237,7 +238,7 @@ class World:
         return commands.MapChange(self.now_ms, "main", "map", changes)
 
     def redefine(self) -> Command:
-        return commands.Define(self.now_ms, definitions(self.rng, self.durables), self.state.revision + 1)
+        return define(definitions(self.rng, self.durables), self.state, at_ms=self.now_ms)
 
     def lock(self) -> Command:
         return commands.MapLock(self.now_ms, "main", "map", self.rng.choice(["", "k1"]), "o", 100)

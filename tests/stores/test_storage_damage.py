@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 from tests.matrix import matrix
 
 from holdfast.errors import AlreadyOpen, Code, CorruptData, HoldfastError, NotFound, Unavailable
@@ -17,7 +18,7 @@ from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import Attach, Define, Deliver, Delivered, Publish
+from holdfast.stores.values.commands import Attach, Deliver, Delivered, Publish
 from holdfast.wire.parts import Message
 
 PAGE_BYTES = 65_536
@@ -32,7 +33,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def main() -> None:
         service = await StoreService.open(str(live), page_bytes=PAGE_BYTES)
-        await service.submit(Define(0, DEFINITION, 1))
+        await service.submit(define(DEFINITION))
         await service.checkpoint()
         for _ in range(15):
             await service.submit(Publish(0, "s", "", [Message(bytes(1_000)) for _ in range(10)]))
@@ -182,7 +183,7 @@ def test_a_log_that_cannot_be_written_says_what_a_service_can_do(
 def test_an_index_of_another_log_is_refused(tmp_path: Path) -> None:
     async def fill(directory: Path, text: bytes) -> None:
         service = await StoreService.open(str(directory), page_bytes=PAGE_BYTES)
-        await service.submit(Define(0, DEFINITION, 1))
+        await service.submit(define(DEFINITION))
         await service.submit(Publish(0, "s", "", [Message(text)]))
         await service.close()
 
@@ -211,7 +212,7 @@ def test_a_kept_message_of_which_the_index_knows_no_place_is_damage_and_not_pass
 
     async def fill() -> None:
         service = await StoreService.open(str(tmp_path), page_bytes=PAGE_BYTES)
-        await service.submit(Define(0, json.dumps(definition).encode(), 1))
+        await service.submit(define(json.dumps(definition).encode()))
         for _ in range(10):
             await service.submit(Publish(0, "s", "", [Message(bytes(10_000), {"kind": "a"}) for _ in range(3)]))
         await service.close()

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.followed import FollowedStores
 from holdfast.stores.storage import storage as storage_module
 from holdfast.stores.storage.frames import encode_record, version_of, with_version
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import RULES, Command, Define, Publish, Published, Record
+from holdfast.stores.values.commands import RULES, Command, Publish, Published, Record
 from holdfast.wire.parts import Message
 
 Entries = list[tuple[int, list[bytes]]]
@@ -31,7 +32,7 @@ def entries(directory: Path, count: int, *, each: int = 3) -> Entries:
         return encode_record(Record(command, applied.result, RULES))
 
     try:
-        made.append((version, [record(Define(1_000, json.dumps(DEFINITION).encode(), 1))]))
+        made.append((version, [record(define(json.dumps(DEFINITION).encode(), at_ms=1_000))]))
         for index in range(count):
             version += 7
             messages = [[Message(b"%d.%d" % (index, part))] for part in range(each)]
@@ -136,7 +137,7 @@ def test_a_cache_is_not_served_as_stores_of_its_own(tmp_path: Path) -> None:
 
 def test_stores_of_their_own_are_no_cache(tmp_path: Path) -> None:
     storage = Storage.open(str(tmp_path / "cache"), page_bytes=65_536)
-    command = Define(1_000, json.dumps(DEFINITION).encode(), 1)
+    command = define(json.dumps(DEFINITION).encode(), at_ms=1_000)
     storage.log.append([encode_record(Record(command, storage.state.apply(command).result, RULES))])
     storage.close()
     with pytest.raises(CorruptData, match="no copy of a commit log"):

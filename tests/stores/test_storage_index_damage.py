@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import CorruptData
 from holdfast.stores.durables.consumption import Consumption
@@ -23,7 +24,7 @@ from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import Index
 from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
-from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
+from holdfast.stores.values.commands import Acknowledge, Attach, Deliver, Delivered, MapChange, Publish
 from holdfast.wire.parts import Message
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def main() -> None:
         service = await StoreService.open(str(directory), page_bytes=PAGE_BYTES)
-        await service.submit(Define(0, json.dumps(DEFINITION).encode(), 1))
+        await service.submit(define(json.dumps(DEFINITION).encode()))
         for number in range(24):
             bodies = [b"%d-%d" % (number, place) + bytes(150) for place in range(100)]
             await service.submit(Publish(0, "s", "", [Message(body, {"kind": "ab"[number % 2]}) for body in bodies]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.definitions import define
 from tests.integration.http_harness import run, until
 
 from holdfast.errors import HoldfastError
@@ -20,7 +21,6 @@ from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
     Command,
-    Define,
     Deliver,
     Delivered,
     Drop,
@@ -78,7 +78,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def fill() -> None:
         service = await StoreService.open(str(directory), memory_bytes=MEMORY_BYTES)
-        await service.submit(Define(0, json.dumps(DEFINITION).encode(), 1))
+        await service.submit(define(json.dumps(DEFINITION).encode()))
         await service.submit(Attach(0, "s", "a", "me"))
         await service.submit(MapChange(0, "s", "m", [(f"k{n}", b"value", None) for n in range(50)]))
         for _ in range(MESSAGES // 1_024):
@@ -178,12 +178,12 @@ def test_a_dying_message_that_is_not_found_is_kept_and_no_empty_letter_is_made_o
 
     async def reject() -> None:
         service = await StoreService.open(directory)
-        await service.submit(Define(0, definition({}), 1))
+        await service.submit(define(definition({})))
         await service.submit(Attach(0, "s", "a", "me"))
         await service.submit(Publish(0, "s", "", [Message(body=b"precious")]))
         await service.submit(Deliver(0, "s", "a", "me", 1))
         await service.submit(Acknowledge(0, "s", "a", "me", ack=[], reject=[1]))  # and nobody wants it yet
-        await service.submit(Define(0, definition({"all": {"type": "shared"}}), 2))
+        await service.submit(define(definition({"all": {"type": "shared"}}), service.state))
         await service.checkpoint()
         await service.close()
 
@@ -219,10 +219,10 @@ def test_messages_that_are_half_moved_end_the_service(
 
                 patched.setattr(Locations, "_change", change)
                 with pytest.raises(HoldfastError):
-                    await service.compact()
+                    await service.compaction.now()
                 assert isinstance(service.failure, ReadUnavailable)
             else:
-                await service.compact()
+                await service.compaction.now()
             await service.close()
         if not fails:
             assert service.failure is None

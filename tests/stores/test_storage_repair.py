@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.definitions import define
 from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving
 from tests.matrix import matrix
@@ -29,7 +30,6 @@ from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
-    Define,
     Deliver,
     Delivered,
     MapChange,
@@ -68,7 +68,7 @@ CONSUMED = [name for name, durable in DURABLES.items() if durable["type"] in ("s
 async def fill(directory: Path, dice: random.Random) -> None:
     """Messages in every place that a durable has for them."""
     service = await StoreService.open(str(directory), page_bytes=PAGE_BYTES)
-    await service.submit(Define(0, json.dumps(DEFINITION).encode(), 1))
+    await service.submit(define(json.dumps(DEFINITION).encode()))
     for name in CONSUMED:
         await service.submit(Attach(0, "s", name, "me"))
     for _ in range(40):
@@ -336,7 +336,7 @@ async def make_damaged(directory: Path) -> None:
         }
     }
     service = await StoreService.open(str(directory), page_bytes=PAGE_BYTES)
-    await service.submit(Define(0, json.dumps(definition).encode(), 1))
+    await service.submit(define(json.dumps(definition).encode()))
     for _ in range(3):
         await service.submit(Publish(0, "s", "", [Message(bytes(5_000)) for _ in range(10)]))
     await service.close()

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.definitions import define
 
 from holdfast.errors import (
     Closed,
@@ -42,7 +43,6 @@ from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
     Attach,
-    Define,
     Deliver,
     Delivered,
     Done,
@@ -71,7 +71,7 @@ async def opened(path: Path, definition: bytes | None = None) -> AsyncGenerator[
     service = await StoreService.open(str(path), page_bytes=PAGE_BYTES)
     try:
         if definition is not None:
-            await service.submit(Define(0, definition, service.state.revision + 1))
+            await service.submit(define(definition, service.state))
         yield service
     finally:
         await service.close()
@@ -323,7 +323,7 @@ def test_time_never_goes_back(tmp_path: Path) -> None:
             return next(times, last)
 
         service = await StoreService.open(str(tmp_path), clock=clock)
-        await service.submit(Define(0, document(orders={"durables": WORK}), 1))
+        await service.submit(define(document(orders={"durables": WORK})))
         await publish(service, 1)
         first = service._storage.messages.message("orders", 1)
         assert first is not None
@@ -349,7 +349,7 @@ def test_what_was_published_before_a_definition_without_sync_is_synced(tmp_path:
         slow = Slow(service._storage)
         definition = document(cluster={"persistence": "async"}, orders={"durables": WORK})
         published = service.submit(Publish(0, "orders", "", [Message(b"x")]))
-        defined = service.submit(Define(0, definition, service.state.revision + 1))
+        defined = service.submit(define(definition, service.state))
         # Both are in one group, which does not come to an end before its sync was asked for and let go.
         await slow.arrived.wait()
         assert not published.done()
@@ -686,7 +686,7 @@ def test_effects_come_when_their_command_is_safe(tmp_path: Path) -> None:
         effects: list[Effect] = []
         service.observer.carry_out = effects.append  # type: ignore[method-assign]
         slow = Slow(service._storage)
-        gone = service.submit(Define(0, document(), service.state.revision + 1))
+        gone = service.submit(define(document(), service.state))
         await slow.arrived.wait()
         assert effects == []
         slow.release.set()
@@ -726,7 +726,7 @@ def test_without_persistence_the_definition_stays_and_the_messages_do_not(tmp_pa
     async def check(service: StoreService) -> None:
         assert (await publish(service, 5)).last_seq == 5
         with pytest.raises(InvalidRequest, match="persistence"):
-            await service.submit(Define(0, document(orders={"durables": WORK}), service.state.revision + 1))
+            await service.submit(define(document(orders={"durables": WORK}), service.state))
 
     async def look(service: StoreService) -> None:
         assert service.state.stores["orders"].counts.next_seq == 1
@@ -821,7 +821,7 @@ def test_a_disk_above_its_limit_refuses_publishers_alone_and_recovers_by_itself(
             orders={"durables": {**WORK, "m": {"type": "map"}}},
             fast={"replicated": False, "durables": WORK},
         )
-        await service.submit(Define(0, off, service.state.revision + 1))
+        await service.submit(define(off, service.state))
         await publish(service, 1)
 
     definition = document(
@@ -854,8 +854,8 @@ def test_compaction_gives_space_back_while_clients_work(tmp_path: Path, monkeypa
             await publish(service, 10, size=1_000)
         seqs = await deliver(service, 1_000)
         await acknowledge(service, *[(seq, seq) for seq in seqs if seq % 10])
-        before = service.space()
-        compacting = asyncio.ensure_future(service.compact())
+        before = service.compaction.space()
+        compacting = asyncio.ensure_future(service.compaction.now())
         published = [await publish(service, 1, size=10) for _ in range(30)]
         after = await compacting
         assert published[-1].last_seq == 1_030
@@ -880,10 +880,10 @@ def test_compaction_begins_by_itself_below_the_ratio(tmp_path: Path) -> None:
             await publish(service, 10, size=1_000)
         seqs = await deliver(service, 1_000)
         await acknowledge(service, (2, seqs[-1]))
-        pages = service.space().pages
+        pages = service.compaction.space().pages
         await service.checkpoint()
-        await until(service, lambda: service.compaction.runs > 0 and not service.compaction.running)
-        assert service.space().pages < pages / 3
+        await until(service, lambda: service.compaction.runs > 0 and service.compaction._task is None)
+        assert service.compaction.space().pages < pages / 3
 
     run(tmp_path, check, document(orders={"durables": WORK}))
     assert verify(str(tmp_path)).messages == 1
@@ -895,14 +895,14 @@ def test_a_backup_taken_under_load_is_restored_with_everything_answered_before_i
     async def check(service: StoreService) -> None:
         await some_work(service)
         answered = service.state.stores["orders"].counts.next_seq - 1
-        copying = asyncio.ensure_future(service.backup(str(tmp_path / "copy")))
+        copying = asyncio.ensure_future(service.copy_files(str(tmp_path / "copy")))
         while not copying.done():
             await publish(service, 5)
-        manifest = await copying
+        manifest, _ = await copying
         assert manifest.frame > 0
         states.append(b"%d" % answered)
         with pytest.raises(InvalidRequest, match="files already"):
-            await service.backup(str(tmp_path / "copy"))
+            await service.copy_files(str(tmp_path / "copy"))
 
     run(tmp_path / "stores", check, document(orders={"durables": WORK}, maps={"durables": {"m": {"type": "map"}}}))
     assert verify(str(tmp_path / "copy")).messages >= 200
@@ -930,7 +930,7 @@ def test_a_backup_under_which_pages_go_counts_for_nothing(tmp_path: Path, monkey
 
         monkeypatch.setattr(Index, "copy_to", and_trimmed)
         with pytest.raises(FileNotFoundError):
-            await service.backup(str(tmp_path / "copy"))
+            await service.copy_files(str(tmp_path / "copy"))
 
     run(tmp_path / "stores", check, document(orders={"durables": WORK}))
     with pytest.raises(NotFound, match="the backup of stores is incomplete"):
@@ -948,7 +948,7 @@ def test_no_page_goes_under_a_backup_that_nobody_waits_for(tmp_path: Path, monke
     async def check(service: StoreService) -> None:
         monkeypatch.setattr(Index, "copy_to", late)
         await publish(service, 3_000)
-        backup = asyncio.ensure_future(service.backup(str(tmp_path / "copy")))
+        backup = asyncio.ensure_future(service.copy_files(str(tmp_path / "copy")))
         await until(service, copying.is_set)
         backup.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -966,7 +966,7 @@ def test_no_page_goes_under_a_backup_that_nobody_waits_for(tmp_path: Path, monke
 def test_a_backup_that_is_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
     async def check(service: StoreService) -> None:
         await some_work(service)
-        await service.backup(str(tmp_path / "copy"))
+        await service.copy_files(str(tmp_path / "copy"))
 
     run(tmp_path / "stores", check, document(orders={"durables": WORK}, maps={"durables": {"m": {"type": "map"}}}))
     page = next((tmp_path / "copy").glob("*.page"))
@@ -988,7 +988,7 @@ def test_a_restore_that_was_cut_short_is_not_taken_for_stores(tmp_path: Path, mo
     async def check(service: StoreService) -> None:
         for _ in range(5):
             await publish(service, 300)
-        await service.backup(str(tmp_path / "copy"))
+        await service.copy_files(str(tmp_path / "copy"))
 
     run(tmp_path / "stores", check, document(orders={"durables": WORK}))
     copy, files = backup_module._copy, sorted(os.listdir(tmp_path / "copy"))
@@ -1064,7 +1064,7 @@ def test_a_crash_at_any_step_of_a_checkpoint_or_a_compaction_loses_nothing(
         await acknowledge(service, *[(seq, seq) for seq in seqs if seq % 50])
         kept.extend(seq for seq in seqs if not seq % 50)
         await service.checkpoint()
-        await service.compact()
+        await service.compaction.now()
         await service.checkpoint()
 
     run(live, check, document(orders={"durables": WORK}))
@@ -1087,7 +1087,7 @@ def test_time_never_goes_back_behind_a_checkpoint(tmp_path: Path) -> None:
 
     async def main() -> None:
         service = await StoreService.open(str(tmp_path), page_bytes=PAGE_BYTES, clock=lambda: now_ms)
-        await service.submit(Define(0, document(orders={"durables": WORK}), 1))
+        await service.submit(define(document(orders={"durables": WORK})))
         await publish(service, 3)
         await service.close()
         again = await StoreService.open(str(tmp_path), page_bytes=PAGE_BYTES, clock=lambda: now_ms - 3_600_000)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.definitions import define
 
 from holdfast.commit.following import FollowedLog
 from holdfast.commit.format.batch import Header, StoresMode
@@ -18,7 +19,6 @@ from holdfast.server.stores import in_log
 from holdfast.server.stores.in_log import Heard, LocalCopy, known_time, open_in_log
 from holdfast.settings import load_configuration
 from holdfast.stores.clock import HEARD_MS, TRUSTED_MS, Anchor, Boot, ByLog, ClockKeeper, StoreClock, read_anchor
-from holdfast.stores.values.commands import Define
 
 MINUTE_MS = 60_000
 
@@ -140,7 +140,7 @@ def test_a_new_leader_counts_by_the_log_from_the_object_of_the_last_record(
         store = MemoryStore()
         leader = await lead(store)
         service = await open_in_log(LocalCopy(store, settings, leader.log_id, "one"), leader, settings)
-        await service.submit(Define(0, b"{}", service.state.revision + 1))
+        await service.submit(define(b"{}", service.state))
         last_ms, newest = service.state.at_ms, leader.durable_header()
         await service.close()
         await leader.step_down()

@@ -8,12 +8,13 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.definitions import define
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import HoldfastError
+from holdfast.stores.deadline_timer import DeadlineTimer
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
-from holdfast.stores.service import DeadlineTimer
 from holdfast.stores.values import commands
 from holdfast.wire.parts import Message
 
@@ -47,7 +48,7 @@ class Stores:
         stores["letters"] = {"durables": {"all": {"type": "shared"}}}
         stores[self.names[0]] = {"durables": {"plain": {"type": "shared"}}, "replicated": False}
         document = {"cluster": {"publisher_ttl": publisher_ttl}, "stores": stores}
-        self.do(commands.Define(self.now_ms, json.dumps(document).encode(), self.state.revision + 1))
+        self.do(define(json.dumps(document).encode(), self.state, at_ms=self.now_ms))
 
     def do(self, command: Command) -> None:
         try:

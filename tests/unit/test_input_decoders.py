@@ -62,7 +62,6 @@ NOT_INPUT: Final = {
     "stores/clock.py": "its own file",
     "stores/machine/snapshots.py": "its own file",
     "stores/repair/backup.py": "its own file",
-    "stores/repair/reader.py": "its own file",
     "stores/storage/frames.py": "its own records",
     "stores/storage/index.py": "its own file",
     # What one of its processes says to another.
@@ -85,7 +84,6 @@ NOT_INPUT: Final = {
     "server/openapi.py": "its own schema",
     "server/stores/commit_parts.py": "parts of a request that was decoded as a whole",
     "server/stores/socket.py": "counts its parameters",
-    "stores/definitions/parts.py": "a definition that it has just encoded",
     "spark/ingest/message_requests.py": "fields of a message, which the store has checked",
     "wire/formats.py": "the proof",
     # What belongs to the application: its formats decide.

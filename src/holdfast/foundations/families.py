@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.sealed import encode_sealed
 from holdfast.snapshots import manifest as snapshot
 from holdfast.snapshots import reading
 from holdfast.stores import checkpoint_objects as checkpoint
@@ -164,6 +165,6 @@ CHECKPOINTS: Final = Family(
     checkpoint.list_versions,
     checkpoint.read_manifest,
     checkpoint.manifest_key,
-    checkpoint.encode_manifest,
+    encode_sealed,
     _parts_of_checkpoint,
 )

@@ -33,11 +33,12 @@ from holdfast.errors import Closed, Code, InvalidRequest, NotFound
 from holdfast.files.durable_directory import make_durable_directory, sync_directory
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
+from holdfast.sealed import encode_sealed
 from holdfast.server.logs import configure_logs
 from holdfast.server.reloading import peer_tls_of
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
-from holdfast.stores.checkpoint_objects import FORMAT, Manifest, encode_manifest, manifest_key, read_file, upload_files
+from holdfast.stores.checkpoint_objects import FORMAT, Manifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import copy_stores
@@ -178,7 +179,7 @@ class _Mover:
         for file in files:  # also those that were there: the claim rests on them
             await read_file(self._store, file)
         manifest = Manifest(format=FORMAT, log_id=self.log_id, version=version, files=files)
-        return await create_exactly(self._store, manifest_key(version), encode_manifest(manifest))
+        return await create_exactly(self._store, manifest_key(version), encode_sealed(manifest))
 
     async def _raise_version(self) -> None:
         """Claim as a service does that starts: checkpoints of the version before do not count for the next move."""

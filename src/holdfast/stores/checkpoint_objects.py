@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from hashlib import sha256
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -98,7 +99,7 @@ def decode_manifest(data: bytes, version: int) -> Manifest:
 async def list_versions(store: ObjectStore) -> list[int]:
     """The versions of all checkpoints, oldest first. Raises: Unavailable."""
     rows = await _list_all(store, PREFIX)
-    return [int(found[1]) for key in rows if (found := _MANIFEST.fullmatch(key)) is not None]
+    return [int(match[1]) for key in rows if (match := _MANIFEST.fullmatch(key)) is not None]
 
 
 async def _list_all(store: ObjectStore, prefix: str) -> list[str]:
@@ -121,9 +122,6 @@ async def read_manifest(store: ObjectStore, version: int) -> Manifest | None:
     return decode_manifest(data, version)
 
 
-# -- making -----------------------------------------------------------------------------------------------------------
-
-
 async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str) -> Manifest:
     """Make a checkpoint of what the stores are now. After a crash: files that no manifest names.
 
@@ -139,9 +137,10 @@ async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str
         finally:
             await asyncio.wait({copying})  # its thread cannot be stopped, and the directory is removed after it
         files = await upload_files(store, copy, copied.files)
+    assert version is not None, "these stores live in the log"
     manifest = Manifest(format=FORMAT, log_id=log_id, version=version, files=files)
     # Another maker of the same version is as good: its manifest stays.
-    await create_exactly(store, manifest_key(version), encode_manifest(manifest))
+    await create_exactly(store, manifest_key(version), encode_sealed(manifest))
     return manifest
 
 
@@ -150,7 +149,7 @@ async def upload_files(store: ObjectStore, directory: str, names: Iterable[str])
     known = {key.removeprefix(FILES_PREFIX) for key in await _list_all(store, FILES_PREFIX)}
     files: list[File] = []
     for name in names:
-        data = await asyncio.to_thread(_read, os.path.join(directory, name))
+        data = await asyncio.to_thread(Path(directory, name).read_bytes)
         file = File(name, len(data), await asyncio.to_thread(_hash, data))
         if file.sha256 not in known and not await create_exactly(store, file.key, data):
             raise InternalError("two contents have one SHA-256", key=file.key)
@@ -159,21 +158,8 @@ async def upload_files(store: ObjectStore, directory: str, names: Iterable[str])
     return files
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of the object."""
-    return encode_sealed(manifest)
-
-
 def _hash(data: bytes) -> str:
     return sha256(data).hexdigest()
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-# -- beginning with one -----------------------------------------------------------------------------------------------
 
 
 async def fetch_newest(store: ObjectStore, lineage: Lineage, through: int, directory: str) -> Manifest | None:
@@ -222,7 +208,7 @@ def _keep_whole(unfinished: str, files: Iterable[File]) -> set[str]:
     for name in os.listdir(unfinished):
         path = os.path.join(unfinished, name)
         file = wanted.get(name)
-        if file is None or os.path.getsize(path) != file.size or _hash(_read(path)) != file.sha256:
+        if file is None or os.path.getsize(path) != file.size or _hash(Path(path).read_bytes()) != file.sha256:
             os.unlink(path)
     return set(os.listdir(unfinished))
 
@@ -238,9 +224,6 @@ async def read_file(store: ObjectStore, file: File) -> bytes:
 def _write(path: str, data: bytes) -> None:
     with open(path, "xb", opener=private) as file:
         file.write(data)
-
-
-# -- keeping ----------------------------------------------------------------------------------------------------------
 
 
 class KeptCheckpoints:
@@ -275,11 +258,6 @@ class KeptCheckpoints:
             del self._verified[version]
         await self._sweep(now_ms)
         return min(self._verified, default=None)
-
-    @property
-    def newest(self) -> int | None:
-        """The version of the newest verified checkpoint, as of the last look."""
-        return max(self._verified, default=None)
 
     async def _verify(self, version: int) -> None:
         if version in self._verified or version in self._damaged:

@@ -234,19 +234,15 @@ class Compaction:
         self._closed = False
         self.automatic = True
         self.ratio_min = 0.5
-        self.moved_bytes = 0
         self.runs = 0
         self._reported = ""  # the damage that was reported last: each run meets it again
 
-    @property
-    def running(self) -> bool:
-        """Whether messages are being moved."""
-        return self._task is not None
-
     def space(self) -> SpaceUse:
         """How much the log takes, and how much of it is kept. *Cost*: the size of each page."""
-        pages = self._storage.log.page_bytes()
-        return SpaceUse(sum(pages), self._storage.kept_bytes(MESSAGE_LOG_BYTES), len(pages))
+        pages, state = self._storage.log.page_bytes(), self._storage.state
+        counts = [store.counts for name, store in state.stores.items() if name not in state.volatile_names]
+        in_use = sum(each.live_bytes + MESSAGE_LOG_BYTES * each.live for each in counts)
+        return SpaceUse(sum(pages), in_use, len(pages))
 
     def consider(self) -> None:
         """Called after a checkpoint: begin if it is worth it."""
@@ -324,7 +320,6 @@ class Compaction:
         storage.note_frame(len(frame))
         storage.messages.next_frame += 1
         self._groups.add(frame, _reported_elsewhere)
-        self.moved_bytes += len(frame)
         return len(frame)
 
     def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
@@ -332,15 +327,15 @@ class Compaction:
         block: Block | None = None
         number = first = -1
         for seq in range(max(run.first_seq, extent.first_seq), min(run.last_seq, extent.last_seq) + 2):
-            kept = False
+            is_kept = False
             if seq <= run.last_seq and seq <= extent.last_seq:
                 if seq // BLOCK_MESSAGES != number:
                     number = seq // BLOCK_MESSAGES
                     block = self._storage.index.blocks.get(run.store, number)
-                kept = block is not None and block.references[seq % BLOCK_MESSAGES] > 0
-            if kept and first < 0:
+                is_kept = block is not None and block.references[seq % BLOCK_MESSAGES] > 0
+            if is_kept and first < 0:
                 first = seq
-            elif not kept and first >= 0:
+            elif not is_kept and first >= 0:
                 part = run.messages[first - run.first_seq : seq - run.first_seq]
                 kept_runs.append(MessageRun(run.store, first, run.published_ms, part))
                 first = -1

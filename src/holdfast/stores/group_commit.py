@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Protocol
 
+from holdfast.errors import Fenced
 from holdfast.stores.storage.log import MessageLog
 
 Reply = Callable[[BaseException | None], None]
@@ -56,36 +58,94 @@ class GroupOwner(Protocol):
         ...
 
 
-class GroupCommit:
-    """One log, one thread, one event loop. Every method belongs on the loop.
+class Replies:
+    """What ``GroupCommit`` and ``LogCommit`` share: replies in the order of their commands, and the first failure."""
 
-    ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the
-    operating system has it.
-    """
-
-    frame_overhead: Final = 0
+    frame_overhead = 0
     """Bytes that a frame is longer in the log than when it is added."""
-    disk_is_full: Final = False
-    """Only ``LogCommit`` survives a full disk."""
 
-    def __init__(self, log: MessageLog, owner: GroupOwner, *, clock: Callable[[], float] = perf_counter) -> None:
-        self._log = log
-        self._owner = owner
-        self._clock = clock
+    def __init__(self, owner: GroupOwner) -> None:
         self._loop = asyncio.get_running_loop()
+        self._owner = owner
         self.disk_is_busy = False  # then the thread writes all groups, because a sync may take long
-        self._syncs = True
-        self._owes_sync = False
+        self.disk_is_full = False  # only ``LogCommit`` survives it
         self.failure: BaseException | None = None
         self.groups = 0
         self.waiting_bytes = 0  # of frames that are not written yet
         self._frames: list[bytes] = []
         self._replies: list[Reply] = []
+        self._paused = False
+        self._idle: list[asyncio.Future[None]] = []
+
+    def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
+        """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
+
+        Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
+        ``before_group`` may be called. ``store`` is for ``LogCommit``.
+        """
+        raise NotImplementedError
+
+    def _give(self, replies: list[Reply]) -> None:
+        """Give the replies of one group."""
+        self.groups += 1
+        for reply in replies:
+            try:
+                reply(self.failure)
+            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
+                self._fail(bug)
+        if self.failure is None:
+            self._owner.after_group()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            if not isinstance(error, Fenced):  # the log says itself that its leadership is over
+                self._owner.group_failed(error)
+
+    def pause(self) -> None:
+        """Take no more groups until ``resume``."""
+        self._paused = True
+
+    async def turn(self) -> None:
+        """Return when everything added until now was replied to, or the log has failed, or the leadership is over."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        # Who waited may have been cancelled meanwhile.
+        self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
+        await waiting
+
+    def files_held(self) -> AbstractContextManager[None]:
+        """Only ``LogCommit`` holds files while they are copied: others may grow meanwhile."""
+        return nullcontext()
+
+    async def _wait_until_idle(self) -> None:
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(waiting)
+        await waiting
+
+    def _wake_idle(self) -> None:
+        for waiting in self._idle:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._idle.clear()
+
+
+class GroupCommit(Replies):
+    """One log, one thread, one event loop. Every method belongs on the loop.
+
+    ``clock`` returns seconds. With ``syncs`` a group counts when it is on the disk, else when the operating system has
+    it.
+    """
+
+    def __init__(self, log: MessageLog, owner: GroupOwner, *, clock: Callable[[], float] = perf_counter) -> None:
+        super().__init__(owner)
+        self._log = log
+        self._clock = clock
+        self._syncs = True
+        self._owes_sync = False
         self._busy = False
         self._single_groups = 0
         self._fast_groups = 0
-        self._paused = self._parked = False
-        self._idle: list[asyncio.Future[None]] = []
+        self._parked = False
         self._group: _Group | None = None  # for the thread to write; None: end
         self._handed_over = threading.Lock()  # cheaper than a queue, and there is one group at a time
         self._handed_over.acquire()
@@ -103,11 +163,7 @@ class GroupCommit:
         self._syncs = syncs
 
     def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
-        """Write ``frame``, then call ``reply`` with None or the error, never before this returns.
-
-        Without a frame the reply only waits its turn. ``at_once``: a group may be taken before this returns, so
-        ``before_group`` may be called. ``store`` is for ``LogCommit``.
-        """
+        """See ``Replies``."""
         del store
         if frame is not None:
             self._frames.append(frame)
@@ -178,10 +234,6 @@ class GroupCommit:
             and sum(map(len, frames)) <= LOOP_BYTES_MAX
         )
 
-    def pause(self) -> None:
-        """Take no more groups until ``resume``."""
-        self._paused = True
-
     def resume(self) -> None:
         """Take groups again after ``pause``."""
         self._paused = False
@@ -217,29 +269,14 @@ class GroupCommit:
     def _finish(self, replies: list[Reply], error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
-        self.groups += 1
-        for reply in replies:
-            try:
-                reply(self.failure)
-            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
-                self._fail(bug)
-        if self.failure is None:
-            self._owner.after_group()
+        self._give(replies)
         if self._frames or self._replies:
             self._single_groups = 0
             self._loop.call_soon(self._take)
             return
         self._busy = False
         self._log.write_mark()  # what the loop wrote itself has none yet, because no reply waits for it
-        for waiting in self._idle:
-            if not waiting.done():
-                waiting.set_result(None)
-        self._idle.clear()
-
-    def _fail(self, error: BaseException) -> None:
-        if self.failure is None:
-            self.failure = error
-            self._owner.group_failed(error)
+        self._wake_idle()
 
     def poison(self, error: BaseException) -> None:
         """Memory cannot be trusted any more: write nothing of it, and fail every waiting reply with this error."""
@@ -248,19 +285,10 @@ class GroupCommit:
         self.resume()
         self.wake()
 
-    async def turn(self) -> None:
-        """Return when everything added until now was replied to, or the log has failed."""
-        waiting: asyncio.Future[None] = self._loop.create_future()
-        # Who waited may have been cancelled meanwhile.
-        self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
-        await waiting
-
     async def drain(self) -> None:
         """Return when every reply was given."""
         while self._busy:
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._idle.append(waiting)
-            await waiting
+            await self._wait_until_idle()
 
     async def close(self) -> None:
         """Give every reply, then end the thread."""

@@ -17,11 +17,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.errors import Code, Fenced, HoldfastError, Unavailable
-from holdfast.stores.group_commit import GroupOwner, Reply
+from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.stores.group_commit import GroupOwner, Replies, Reply
 from holdfast.stores.storage.frames import RECORD, with_version
 from holdfast.stores.storage.storage import Storage
 
@@ -42,15 +43,13 @@ class Journal(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class _Group:
-    __slots__ = ("frames", "replies", "size", "version")
-
-    def __init__(self, frames: list[bytes], replies: list[Reply]) -> None:
-        self.frames = frames
-        self.replies = replies
-        self.size = sum(map(len, frames))
-        self.version: int | None = None
-        """0: it has no record, and waits for its turn only."""
+    frames: list[bytes]
+    replies: list[Reply]
+    size: int
+    version: int | None = None
+    """0: it has no record, and waits for its turn only."""
 
 
 class _KeptBack(NamedTuple):
@@ -71,39 +70,30 @@ def disk_full() -> Unavailable:
     )
 
 
-class LogCommit:
+class LogCommit(Replies):
     """One journal, one cache, one event loop. Every method belongs on the loop.
 
     ``syncs`` is of no effect: a record is durable before its reply in any case.
     """
 
-    frame_overhead: Final = len(with_version(RECORD, 1)) - len(RECORD)
+    frame_overhead = len(with_version(RECORD, 1)) - len(RECORD)
 
     def __init__(self, storage: Storage, journal: Journal, owner: GroupOwner) -> None:
+        super().__init__(owner)
         self._storage = storage
-        self._owner = owner
         self._journal = journal
-        self._loop = asyncio.get_running_loop()
         self.syncs = True
-        self.disk_is_busy = False
-        self.failure: BaseException | None = None
-        self.groups = 0
-        self.waiting_bytes = 0
-        self._frames: list[bytes] = []
         self._stores: list[str] = []
-        self._replies: list[Reply] = []
         self._in_flight: deque[_Group] = deque()
-        self._due = self._is_closing = self._paused = False
+        self._due = self._is_closing = False
         self._kept_back: deque[_KeptBack] = deque()
         self.kept_back_bytes = 0
         self._kept_back_bytes_max = 0
         self._files_are_held = False
-        self.disk_is_full = False
         self._again: asyncio.TimerHandle | None = None
-        self._idle: list[asyncio.Future[None]] = []
 
     def add(self, frame: bytes | None, reply: Reply, *, at_once: bool = False, store: str = "") -> None:
-        """As ``GroupCommit.add``."""
+        """See ``Replies``."""
         del at_once  # the pipeline gathers, and an entry costs little
         if frame is not None:
             self._frames.append(frame)
@@ -141,7 +131,7 @@ class LogCommit:
         """As ``add``, for a frame that the log has with a commit. Returns what is called once: with the version of the
         commit when it is durable, or with the error."""
         assert not self._frames, "what was added before was flushed"
-        group = _Group([frame], [reply])
+        group = _Group([frame], [reply], len(frame))
         self.waiting_bytes += group.size
         self._in_flight.append(group)
         return partial(self._durable, group)
@@ -166,7 +156,7 @@ class LogCommit:
         if not replies:
             return
         self._frames, self._stores, self._replies = [], [], []
-        group = _Group(frames, replies)
+        group = _Group(frames, replies, sum(map(len, frames)))
         self._in_flight.append(group)
         records = [(store, frame) for store, frame in zip(stores, frames, strict=True) if frame.startswith(RECORD)]
         if self.failure is not None:
@@ -196,10 +186,7 @@ class LogCommit:
             self._finish(group)
         self._give_up()
         if not self._in_flight and not self._replies:
-            for waiting in self._idle:
-                if not waiting.done():
-                    waiting.set_result(None)
-            self._idle.clear()
+            self._wake_idle()
 
     def _append(self, frames: list[bytes], version: int) -> None:
         if not frames:
@@ -287,21 +274,7 @@ class LogCommit:
 
     def _finish(self, group: _Group) -> None:
         self.waiting_bytes -= group.size
-        self.groups += 1
-        for reply in group.replies:
-            try:
-                reply(self.failure)
-            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
-                self._fail(bug)
-        if self.failure is None:
-            self._owner.after_group()
-
-    def _fail(self, error: BaseException) -> None:
-        if self.failure is not None:
-            return
-        self.failure = error
-        if not isinstance(error, Fenced):  # the log says itself that its leadership is over
-            self._owner.group_failed(error)
+        self._give(group.replies)
 
     def poison(self, error: BaseException) -> None:
         """As ``GroupCommit.poison``."""
@@ -311,28 +284,16 @@ class LogCommit:
         self.resume()
         self.wake()
 
-    def pause(self) -> None:
-        """Write no more entries until ``resume``."""
-        self._paused = True
-
     def resume(self) -> None:
         """Write entries again after ``pause``."""
         self._paused = False
         if self._due:
             self._loop.call_soon(self._take)
 
-    async def turn(self) -> None:
-        """Return when everything added until now was replied to, or the leadership is over."""
-        waiting: asyncio.Future[None] = self._loop.create_future()
-        self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
-        await waiting
-
     async def drain(self) -> None:
         """Return when every reply was given. Nothing may be added then: a full disk is not waited for."""
         while self._in_flight or self._replies:
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._idle.append(waiting)
-            await waiting
+            await self._wait_until_idle()
         if self.disk_is_full:
             self._append_again()
             self._drop_kept_back()

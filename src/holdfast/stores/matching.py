@@ -19,7 +19,7 @@ field, or under the presence of one; a message tests only the alternatives filed
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
 import msgspec
@@ -47,16 +47,10 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """The field has this value, of this type."""
+    """The field has this value, of this type: Python holds True equal to 1, a matcher does not."""
 
     value: FieldValue
-
-    def __eq__(self, other: object) -> bool:
-        # Python holds True equal to 1; a matcher does not.
-        return isinstance(other, Equals) and type(other.value) is type(self.value) and other.value == self.value
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
+    kind: type
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +193,12 @@ def _condition(value: object, path: str) -> Condition:
         return Absent()
     if isinstance(value, dict):
         return _operators(cast("dict[object, object]", value), path)
-    return Equals(_field_value(value, path))
+    return _equals(value, path)
+
+
+def _equals(value: object, path: str) -> Equals:
+    equal_to = _field_value(value, path)
+    return Equals(equal_to, type(equal_to))
 
 
 def _field_value(value: object, path: str) -> FieldValue:
@@ -215,7 +214,7 @@ def _field_value(value: object, path: str) -> FieldValue:
 def _operators(document: dict[object, object], path: str) -> Condition:
     names = set(document)
     if names == {"equals"}:
-        return Equals(_field_value(document["equals"], f"{path}.equals"))
+        return _equals(document["equals"], f"{path}.equals")
     if names == {"prefix"}:
         text = _field_value(document["prefix"], f"{path}.prefix")
         if not isinstance(text, str):
@@ -338,6 +337,8 @@ EVERYTHING: Final = Matcher(((),))  # matches every message
 Name = TypeVar("Name", bound=Hashable)
 
 _Exact = tuple[str, type, FieldValue]
+_Key = _Exact | str | None
+"""Of a bucket: an exact value of a field, the name of a field that is there, or None for what is always tested."""
 
 
 @dataclass(slots=True)
@@ -347,7 +348,7 @@ class _Filed(Generic[Name]):
     name: Name
     order: int
     test: Test
-    buckets: list[tuple[_Exact | str | None, dict[int, _Filed[Name]]]] = field(default_factory=list)
+    keys: list[_Key]
 
 
 class MatcherIndex(Generic[Name]):
@@ -365,9 +366,8 @@ class MatcherIndex(Generic[Name]):
 
     def __init__(self) -> None:
         self._filed: dict[Name, list[_Filed[Name]]] = {}
-        self._exact: dict[_Exact, dict[int, _Filed[Name]]] = {}
-        self._present: dict[str, dict[int, _Filed[Name]]] = {}
-        self._always: dict[int, _Filed[Name]] = {}
+        self._exact: dict[_Key, dict[int, _Filed[Name]]] = {}
+        self._other: dict[_Key, dict[int, _Filed[Name]]] = {}  # apart, because mostly there are none
         self._exact_names: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -382,36 +382,38 @@ class MatcherIndex(Generic[Name]):
         filed: list[_Filed[Name]] = []
         for order, alternative in enumerate(matcher.alternatives, place * ALTERNATIVES_MAX):
             one = matcher if len(matcher.alternatives) == 1 else Matcher((alternative,))
-            item = _Filed(name, order, one.matches)
-            self._file(item, alternative)
+            item = _Filed(name, order, one.matches, self._keys_for(alternative))
+            for key in item.keys:
+                self._buckets_for(key).setdefault(key, {})[order] = item
+                if isinstance(key, tuple):
+                    self._exact_names[key[0]] = self._exact_names.get(key[0], 0) + 1
             filed.append(item)
         self._filed[name] = filed
 
     def remove(self, name: Name) -> None:
         """Forget ``name``; nothing happens where it is not filed."""
         for item in self._filed.pop(name, ()):
-            for key, bucket in item.buckets:
-                del bucket[item.order]
+            for key in item.keys:
+                buckets = self._buckets_for(key)
+                del buckets[key][item.order]
+                if not buckets[key]:
+                    del buckets[key]
                 if isinstance(key, tuple):
                     self._exact_names[key[0]] -= 1
-                    if not bucket:
-                        del self._exact[key]
                     if not self._exact_names[key[0]]:
                         del self._exact_names[key[0]]
-                elif key is not None and not bucket:
-                    del self._present[key]
 
     def matching(self, fields: Mapping[str, FieldValue]) -> list[Name]:
         """The names whose matchers accept a message with these fields, each once, in the order of their places."""
         matched: dict[int, Name] = {}
-        exact_names, exact, present = self._exact_names, self._exact, self._present
+        exact_names, exact, other = self._exact_names, self._exact, self._other
         for name, value in fields.items():
             if name in exact_names and (bucket := exact.get((name, type(value), value))):
                 _take(bucket, fields, matched)
-            if present and (bucket := present.get(name)):
+            if other and (bucket := other.get(name)):
                 _take(bucket, fields, matched)
-        if self._always:
-            _take(self._always, fields, matched)
+        if other and (bucket := other.get(None)):
+            _take(bucket, fields, matched)
         if len(matched) < 2:
             return list(matched.values())
         # One name may have matched by two of its alternatives; they have neighbouring orders.
@@ -420,31 +422,16 @@ class MatcherIndex(Generic[Name]):
     def check(self) -> None:
         """Every filed alternative is in its buckets, and the buckets hold nothing else. O(n), for tests."""
         filed = {item.order: item for items in self._filed.values() for item in items}
-        buckets = [*self._exact.values(), *self._present.values(), self._always]
-        held = {order for bucket in buckets for order in bucket}
+        held = {order for buckets in (self._exact, self._other) for bucket in buckets.values() for order in bucket}
         assert held == set(filed), "the buckets hold exactly what is filed"
-        assert all(item.order in bucket for item in filed.values() for _, bucket in item.buckets), "each is in its own"
+        assert all(item.order in self._buckets_for(key)[key] for item in filed.values() for key in item.keys), "its own"
 
-    def _file(self, item: _Filed[Name], alternative: Alternative) -> None:
-        keys = self._best_exact(alternative)
-        if keys:
-            for key in keys:
-                self._exact_names[key[0]] = self._exact_names.get(key[0], 0) + 1
-                bucket = self._exact.setdefault(key, {})
-                bucket[item.order] = item
-                item.buckets.append((key, bucket))
-            return
-        for name, conditions in alternative:
-            if not any(isinstance(condition, Absent) for condition in conditions):
-                bucket = self._present.setdefault(name, {})
-                bucket[item.order] = item
-                item.buckets.append((name, bucket))
-                return
-        self._always[item.order] = item
-        item.buckets.append((None, self._always))
+    def _buckets_for(self, key: _Key) -> dict[_Key, dict[int, _Filed[Name]]]:
+        return self._exact if isinstance(key, tuple) else self._other
 
-    def _best_exact(self, alternative: Alternative) -> list[_Exact]:
-        """The exact values of the field under whose values the fewest others are filed so far."""
+    def _keys_for(self, alternative: Alternative) -> list[_Key]:
+        """The exact values of the field under whose values the fewest others are filed so far; else a field that must
+        be there, or none."""
         best: list[_Exact] = []
         best_load = -1
         for name, conditions in alternative:
@@ -455,7 +442,7 @@ class MatcherIndex(Generic[Name]):
             load = sum(len(self._exact.get(key, ())) for key in keys)
             if best_load < 0 or (load, len(keys)) < (best_load, len(best)):
                 best, best_load = keys, load
-        return best
+        return [*best] or [next((name for name, conditions in alternative if Absent() not in conditions), None)]
 
 
 def _take(bucket: dict[int, _Filed[Name]], fields: Mapping[str, FieldValue], matched: dict[int, Name]) -> None:

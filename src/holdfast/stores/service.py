@@ -28,8 +28,9 @@ from typing import Final
 from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
+from holdfast.stores.checkpoints import Checkpoints, Compaction
 from holdfast.stores.clock import ClockKeeper, StoreClock, in_stores_time
+from holdfast.stores.deadline_timer import OF_ANY_STORE, DeadlineTimer
 from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.group_commit import GroupCommit, Reply
@@ -43,79 +44,17 @@ from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record, Result
-from holdfast.stores.values.deadlines import earlier
 from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.identity import PART_BYTES, history_part, is_same, replaced, token_of
 from holdfast.stores.values.identity import is_continued as is_continued_by
 from holdfast.stores.values.ports import ReadUnavailable
 from holdfast.wire.parts import Delivery
 
-WAIT_MS_MAX: Final = 60_000  # a suspended machine stops the timer, not the clock: look again after this
-_MAKING: Final = commands.Define, commands.Redefine, commands.Attach
-_OF_ANY_STORE: Final = (
-    *(commands.Expire, commands.Define, commands.Redefine, commands.Restarted, commands.CommitParts),
-    commands.Inherit,
-)
+_MAKING: Final = commands.Redefine, commands.Attach
 
 
 def _draw() -> int:
     return secrets.randbits(63)
-
-
-class DeadlineTimer:
-    """Calls ``on_timer`` when something is due by ``now_ms``. One event loop."""
-
-    def __init__(self, state: State, *, now_ms: Callable[[], int], on_timer: Callable[[], None]) -> None:
-        self._state = state
-        self._now_ms = now_ms
-        self._on_timer = on_timer
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._touched: dict[str, None] | None = None  # stores with commands since ``arm``; None: any of them
-        self.due_ms: int | None = None  # when it fires, None for never
-
-    def touch(self, command: Command) -> None:
-        """This command was applied."""
-        touched = self._touched
-        if touched is None or isinstance(command, _OF_ANY_STORE):
-            self._touched = None
-            return
-        touched[command.store] = None
-        if isinstance(command, commands.DeadLetter | commands.Resend):
-            touched[command.to_store] = None
-
-    def arm(self) -> None:
-        """Wake for the next deadline. *Cost*: O(stores touched); O(stores) after an ``Expire`` or a ``Define``."""
-        due_ms, armed_ms = self._next_ms(), self.due_ms
-        if armed_ms is not None and (due_ms is None or due_ms >= armed_ms):
-            return
-        self.stop()
-        self.due_ms = due_ms
-        if due_ms is not None:
-            wait_ms = min(max(0, due_ms - self._now_ms()), WAIT_MS_MAX)
-            self._timer = self._loop.call_later(wait_ms / 1000, self._wake)
-
-    def _next_ms(self) -> int | None:
-        state, touched = self._state, self._touched
-        self._touched = {}
-        if touched is None:
-            return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
-        next_ms = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
-        for name in touched:
-            store = state.stores.get(name)
-            if store is not None:
-                next_ms = earlier(next_ms, state.store_deadline_ms(store))
-        return next_ms
-
-    def _wake(self) -> None:
-        self._timer = self.due_ms = self._touched = None
-        self._on_timer()
-
-    def stop(self) -> None:
-        """Wake no more, until it is armed again."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 _logger = logging.getLogger(__name__)
@@ -244,7 +183,7 @@ class StoreService:
         if service.state.is_held():
             service.submit_nowait(commands.Restarted(0))
         for effect in storage.effects:
-            service._carry_out(effect)
+            service.carry_out(effect)
         service.after_group()
         return service
 
@@ -305,11 +244,11 @@ class StoreService:
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
-        if type(command) is commands.Define or type(command) is commands.Redefine:
+        if type(command) is commands.Redefine:
             self._configure()
         self._reply(frame, _Reply(done, applied.result, effects, self), volatile=volatile, store=_store_of(command))
 
-    def _draw_for(self, command: commands.Define | commands.Redefine | commands.Attach) -> None:
+    def _draw_for(self, command: commands.Redefine | commands.Attach) -> None:
         """Give a command the random number for the ids of what it makes."""
         if isinstance(command, commands.Attach):
             store = self.state.stores.get(command.store)
@@ -413,9 +352,11 @@ class StoreService:
         for position, (token, part) in enumerate(zip(command.tokens, command.parts, strict=False)):
             try:
                 if isinstance(part, commands.Publish):
-                    self.require_publisher(token, part.store, part.publisher, _first_of(part))
+                    first = part.messages[0].publisher_seq if part.messages else 1
+                    self.require_publisher(token, part.store, part.publisher, first)
                 else:
-                    self.require(token, part.store, _durable_of(part), through=partial(commands.highest_of, part))
+                    durable = part.map if isinstance(part, commands.MapChange) else part.durable
+                    self.require(token, part.store, durable, through=partial(commands.highest_of, part))
             except HoldfastError as error:
                 return position, error
         force_setattr(command, "tokens", [])
@@ -620,12 +561,8 @@ class StoreService:
                 self.submit_nowait(commands.Expire(at_ms=0, volatile=volatile, contended=contended))
         self.after_group()
 
-    def carry_out(self, effects: Iterable[Effect]) -> None:
-        """Carry out effects whose command is safe."""
-        for effect in effects:
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
+    def carry_out(self, effect: Effect) -> None:
+        """Carry out an effect whose command is safe."""
         if type(effect) is Ready:
             self._ready[effect] = None
             self._groups.wake()
@@ -686,47 +623,21 @@ class StoreService:
         """
         await self._checkpoints.now()
 
-    async def compact(self) -> SpaceUse:
-        """Free the space of messages that are not kept, while clients work. Returns the use after it.
-
-        *Raises*: as ``checkpoint``. *Cost*: writes what is kept once more.
-        """
-        return await self.compaction.now()
-
-    async def backup(self, target: str) -> BackupManifest:
+    async def copy_files(self, target: str) -> tuple[BackupManifest, int | None]:
         """Copy everything into an empty or new directory, from which ``backup.restore`` makes stores again.
 
-        *Raises*: as ``checkpoint``; ``InvalidRequest`` if there are files. *After a crash*: a copy without manifest, to
-        be ignored.
+        Also returns up to which version the copy has all, and no more, of stores that live in the log. *Raises*: as
+        ``checkpoint``; ``InvalidRequest`` if there are files. *After a crash*: a copy without manifest, to be ignored.
         """
 
         # Its thread cannot be stopped: while it copies, no page may be removed, even if the caller was cancelled.
-        async def copy() -> BackupManifest:
+        async def copy() -> tuple[BackupManifest, int | None]:
             async with self._checkpoints.held():
-                return await asyncio.to_thread(copy_stores, self._storage, target)
-
-        return await asyncio.shield(self._loop.create_task(copy()))
-
-    async def copy_files(self, target: str) -> tuple[BackupManifest, int]:
-        """As ``backup``, of stores that live in the log: the copy has all up to the version returned, and no more.
-
-        *Raises*: as ``backup``.
-        """
-        groups = self._groups
-        assert isinstance(groups, LogCommit), "the stores live in the log"
-
-        async def copy() -> tuple[BackupManifest, int]:
-            async with self._checkpoints.held():
-                with groups.files_held():
+                with self._groups.files_held():
                     version = self._storage.version
-                    assert version is not None, "it is the cache of a commit log"
                     return await asyncio.to_thread(copy_stores, self._storage, target), version
 
         return await asyncio.shield(self._loop.create_task(copy()))
-
-    def space(self) -> SpaceUse:
-        """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""
-        return self.compaction.space()
 
     async def close(self) -> None:
         """Give every reply, make everything durable, close the files. Doing it twice is harmless."""
@@ -766,17 +677,9 @@ class _Reply:
             self._done(not_done(error) if isinstance(self._outcome, HoldfastError) else perhaps_done(error))
             return
         self._done(self._outcome)
-        if self._effects:
-            self._service.carry_out(self._effects)
-
-
-def _durable_of(part: commands.Acknowledge | commands.MapChange) -> str:
-    return part.map if isinstance(part, commands.MapChange) else part.durable
-
-
-def _first_of(batch: commands.Publish) -> int:
-    return batch.messages[0].publisher_seq if batch.messages else 1
+        for effect in self._effects:
+            self._service.carry_out(effect)
 
 
 def _store_of(command: Command) -> str:
-    return "" if isinstance(command, _OF_ANY_STORE) else command.store
+    return "" if isinstance(command, OF_ANY_STORE) else command.store

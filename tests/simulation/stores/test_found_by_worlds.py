@@ -9,6 +9,7 @@ from tests.worlds.stores.stage import Stage
 from tests.worlds.stores.world import run_world
 
 from holdfast.stores.definitions.cluster import definition_of
+from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
@@ -33,7 +34,8 @@ class Service:
         self.durable |= changes
         self.revision += 1
         definition = definition_of({"stores": {"s": {"durables": {"d": self.durable}}, "dead": {}}})
-        self.do(commands.Define(0, definition.json(), self.revision))
+        parts = parts_between(self.machine.state.definition, definition)
+        self.do(commands.Redefine(0, parts, self.revision, delete=True))
 
     def do(self, command: Command) -> Result:
         applied = self.machine.apply(command)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import authority, signed_by
+from tests.definitions import define
 from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import FIRST_SLOT, object_name
@@ -30,7 +31,6 @@ from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy
 from holdfast.settings import Settings, load_configuration
 from holdfast.stores.service import StoreService
-from holdfast.stores.values.commands import Define
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
@@ -212,7 +212,7 @@ def test_dead_letters_that_cross_stores_are_listed(tmp_path: Path, place: str) -
         service = await StoreService.open(str(tmp_path / place), page_bytes=1 << 20)
         try:
             if defines:
-                await service.submit(Define(0, json.dumps(document).encode(), 1))
+                await service.submit(define(json.dumps(document).encode()))
             await service.checkpoint()
             return [*check_stores(given)]
         finally:

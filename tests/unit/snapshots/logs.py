@@ -19,6 +19,7 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.transaction import Delete, JobChange, Operation, RangeDelete, Write
 from holdfast.objects.memory import MemoryObjects
+from holdfast.sealed import encode_sealed
 from holdfast.stores import checkpoint_objects as checkpoint
 from holdfast.values import LogId, Version
 from holdfast.view.storage import Layer, Row
@@ -146,4 +147,4 @@ class LogWithStores(RandomLog):
         for file in files:
             self.objects.create(file.key, contents[file.name])
         made = checkpoint.Manifest(format=1, log_id=self.log_id, version=self.head.last_version, files=files)
-        self.objects.create(checkpoint.manifest_key(made.version), checkpoint.encode_manifest(made))
+        self.objects.create(checkpoint.manifest_key(made.version), encode_sealed(made))

@@ -82,10 +82,10 @@ def test_a_subscriber_is_given_the_current_value_at_once_and_then_only_newer_one
     assert durable.attach("ann", "k")
     first = durable.deliver("ann")
     assert first is not None
-    assert (first.revision, durable.deliver("ann"), durable.ready) == (1, None, False)
+    assert (first.revision, durable.deliver("ann"), durable.ready()) == (1, None, False)
     ground.publish(durable, 2, Message(b"two", key="k"))
     third = ground.publish(durable, 3, Message(b"three", key="k"))
-    assert durable.ready
+    assert durable.ready()
     last = durable.deliver("ann")
     assert last is not None
     assert last.revision == third
@@ -209,21 +209,21 @@ def test_a_full_map_refuses_or_discards_its_oldest_as_it_is_told(limits: dict[st
 def test_values_expire_in_the_order_of_their_age_whatever_lies_between() -> None:
     ground = Ground()
     target = a_map(ground, message_ttl_ms=100)
-    assert target.next_ms() is None
+    assert target.next_deadline_ms() is None
     ground.change(target, 10, ("a", b"1", None), ("b", b"1", None))
     ground.foreign(20, 2 * BLOCK_MESSAGES)
     ground.change(target, 30, ("a", b"2", None))
-    assert target.next_ms() == 110
+    assert target.next_deadline_ms() == 110
     assert target.expire(109, Budget(10_000, 10_000)) == []
     assert target.expire(110, Budget(10_000, 10_000)) == [Change("b", 2, "expired")]
     expired: list[Change] = []
     rounds = 0
-    while (due_ms := target.next_ms()) is not None and due_ms <= 130:
+    while (due_ms := target.next_deadline_ms()) is not None and due_ms <= 130:
         expired += target.expire(130, Budget(100, 100))
         rounds += 1
     assert [(change.key, change.cause) for change in expired] == [("a", "expired")]
     assert rounds > 2 * BLOCK_MESSAGES // 100
-    assert target.next_ms() is None
+    assert target.next_deadline_ms() is None
     target.check()
 
 
@@ -351,7 +351,7 @@ def test_a_map_is_a_dictionary_whose_old_values_go(seed: int) -> None:
         if random.random() < 0.2:
             ground.foreign(now_ms, random.choice((1, 5, 700)))
         if ttl_ms:
-            while (due_ms := target.next_ms()) is not None and due_ms <= now_ms:
+            while (due_ms := target.next_deadline_ms()) is not None and due_ms <= now_ms:
                 target.expire(now_ms, Budget(random.choice((5, 10_000)), random.choice((5, 10_000))))
             model = {key: value for key, value in model.items() if value[2] + ttl_ms > now_ms}
         names = random.sample("abcdefgh", random.randint(1, 3))

@@ -9,15 +9,7 @@ from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.routes import store_routes
 from holdfast.stores.definitions.cluster import definition_of
-from holdfast.stores.definitions.permissions import (
-    CLUSTER,
-    OPEN,
-    RIGHTS,
-    Permissions,
-    Right,
-    permissions_document,
-    token_hash,
-)
+from holdfast.stores.definitions.permissions import CLUSTER, OPEN, Permissions, Right, permissions_document, token_hash
 from holdfast.stores.values import commands
 
 ROLES = {
@@ -56,7 +48,6 @@ ROUTES_OF = {
     "Acknowledge": (Right.SUBSCRIBE, (f"POST {DURABLE}/acks", *RECEIVING)),
     "Rewind": (Right.SUBSCRIBE, (f"POST {DURABLE}/rewind",)),
     "Unsubscribe": (Right.SUBSCRIBE, (f"DELETE {DURABLE}",)),
-    "Define": (Right.ADMINISTER, DEFINING),
     "Redefine": (Right.ADMINISTER, DEFINING),
     "Purge": (Right.ADMINISTER, (f"POST {DURABLE}/purge",)),
     "Drop": (Right.ADMINISTER, (f"DELETE {DURABLE}/messages/{{seq}}",)),
@@ -173,10 +164,6 @@ def test_permissions_are_shown_as_they_are_read_and_without_a_token() -> None:
         },
     }
     assert definition_of({"permissions": document}).permissions == permissions()
-
-
-def test_every_right_says_what_it_allows() -> None:
-    assert set(RIGHTS) == set(Right)
 
 
 def test_a_refusal_without_a_token_names_the_option_of_commands() -> None:

@@ -11,7 +11,7 @@ from tests.worlds.stores.world import run_world
 __all__ = ["EVENTS", "KINDS"]
 
 EVENTS: Final = (
-    *("Acknowledge", "Attach", "DeadLetter", "Define", "Deliver", "Detach", "Drop", "Expire", "MapChange", "MapLock"),
+    *("Acknowledge", "Attach", "DeadLetter", "Deliver", "Detach", "Drop", "Expire", "MapChange", "MapLock"),
     *("MapUnlock", "Publish", "Purge", "Redefine", "Redeliver", "Resend", "Restarted", "Rewind", "Unsubscribe"),
     *("Publish refused: sequence_gap", "Publish refused: unknown_publisher", "Publish refused: store_full"),
     *("MapChange refused: revision_mismatch", "MapChange refused: store_full", "MapChange refused: not_holder"),

@@ -19,10 +19,11 @@ from tests.worlds.stores.world import run_world
 from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables import backlog, expiry
 from holdfast.stores.durables.backlog import Backlog, MessageFate, fate
-from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Standard
+from holdfast.stores.durables.consumption import Consumption, Standard
 from holdfast.stores.durables.expiry import without_expired
+from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
-from holdfast.stores.durables.leases import Holder, Leases, RedeliveryQueue
+from holdfast.stores.durables.leases import Holder, HolderState, Leases, RedeliveryQueue
 from holdfast.stores.durables.map import KeyLock, Locks, LocksState, Map, MapPlan
 from holdfast.stores.durables.pending import ConsumptionState, PendingMessages
 from holdfast.stores.machine import map_commands, redefine
@@ -146,9 +147,9 @@ _apply = State.apply
 def snapshot_without_holdings(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what subscribers hold: it is never delivered again."""
     state = _state(self)
-    held = sum(run[1] - run[0] + 1 for _, _, runs in state.subscribers for run in runs)
-    people = [(name, key, list[tuple[int, int, int, int]]()) for name, key, _ in state.subscribers]
-    return msgspec.structs.replace(state, subscribers=people, pending=state.pending - held, marks=[])
+    held = sum(run[1] - run[0] + 1 for one in state.holders for run in one.runs)
+    people = [HolderState(one.name, one.key, False, 0, "", [], None, [], [], []) for one in state.holders]
+    return msgspec.structs.replace(state, holders=people, pending=state.pending - held)
 
 
 @MUTANTS.breaks("nothing confirmed is lost", "state", PendingMessages, focus=FORGETFUL)
@@ -168,9 +169,10 @@ def acknowledged_comes_back(self: Consumption, first: int, last: int, now_ms: in
 def deadlines_move(self: Consumption, state: ConsumptionState) -> None:
     """A restart gives every subscriber its whole time again."""
     people = [
-        (name, key, [(run[0], run[1], run[2], run[3] + 1_000) for run in runs]) for name, key, runs in state.subscribers
+        msgspec.structs.replace(one, runs=[(run[0], run[1], run[2], run[3] + 1_000) for run in one.runs])
+        for one in state.holders
     ]
-    _restore(self, msgspec.structs.replace(state, subscribers=people))
+    _restore(self, msgspec.structs.replace(state, holders=people))
 
 
 @MUTANTS.breaks("order per publisher", "hand_out", Consumption, focus=CALM)
@@ -454,7 +456,9 @@ def changed_in_name_only(*_: object) -> None:
 @MUTANTS.breaks("replay is the same", "state", PendingMessages, focus=FORGETFUL)
 def state_without_marks(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what subscribers reported."""
-    return msgspec.structs.replace(_state(self), marks=[])
+    state = _state(self)
+    people = [HolderState(one.name, one.key, False, 0, "", one.runs, None, [], [], []) for one in state.holders]
+    return msgspec.structs.replace(state, holders=people)
 
 
 @SMALL_BLOCK_MUTANTS.breaks("deadlines do not move", "next_ms", KeyedMessages, focus=KEYED, first_seed=109)
@@ -570,6 +574,5 @@ def any_session_keeps(self: Consumption, command: Attach) -> list[Lease]:
 @MUTANTS.breaks("replay is the same", "restore", PendingMessages, focus=FORGETFUL)
 def restored_without_session(self: Consumption, state: ConsumptionState) -> None:
     """A restart forgets which process a subscriber is."""
-    _restore(
-        self, msgspec.structs.replace(state, marks=[msgspec.structs.replace(one, session="") for one in state.marks])
-    )
+    people = [msgspec.structs.replace(one, session="") for one in state.holders]
+    _restore(self, msgspec.structs.replace(state, holders=people))

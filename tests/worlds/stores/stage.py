@@ -27,7 +27,7 @@ from tests.worlds.stores.store_model import CameBack, ClusterModel
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.definitions.cluster import definition_of
-from holdfast.stores.definitions.parts import parts_between
+from holdfast.stores.definitions.parts import part_of, parts_between
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Record
@@ -346,8 +346,7 @@ class Stage(SeededWorld):
     def _define(self, document: Mapping[str, object]) -> None:
         self._revision += 1
         wanted = definition_of(document)
-        if self.random.random() < 0.7:
-            parts = parts_between(self.machine.state.definition, wanted)
-            self.submit(commands.Redefine(self.now_ms, parts, self._revision, "", delete=True))
-        else:
-            self.submit(commands.Define(self.now_ms, wanted.json(), self._revision))
+        parts = parts_between(self.machine.state.definition, wanted)
+        if self.random.random() >= 0.7:
+            parts.append(part_of(wanted, ("cluster",)))  # it mostly changes nothing
+        self.submit(commands.Redefine(self.now_ms, parts, self._revision, "", delete=True))

@@ -22,7 +22,6 @@ from holdfast.stores.definitions.cluster import (
     DurableDefinition,
     DurableType,
     definition_of,
-    parse_definition,
 )
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
@@ -216,8 +215,6 @@ class ClusterModel:
         if isinstance(command, commands.Expire):
             self._steps_of_clears(effects)
         match command:
-            case commands.Define():
-                self._define(parse_definition(command.definitions), command.at_ms, answer)
             case commands.Redefine():
                 self._define(self._with(command.parts), command.at_ms, answer)
             case commands.Publish():

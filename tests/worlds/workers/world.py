@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from tests.definitions import define
 from tests.worlds.harness import PromiseBroken, SeededWorld, WorldReport
 from tests.worlds.log.agenda import Agenda
 from tests.worlds.stores.promises import promise
@@ -83,7 +84,7 @@ class World(SeededWorld):
         self.leader = server
         if STORE not in server.state.stores:
             document = json.dumps(self.shape.definition()).encode()
-            server.service.submit_nowait(commands.Define(0, document, 1), lambda _: None)
+            server.service.submit_nowait(define(document), lambda _: None)
         self.promises.begins(server)
 
     def applied(self, server: Server, command: commands.Command) -> None:

@@ -16,10 +16,11 @@ import structlog
 
 from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.server.stores.subscribers import wall_ms
-from holdfast.stores.definitions.built_in import STATISTICS_BYTES_MAX, STATISTICS_MESSAGES_MAX
+from holdfast.stores.definitions.cluster import STATISTICS_BYTES_MAX, STATISTICS_MESSAGES_MAX
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import LastValue
+from holdfast.stores.durables.map import Map
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.service import StoreService
@@ -94,16 +95,14 @@ def figures_of(durable: Durable) -> DurableFigures:
         keyed.bytes,
         keyed.messages,
         oldest_ms=keyed.oldest_ms if keyed.messages else 0,
-        subscribers=len(durable.subscribers()) if isinstance(durable, LastValue) else 0,
+        subscribers=len(durable.attached) if isinstance(durable, LastValue) else 0,
         expired=keyed.causes,
     )
 
 
 def attached_names(durable: Durable) -> list[str]:
     """The subscribers that the state machine counts as attached, in the order they came."""
-    if isinstance(durable, Consumption):
-        return list(durable.leases.of)
-    return [subscriber for subscriber, _ in durable.subscribers()] if isinstance(durable, LastValue) else []
+    return [] if isinstance(durable, Map) else list(durable.attached)
 
 
 STORES_MAX: Final = 50
@@ -125,7 +124,7 @@ class Statistics:
 
     def tell(self, service: StoreService, now_seconds: float) -> None:
         """Write the lines. Cost: O(durables + pages)."""
-        state, space = service.state, service.space()
+        state, space = service.state, service.compaction.space()
         seconds = max(now_seconds - self._at_seconds, 0.001)
         self._at_seconds = now_seconds
         written, before = service.written_bytes, self._written

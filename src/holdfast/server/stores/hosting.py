@@ -212,7 +212,7 @@ class StoreHost(StoreObserver):
     async def back_up(self, name: str) -> str:
         """Copy everything into the folder ``name`` next to the stores' directory. Returns its path.
 
-        Raises: as the service's ``backup``, Conflict when the folder exists, InvalidRequest where the log has them.
+        Raises: as the service's ``copy_files``, Conflict when the folder exists, InvalidRequest where the log has them.
         """
         service = self.opened(cluster=True).service
         if service.lives_in_log:
@@ -221,7 +221,7 @@ class StoreHost(StoreObserver):
                 hint="`holdfast log mirror` or `holdfast log restore` copies the log",
             )
         target = await asyncio.to_thread(_place_for_backup, self.directory, name)
-        await service.backup(target)
+        await service.copy_files(target)
         return target
 
     # Admission

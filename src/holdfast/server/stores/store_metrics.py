@@ -103,7 +103,7 @@ def _publishes(opened: OpenStores) -> Iterator[Metric]:
 
 
 def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
-    space = opened.service.space()
+    space = opened.service.compaction.space()
     disk = disk_use(host.directory)
     cluster, stores = opened.state.definition, list(opened.state.defined_stores())
     gauges = {

@@ -23,13 +23,13 @@ _KINDS: Final = (DURABLES, TEMPLATES)
 
 def with_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
     """These parameters of a store; its durables, templates and subscribers stay unless given."""
-    given = _map_of(parameters, "the parameters of a store")
+    values = _map_of(parameters, "the parameters of a store")
     known = definition.stores.get(store)
-    sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
+    sections = {kind: _map_of(values.pop(kind), kind) for kind in _KINDS if kind in values}
     if known is not None:
-        given.setdefault("subscribers", dict(known.subscribers))
-        given.setdefault("default_durable", known.default_durable)
-    parts = [_part(("stores", store), given)]
+        values.setdefault("subscribers", dict(known.subscribers))
+        values.setdefault("default_durable", known.default_durable)
+    parts = [_part(("stores", store), values)]
     for kind, section in sections.items():
         before = () if known is None else known.durables if kind == DURABLES else known.templates
         parts += [Part(("stores", store, kind, name)) for name in before if name not in section]
@@ -43,13 +43,13 @@ def patched_store(definition: ClusterDefinition, store: str, parameters: object)
     return _patched_store(definition, store, _map_of(parameters, "the parameters of a store"))
 
 
-def _patched_store(definition: ClusterDefinition, store: str, given: Json) -> list[Part]:
+def _patched_store(definition: ClusterDefinition, store: str, values: Json) -> list[Part]:
     known = definition.stores.get(store)
-    sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
+    sections = {kind: _map_of(values.pop(kind), kind) for kind in _KINDS if kind in values}
     own = {} if known is None else known.own_document()
-    if "subscribers" in given and known is not None:
-        given["subscribers"] = _merged(dict(known.subscribers), given["subscribers"], f"stores.{store}.subscribers")
-    parts = [_part(("stores", store), own | given)] if given or known is None else []
+    if "subscribers" in values and known is not None:
+        values["subscribers"] = _merged(dict(known.subscribers), values["subscribers"], f"stores.{store}.subscribers")
+    parts = [_part(("stores", store), own | values)] if values or known is None else []
     for kind, section in sections.items():
         parts += [_patched(definition, ("stores", store, kind, name), one) for name, one in section.items()]
     return parts
@@ -62,66 +62,66 @@ def patched_part(definition: ClusterDefinition, store: str, kind: str, name: str
 
 
 def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> Part:
-    known, given = durable_at(definition, path), _map_of(parameters, ".".join(path))
+    known, values = durable_at(definition, path), _map_of(parameters, ".".join(path))
     if known is None:
-        return _part(path, given)
-    if "type" in given and given["type"] != known.type and given["type"] in list(DurableType):
+        return _part(path, values)
+    if "type" in values and values["type"] != known.type and values["type"] in list(DurableType):
         # Parameters of the known type would be refused first, and hide the reason.
         raise InvalidRequest(
-            f"the type of {'.'.join(path)} cannot change: {known.type} -> {given['type']}",
+            f"the type of {'.'.join(path)} cannot change: {known.type} -> {values['type']}",
             code=Code.TYPE_MISMATCH,
             hint="remove it and define it again; its messages are deleted with it",
         )
-    return _part(path, known.document() | given)
+    return _part(path, known.document() | values)
 
 
 def patched(definition: ClusterDefinition, document: object) -> list[Part]:
     """Only what this part of a definition names: nothing goes, what is new comes."""
-    given = _map_of(document, "a definition")
+    values = _map_of(document, "a definition")
     parts: list[Part] = []
     problems: list[str] = []
-    reader = Reader(given, "", problems)
+    reader = Reader(values, "", problems)
     for name in ("cluster", "stores", "permissions"):
         reader.section(name)
     reader.finish()
     raise_problems(problems)
-    if "cluster" in given:
-        parts.append(_part(("cluster",), definition.own_document() | _map_of(given["cluster"], "cluster")))
-    for store, parameters in _map_of(given.get("stores", {}), "stores").items():
+    if "cluster" in values:
+        parts.append(_part(("cluster",), definition.own_document() | _map_of(values["cluster"], "cluster")))
+    for store, parameters in _map_of(values.get("stores", {}), "stores").items():
         parts += _patched_store(definition, store, _map_of(parameters, f"stores.{store}"))
-    if "permissions" in given:
-        parts.append(_part(("permissions",), _patched_permissions(definition, given["permissions"])))
+    if "permissions" in values:
+        parts.append(_part(("permissions",), _patched_permissions(definition, values["permissions"])))
     return parts
 
 
 def _patched_permissions(definition: ClusterDefinition, parameters: object) -> Json:
     """Merge users and roles by name and parameter; null removes one."""
-    given = _map_of(parameters, "permissions")
+    values = _map_of(parameters, "permissions")
     document = permissions_document(definition.permissions)
     for kind in ("users", "roles"):
-        if kind not in given:
+        if kind not in values:
             continue
         known = _map_of(document[kind], kind)
-        named = _map_of(given.pop(kind), f"permissions.{kind}")
+        named = _map_of(values.pop(kind), f"permissions.{kind}")
         for name, one in named.items():
             if one is not None:
                 named[name] = _patched_one(known.get(name, {}), one, f"permissions.{kind}.{name}")
         document[kind] = _merged(known, named, kind)
-    return document | given
+    return document | values
 
 
 def _patched_one(known: object, parameters: object, what: str) -> Json:
-    before, given = _map_of(known, what), _map_of(parameters, what)
-    if "token" in given:
+    before, values = _map_of(known, what), _map_of(parameters, what)
+    if "token" in values:
         before.pop("token_sha256", None)
-    if "stores" in given:
-        given["stores"] = _merged(before.get("stores", {}), given["stores"], f"{what}.stores")
-    return before | given
+    if "stores" in values:
+        values["stores"] = _merged(before.get("stores", {}), values["stores"], f"{what}.stores")
+    return before | values
 
 
-def _merged(known: object, given: object, what: str) -> Json:
+def _merged(known: object, values: object, what: str) -> Json:
     """The entries of both, the given ones first; null removes an entry."""
-    return {name: one for name, one in (_map_of(known, what) | _map_of(given, what)).items() if one is not None}
+    return {name: one for name, one in (_map_of(known, what) | _map_of(values, what)).items() if one is not None}
 
 
 def without_store(definition: ClusterDefinition, store: str) -> list[Part]:

@@ -13,18 +13,19 @@ is no limit and no time. A definition is read whole or refused whole; the error 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
-from holdfast.stores.definitions.reader import Reader, check_name, raise_problems, seconds_document
+from holdfast.stores.definitions.reader import STATISTICS, Reader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
@@ -35,7 +36,6 @@ MESSAGE_SIZE_MAX: Final = 256 << 20  # a message is written and checked whole, i
 MAX_DELIVERY_MAX: Final = 65_535
 DYNAMIC_DURABLES: Final = 10_000
 """How many a store has by default: who may subscribe makes one with each new name."""
-DAY_MS: Final = 86_400_000
 SECTIONS: Final = frozenset({"cluster", "permissions"})
 """The sections of a definition that are not made of parts with names."""
 
@@ -81,32 +81,64 @@ class Persistence(StrEnum):
 _CONSUMED: Final = frozenset({DurableType.STANDARD, DurableType.SHARED})
 _DELIVERING: Final = _CONSUMED | {DurableType.LAST_VALUE}
 _LIMITED: Final = _CONSUMED | {DurableType.MAP}
-_EVERY: Final = frozenset(DurableType)
 
-PARAMETER_TYPES: Final[Mapping[str, frozenset[DurableType]]] = MappingProxyType(
-    {
-        "matcher": _DELIVERING,
-        "prefetch": _DELIVERING,
-        "ack_mode": _CONSUMED,
-        "ack_wait": _CONSUMED,
-        "buffer_wait": _CONSUMED,
-        "ack_batch_count": _CONSUMED,
-        "ack_batch_time": _CONSUMED,
-        "subscriber_timeout": _DELIVERING,
-        "message_ttl": _EVERY,
-        "durable_ttl": _EVERY,
-        "message_limit": _LIMITED,
-        "bytelimit": _LIMITED,
-        "discard": _LIMITED,
-        "max_delivery": _CONSUMED,
-        "dead_letter_store": _CONSUMED,
-        "retention_time": _CONSUMED,
-        "swap_bytelimit": _EVERY,
-        "key_field": frozenset({DurableType.LAST_VALUE}),
-        "key_ordered": frozenset({DurableType.SHARED}),
+T = TypeVar("T")
+
+
+def _parameter(
+    read: Callable[..., T], default: T, *bounds: object, types: frozenset[DurableType] = frozenset(DurableType)
+) -> T:
+    """A parameter that a document gives: the method of ``Reader`` for it with its default and bounds, and the types of
+    durable that it applies to. Its name there is that of the field, without ``_ms``."""
+    return field(default=default, metadata={"read": (read, bounds), "types": types})
+
+
+class _Parameter(NamedTuple):
+    name: str
+    field: str
+    read: Callable[..., object]
+    default: object
+    bounds: tuple[object, ...]
+    types: frozenset[DurableType]
+
+
+def _parameters(definition: type) -> tuple[_Parameter, ...]:
+    return tuple(
+        _Parameter(each.name.removesuffix("_ms"), each.name, read, each.default, bounds, each.metadata["types"])
+        for each in fields(definition)
+        if each.metadata
+        for read, bounds in [each.metadata["read"]]
+    )
+
+
+def _values(parameters: Sequence[_Parameter], reader: Reader) -> dict[str, Any]:
+    """The value of each parameter that is given, by field; problems are left with the reader."""
+    reader.expect(each.name for each in parameters)
+    return {
+        each.field: each.read(reader, each.name, each.default, *each.bounds)
+        for each in parameters
+        if reader.given(each.name)
     }
-)
-"""The types of durable that each parameter applies to; given elsewhere it is refused."""
+
+
+def _writer(parameters: Sequence[_Parameter]) -> Callable[[object], dict[str, object]]:
+    """What makes JSON of these parameters of a definition."""
+    names, values_of = [each.name for each in parameters], attrgetter(*(each.field for each in parameters))
+    others: list[tuple[str, Callable[[Any], object]]] = []
+    for each in parameters:
+        if each.read is Reader.time_ms:
+            others.append((each.name, seconds_document))
+        elif isinstance(each.default, StrEnum | tuple | Matcher):
+            as_list = Matcher.document if isinstance(each.default, Matcher) else list
+            others.append((each.name, str if isinstance(each.default, StrEnum) else as_list))
+
+    def write(definition: object) -> dict[str, object]:
+        document = dict(zip(names, values_of(definition), strict=True))
+        for name, to_json in others:
+            document[name] = to_json(document[name])
+        return document
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +152,29 @@ class DurableDefinition:
     name: str
     type: DurableType
     template: str = ""
-    matcher: Matcher = EVERYTHING
-    prefetch: int = PREFETCH_DEFAULT
+    matcher: Matcher = _parameter(Reader.matcher, EVERYTHING, types=_DELIVERING)
+    prefetch: int = _parameter(Reader.whole, PREFETCH_DEFAULT, 0, PREFETCH_MAX, types=_DELIVERING)
     """As configured; ``window`` is what holds."""
-    ack_mode: AckMode = AckMode.ASYNC
-    ack_wait_ms: int = 30_000
+    ack_mode: AckMode = _parameter(Reader.word, AckMode.ASYNC, types=_CONSUMED)
+    ack_wait_ms: int = _parameter(Reader.time_ms, 30_000, 10, types=_CONSUMED)
     """From the moment at which the application gets a message."""
-    buffer_wait_ms: int = 0
+    buffer_wait_ms: int = _parameter(Reader.time_ms, 0, types=_CONSUMED)
     """From its delivery to that moment; 0 is as long as ``ack_wait``."""
-    ack_batch_count: int = 1_000
-    ack_batch_time_ms: int = 100
-    subscriber_timeout_ms: int = 5_000
-    message_ttl_ms: int = 0
-    durable_ttl_ms: int = 0
-    message_limit: int = 0
-    bytelimit: int = 0
-    discard: Discard = Discard.NEW
-    max_delivery: int = 0
-    dead_letter_store: str = ""
-    retention_time_ms: int = 0
-    swap_bytelimit: int = -1
-    key_field: str = ""
+    ack_batch_count: int = _parameter(Reader.whole, 1_000, 1, PREFETCH_MAX, types=_CONSUMED)
+    ack_batch_time_ms: int = _parameter(Reader.time_ms, 100, types=_CONSUMED)
+    subscriber_timeout_ms: int = _parameter(Reader.time_ms, 5_000, 10, types=_DELIVERING)
+    message_ttl_ms: int = _parameter(Reader.time_ms, 0)
+    durable_ttl_ms: int = _parameter(Reader.time_ms, 0)
+    message_limit: int = _parameter(Reader.limit, 0, types=_LIMITED)
+    bytelimit: int = _parameter(Reader.size, 0, types=_LIMITED)
+    discard: Discard = _parameter(Reader.word, Discard.NEW, types=_LIMITED)
+    max_delivery: int = _parameter(Reader.whole, 0, 0, MAX_DELIVERY_MAX, types=_CONSUMED)
+    dead_letter_store: str = _parameter(Reader.name, "", "store", types=_CONSUMED)
+    retention_time_ms: int = _parameter(Reader.time_ms, 0, types=_CONSUMED)
+    swap_bytelimit: int = _parameter(Reader.swap_limit, -1)
+    key_field: str = _parameter(Reader.text, "", types=frozenset({DurableType.LAST_VALUE}))
     """The field whose text is the key of a last value; empty for the message's own key."""
-    key_ordered: bool = False
+    key_ordered: bool = _parameter(Reader.flag, False, types=frozenset({DurableType.SHARED}))
 
     @property
     def window(self) -> int:
@@ -166,29 +198,13 @@ class DurableDefinition:
 
     def document(self) -> dict[str, object]:
         """Its JSON with everything in force; ``durable_of`` of it, with name and template, is equal."""
-        values: dict[str, object] = {
-            "matcher": self.matcher.document(),
-            "prefetch": self.prefetch,
-            "ack_mode": str(self.ack_mode),
-            "ack_wait": seconds_document(self.ack_wait_ms),
-            "buffer_wait": seconds_document(self.buffer_wait_ms),
-            "ack_batch_count": self.ack_batch_count,
-            "ack_batch_time": seconds_document(self.ack_batch_time_ms),
-            "subscriber_timeout": seconds_document(self.subscriber_timeout_ms),
-            "message_ttl": seconds_document(self.message_ttl_ms),
-            "durable_ttl": seconds_document(self.durable_ttl_ms),
-            "message_limit": self.message_limit,
-            "bytelimit": self.bytelimit,
-            "discard": str(self.discard),
-            "max_delivery": self.max_delivery,
-            "dead_letter_store": self.dead_letter_store,
-            "retention_time": seconds_document(self.retention_time_ms),
-            "swap_bytelimit": self.swap_bytelimit,
-            "key_field": self.key_field,
-            "key_ordered": self.key_ordered,
-        }
-        applying = {name: value for name, value in values.items() if self.type in PARAMETER_TYPES[name]}
-        return {"type": str(self.type)} | applying
+        return {"type": str(self.type)} | _DURABLE_WRITERS[self.type](self)
+
+
+_OF_DURABLES: Final = _parameters(DurableDefinition)
+PARAMETER_TYPES: Final = MappingProxyType({each.name: each.types for each in _OF_DURABLES})
+"""The types of durable that each parameter applies to; given elsewhere it is refused."""
+_DURABLE_WRITERS: Final = {kind: _writer([each for each in _OF_DURABLES if kind in each.types]) for kind in DurableType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +225,19 @@ class StoreDefinition:
     """One store with its static durables and its templates."""
 
     name: str
-    description: str = ""
-    replicated: bool = True
-    publisher_mode: PublisherMode = PublisherMode.CONFIRM
-    bytelimit: int = 0
-    message_limit: int = 0
-    max_message_size: int = MESSAGE_SIZE_DEFAULT
-    dynamic_durable_limit: int = DYNAMIC_DURABLES
-    swap_bytelimit: int = 0
+    description: str = _parameter(Reader.text, "")
+    replicated: bool = _parameter(Reader.flag, True)
+    publisher_mode: PublisherMode = _parameter(Reader.word, PublisherMode.CONFIRM)
+    bytelimit: int = _parameter(Reader.size, 0)
+    message_limit: int = _parameter(Reader.limit, 0)
+    max_message_size: int = _parameter(Reader.size, MESSAGE_SIZE_DEFAULT, 1, MESSAGE_SIZE_MAX)
+    dynamic_durable_limit: int = _parameter(Reader.limit, DYNAMIC_DURABLES)
+    swap_bytelimit: int = _parameter(Reader.swap_limit, 0)
     durables: Mapping[str, DurableDefinition] = field(default_factory=dict[str, DurableDefinition])
     templates: Mapping[str, TemplateDefinition] = field(default_factory=dict[str, TemplateDefinition])
-    default_durable: str = ""
+    default_durable: str = _parameter(Reader.name, "", "durable")
     """The static durable of subscribers that name none."""
-    default_template: str = ""
+    default_template: str = _parameter(Reader.name, "", "template")
     """The template of a durable that is made on subscribing without naming one."""
     subscribers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Static durables by the name of the subscriber that they belong to."""
@@ -237,19 +253,7 @@ class StoreDefinition:
 
     def own_document(self) -> dict[str, object]:
         """Its own parameters as JSON: all but its durables and templates."""
-        return {
-            "description": self.description,
-            "replicated": self.replicated,
-            "publisher_mode": str(self.publisher_mode),
-            "bytelimit": self.bytelimit,
-            "message_limit": self.message_limit,
-            "max_message_size": self.max_message_size,
-            "dynamic_durable_limit": self.dynamic_durable_limit,
-            "swap_bytelimit": self.swap_bytelimit,
-            "default_durable": self.default_durable,
-            "default_template": self.default_template,
-            "subscribers": dict(self.subscribers),
-        }
+        return _write_store(self) | {"subscribers": dict(self.subscribers)}
 
     def document(self) -> dict[str, object]:
         """Its JSON with everything in force."""
@@ -263,18 +267,18 @@ class StoreDefinition:
 class ClusterDefinition:
     """The whole: the cluster, its stores, its permissions. Without configuration it is this class's defaults."""
 
-    name: str = "default"
-    persistence: Persistence = Persistence.SYNC
-    services: tuple[str, ...] = ()
+    name: str = _parameter(Reader.name, "default", "cluster")
+    persistence: Persistence = _parameter(Reader.word, Persistence.SYNC)
+    services: tuple[str, ...] = _parameter(Reader.names, (), "service")
     """The services of the cluster; empty is this service alone."""
-    bytelimit: int = 0
-    message_limit: int = 0
-    swap: bool = True
-    publisher_ttl_ms: int = 7 * DAY_MS
-    max_disk_fraction: float = 0.95
-    disk_compact: bool = True
-    min_disk_inuse_ratio: float = 0.5
-    max_deployment_history: int = 25
+    bytelimit: int = _parameter(Reader.size, 0)
+    message_limit: int = _parameter(Reader.limit, 0)
+    swap: bool = _parameter(Reader.flag, True)
+    publisher_ttl_ms: int = _parameter(Reader.time_ms, 7 * 86_400_000, 1_000)
+    max_disk_fraction: float = _parameter(Reader.fraction, 0.95)
+    disk_compact: bool = _parameter(Reader.flag, True)
+    min_disk_inuse_ratio: float = _parameter(Reader.fraction, 0.5)
+    max_deployment_history: int = _parameter(Reader.whole, 25, 1, 10_000)
     stores: Mapping[str, StoreDefinition] = field(default_factory=dict[str, StoreDefinition])
     permissions: Permissions = OPEN
     sections_given: frozenset[str] = field(default=SECTIONS, compare=False, repr=False)
@@ -291,19 +295,7 @@ class ClusterDefinition:
 
     def own_document(self) -> dict[str, object]:
         """The cluster's own parameters as JSON."""
-        return {
-            "name": self.name,
-            "persistence": str(self.persistence),
-            "services": list(self.services),
-            "bytelimit": self.bytelimit,
-            "message_limit": self.message_limit,
-            "swap": self.swap,
-            "publisher_ttl": seconds_document(self.publisher_ttl_ms),
-            "max_disk_fraction": self.max_disk_fraction,
-            "disk_compact": self.disk_compact,
-            "min_disk_inuse_ratio": self.min_disk_inuse_ratio,
-            "max_deployment_history": self.max_deployment_history,
-        }
+        return _write_cluster(self)
 
     def document(self) -> dict[str, object]:
         """Its JSON with everything in force; ``definition_of`` of it is equal."""
@@ -314,8 +306,14 @@ class ClusterDefinition:
         }
 
     def json(self) -> bytes:
-        """The bytes of ``document``, alike for equal definitions: what the command ``Define`` carries."""
+        """The bytes of ``document``, alike for equal definitions."""
         return msgspec.json.encode(self.document())
+
+
+_OF_STORES: Final = _parameters(StoreDefinition)
+_OF_CLUSTER: Final = _parameters(ClusterDefinition)
+_write_store: Final = _writer(_OF_STORES)
+_write_cluster: Final = _writer(_OF_CLUSTER)
 
 
 def parse_definition(data: bytes) -> ClusterDefinition:
@@ -350,10 +348,10 @@ def definition_of(document: object, line_of: Callable[[str], int | None] | None 
     permissions = read_permissions(reader.section("permissions"))
     reader.finish()
     for store in stores.values():
-        check_dead_letters(stores, store, _dead_letter_targets(store), problems)
+        check_dead_letters(stores, store, dead_letter_targets(store), problems)
     raise_problems(problems if line_of is None else [_with_line(problem, line_of) for problem in problems])
-    given = frozenset(name for name in SECTIONS if reader.given(name))
-    return replace(definition, stores=stores, permissions=permissions, sections_given=given)
+    sections = frozenset(name for name in SECTIONS if reader.given(name))
+    return replace(definition, stores=stores, permissions=permissions, sections_given=sections)
 
 
 def _with_line(problem: str, line_of: Callable[[str], int | None]) -> str:
@@ -372,25 +370,11 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
 
 def read_cluster(reader: Reader) -> ClusterDefinition:
     """The cluster's own parameters; problems are left with the reader."""
-    default = ClusterDefinition()
-    services = reader.names("services", "service")
-    if services and (len(services) == 2 or len(services) % 2 == 0):
+    cluster = replace(ClusterDefinition(), **_values(_OF_CLUSTER, reader))
+    if cluster.services and len(cluster.services) % 2 == 0:
         reader.problem("services", "1 service or an odd number of at least 3: with 2 the loss of either stops both")
-    elif len(services) > 1:
+    elif len(cluster.services) > 1:
         reader.problem("services", "one service: this release does not replicate between services")
-    cluster = ClusterDefinition(
-        name=reader.name("name", "cluster") or default.name,
-        persistence=reader.word("persistence", Persistence, default.persistence),
-        services=services,
-        bytelimit=reader.size("bytelimit"),
-        message_limit=reader.limit("message_limit"),
-        swap=reader.flag("swap", default.swap),
-        publisher_ttl_ms=reader.time_ms("publisher_ttl", default.publisher_ttl_ms, least_ms=1_000),
-        max_disk_fraction=reader.fraction("max_disk_fraction", default.max_disk_fraction),
-        disk_compact=reader.flag("disk_compact", default.disk_compact),
-        min_disk_inuse_ratio=reader.fraction("min_disk_inuse_ratio", default.min_disk_inuse_ratio),
-        max_deployment_history=reader.whole("max_deployment_history", default.max_deployment_history, 1, 10_000),
-    )
     reader.finish()
     return cluster
 
@@ -408,21 +392,10 @@ def read_store(
     name: str, reader: Reader, durables: Mapping[str, DurableDefinition], templates: Mapping[str, TemplateDefinition]
 ) -> StoreDefinition:
     """A store of its own parameters with these durables and templates; problems are left with the reader."""
-    default = StoreDefinition(name)
-    store = StoreDefinition(
-        name=name,
-        description=reader.text("description"),
-        replicated=reader.flag("replicated", default.replicated),
-        publisher_mode=reader.word("publisher_mode", PublisherMode, default.publisher_mode),
-        bytelimit=reader.size("bytelimit"),
-        message_limit=reader.limit("message_limit"),
-        max_message_size=reader.size("max_message_size", default.max_message_size, 1, MESSAGE_SIZE_MAX),
-        dynamic_durable_limit=reader.limit("dynamic_durable_limit", default.dynamic_durable_limit),
-        swap_bytelimit=reader.swap_limit("swap_bytelimit", default.swap_bytelimit),
-        durables=durables,
-        templates=templates,
-        default_durable=reader.name("default_durable", "durable"),
-        default_template=reader.name("default_template", "template"),
+    store = StoreDefinition(name, durables=durables, templates=templates)
+    store = replace(
+        store,
+        **_values(_OF_STORES, reader),
         subscribers=_read_subscribers(reader.section("subscribers")),
     )
     reader.finish()
@@ -433,12 +406,8 @@ def read_store(
 def _read_subscribers(section: Reader) -> dict[str, str]:
     subscribers: dict[str, str] = {}
     for subscriber in section.entries():
-        try:
-            check_name("subscriber", subscriber)
-        except InvalidRequest as error:
-            section.problem("", str(error))
-            continue
-        subscribers[subscriber] = section.name(subscriber, "durable")
+        if section.is_name("", "subscriber", subscriber):
+            subscribers[subscriber] = section.name(subscriber, "", "durable")
     return subscribers
 
 
@@ -457,32 +426,10 @@ def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefini
     """One durable, or the pattern of a template; problems are left with the reader."""
     if not reader.given("type"):
         reader.problem("type", "one of " + ", ".join(DurableType))
-    kind = reader.word("type", DurableType, DurableType.STANDARD)
-    default = DurableDefinition(name, kind, template)
-    durable = DurableDefinition(
-        name=name,
-        type=kind,
-        template=template,
-        matcher=reader.matcher("matcher"),
-        prefetch=reader.whole("prefetch", default.prefetch, 0 if kind is DurableType.STANDARD else 1, PREFETCH_MAX),
-        ack_mode=reader.word("ack_mode", AckMode, default.ack_mode),
-        ack_wait_ms=reader.time_ms("ack_wait", default.ack_wait_ms, least_ms=10),
-        buffer_wait_ms=reader.time_ms("buffer_wait"),
-        ack_batch_count=reader.whole("ack_batch_count", default.ack_batch_count, 1, PREFETCH_MAX),
-        ack_batch_time_ms=reader.time_ms("ack_batch_time", default.ack_batch_time_ms),
-        subscriber_timeout_ms=reader.time_ms("subscriber_timeout", default.subscriber_timeout_ms, least_ms=10),
-        message_ttl_ms=reader.time_ms("message_ttl"),
-        durable_ttl_ms=reader.time_ms("durable_ttl"),
-        message_limit=reader.limit("message_limit"),
-        bytelimit=reader.size("bytelimit"),
-        discard=reader.word("discard", Discard, default.discard),
-        max_delivery=reader.whole("max_delivery", 0, 0, MAX_DELIVERY_MAX),
-        dead_letter_store=reader.name("dead_letter_store", "store"),
-        retention_time_ms=reader.time_ms("retention_time"),
-        swap_bytelimit=reader.swap_limit("swap_bytelimit", default.swap_bytelimit),
-        key_field=reader.text("key_field"),
-        key_ordered=reader.flag("key_ordered", default.key_ordered),
-    )
+    kind = reader.word("type", DurableType.STANDARD)
+    durable = replace(DurableDefinition(name, kind, template), **_values(_OF_DURABLES, reader))
+    if durable.prefetch == 0 and kind is not DurableType.STANDARD:
+        reader.problem("prefetch", f"a whole number 1 to {PREFETCH_MAX}", 0)
     for parameter, types in PARAMETER_TYPES.items():
         if reader.given(parameter) and kind not in types:
             reader.problem(parameter, f"a parameter of {', '.join(sorted(types))}; this one is {kind}")
@@ -498,11 +445,8 @@ def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefini
     return durable
 
 
-Targets = Mapping[str, str]
-"""The dead-letter stores that durables and templates of one store name, by their paths within it."""
-
-
-def _dead_letter_targets(store: StoreDefinition) -> Targets:
+def dead_letter_targets(store: StoreDefinition) -> dict[str, str]:
+    """The stores that durables and templates of a store name for their dead letters, by their paths within it."""
     named = chain(
         ((f"durables.{name}", durable) for name, durable in store.durables.items()),
         ((f"templates.{name}", template.pattern) for name, template in store.templates.items()),
@@ -511,7 +455,7 @@ def _dead_letter_targets(store: StoreDefinition) -> Targets:
 
 
 def check_dead_letters(
-    stores: Mapping[str, StoreDefinition], store: StoreDefinition, targets: Targets, problems: list[str]
+    stores: Mapping[str, StoreDefinition], store: StoreDefinition, targets: Mapping[str, str], problems: list[str]
 ) -> None:
     """Dead letters go to a store that exists and keeps them as long, and never in a circle.
 
@@ -538,7 +482,7 @@ def _reached(start: str, stores: Mapping[str, StoreDefinition]) -> frozenset[str
         name = ahead.pop()
         if name not in reached:
             reached.add(name)
-            ahead.extend(sorted({*_dead_letter_targets(stores[name]).values()} & stores.keys()))
+            ahead.extend(sorted({*dead_letter_targets(stores[name]).values()} & stores.keys()))
     return frozenset(reached)
 
 
@@ -549,3 +493,30 @@ BUILT_IN_TEMPLATES: Final[Mapping[str, TemplateDefinition]] = MappingProxyType(
     }
 )
 """A template for each type, with every default, in every store; a store's own template of that name stands instead."""
+
+STATISTICS_MESSAGES_MAX: Final = 1_000
+STATISTICS_BYTES_MAX: Final = 16 << 20
+
+
+def _statistics_template(kind: DurableType) -> TemplateDefinition:
+    pattern = BUILT_IN_TEMPLATES[kind].pattern
+    if kind is not DurableType.LAST_VALUE:
+        most, most_bytes = STATISTICS_MESSAGES_MAX, STATISTICS_BYTES_MAX
+        pattern = replace(pattern, discard=Discard.OLD, message_limit=most, bytelimit=most_bytes)
+    return TemplateDefinition(kind, pattern)
+
+
+STATISTICS_STORE: Final = StoreDefinition(
+    name=STATISTICS,
+    description="the numbers of /metrics as messages, while subscribers are attached",
+    replicated=False,
+    bytelimit=STATISTICS_BYTES_MAX,
+    message_limit=STATISTICS_MESSAGES_MAX,
+    max_message_size=STATISTICS_BYTES_MAX,
+    dynamic_durable_limit=100,
+    swap_bytelimit=-1,
+    templates={kind: _statistics_template(kind) for kind in DurableType if kind is not DurableType.MAP},
+    default_template=DurableType.SHARED,
+)
+"""The store that the service makes itself: no definition has it, and no command of it is recorded. It is in memory,
+outside the limits of the cluster, while subscribers are attached. Each of its durables is made of its templates."""

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final, cast
 
 import msgspec
@@ -41,6 +40,7 @@ from holdfast.stores.definitions.cluster import (
     TemplateDefinition,
     check_dead_letters,
     check_references,
+    dead_letter_targets,
     definition_of,
     read_cluster,
     read_durable,
@@ -150,42 +150,29 @@ def _check_letters(
     changed: Mapping[str, Mapping[Path, Part]],
     problems: list[str],
 ) -> None:
-    if any(name not in after for name in changed if name in before):
-        for store in after.values():
-            check_dead_letters(after, store, _targets(store, _paths_of(store)), problems)
-        return
-    for name, parts in changed.items():
-        if name in after:
-            check_dead_letters(after, after[name], _targets(after[name], parts), problems)
-
-
-def _targets(store: StoreDefinition, places: Iterable[Path]) -> dict[str, str]:
-    targets: dict[str, str] = {}
-    for rest in places:
-        durable = _durable_in(store, rest)
-        if durable is not None and durable.dead_letter_store:
-            targets[".".join(rest)] = durable.dead_letter_store
-    return targets
+    gone = any(name not in after for name in changed if name in before)
+    for name in after if gone else [name for name in changed if name in after]:
+        targets = dead_letter_targets(after[name])
+        if not gone:
+            places = {".".join(rest) for rest in changed[name]}
+            targets = {path: target for path, target in targets.items() if path in places}
+        check_dead_letters(after, after[name], targets, problems)
 
 
 def dead_letter_stores(definition: ClusterDefinition, store: str) -> set[str]:
     """The stores that durables and templates of a store name for their dead letters."""
     defined = definition.stores.get(store)
-    return set() if defined is None else {*_targets(defined, _paths_of(defined)).values()}
+    return set() if defined is None else {*dead_letter_targets(defined).values()}
 
 
 def new_dead_letters(before: ClusterDefinition, after: ClusterDefinition, parts: Iterable[Part]) -> set[str]:
     """The stores that durables and templates of these parts name for their dead letters, and did not name before."""
-    found: set[str] = set()
+    targets: set[str] = set()
     for part in parts:
         was, now = durable_at(before, part.path), durable_at(after, part.path)
-        if (
-            now is not None
-            and now.dead_letter_store
-            and (was is None or was.dead_letter_store != now.dead_letter_store)
-        ):
-            found.add(now.dead_letter_store)
-    return found
+        if now is not None and now.dead_letter_store != ("" if was is None else was.dead_letter_store):
+            targets.add(now.dead_letter_store)
+    return targets - {""}
 
 
 def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition | None:
@@ -279,16 +266,8 @@ def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
     """These parts with every parameter in force, without those that change nothing. *Raises*: as ``with_parts``."""
     parts = list(parts)
     after = with_parts(before, parts)
-    found: list[Part] = []
-    for path in dict.fromkeys(part.path for part in parts):
-        part = part_of(after, path)
-        if len(path) == 4 and part.document:
-            new = durable_at(after, path)
-            assert new is not None, "it has a document"
-            part = Part(path, msgspec.json.encode(new.document()))
-        if part != part_of(before, path):
-            found.append(part)
-    return found
+    full = [part_of(after, path) for path in dict.fromkeys(part.path for part in parts)]
+    return [part for part in full if part != part_of(before, part.path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,17 +322,15 @@ def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> Clus
     A section ``cluster`` or ``permissions`` that ``wanted`` was not given stays. Raises ``InvalidRequest`` if the two
     conflict.
     """
-    document = msgspec.json.decode(wanted.json(), type=dict[str, object])
-    stores = msgspec.convert(document.get("stores", {}), dict[str, dict[str, object]])
+    stores = dict(wanted.stores)
+    for name, store in current.stores.items():
+        named = stores.get(name, store)
+        stores[name] = replace(
+            named, durables={**store.durables, **named.durables}, templates={**store.templates, **named.templates}
+        )
     known = current.document()
-    kept = msgspec.convert(known.get("stores", {}), dict[str, dict[str, object]])
-    for name, store in kept.items():
-        named = stores.setdefault(name, store)
-        for kind in ("durables", "templates"):
-            of_both = (msgspec.convert(each.get(kind, {}), dict[str, object]) for each in (store, named))
-            named[kind] = dict(chain.from_iterable(each.items() for each in of_both))
     sections = {name: known[name] for name in sorted(SECTIONS - wanted.sections_given)}
-    return definition_of({**document, **sections, "stores": stores})
+    return definition_of({**replace(wanted, stores=stores).document(), **sections})
 
 
 def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> None:

@@ -6,7 +6,7 @@
                            "cluster": ["browse"]}}}
 
 Disabled, everything is allowed. Enabled, only what a role of the user grants is allowed; no right contains another. A
-role names a store exactly, by a prefix that ends with ``*``, or as ``*`` for all. ``RIGHTS`` lists what each allows.
+role names a store exactly, by a prefix that ends with ``*``, or as ``*`` for all. ``Right`` lists what each allows.
 
 Definitions are kept, shown and logged, so they hold the SHA-256 of a token, never the token. A ``token`` in a request
 is hashed at once; it must have at least 16 characters and be random, because a plain hash does not protect a password.
@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Final, cast
 
 from holdfast.errors import PermissionDenied
@@ -34,20 +33,13 @@ class Right(StrEnum):
     """What a role can grant."""
 
     PUBLISH = "publish"
+    """Publish messages; set and remove keys of maps, take and return their locks."""
     SUBSCRIBE = "subscribe"
+    """Attach, receive, acknowledge, rewind, unsubscribe; read and watch maps."""
     BROWSE = "browse"
+    """Browse durables without consuming, see definitions and figures."""
     ADMINISTER = "administer"
-
-
-RIGHTS: Final[Mapping[Right, str]] = MappingProxyType(
-    {
-        Right.PUBLISH: "publish messages; set and remove keys of maps, take and return their locks",
-        Right.SUBSCRIBE: "attach, receive, acknowledge, rewind, unsubscribe; read and watch maps",
-        Right.BROWSE: "browse durables without consuming, see definitions and figures",
-        Right.ADMINISTER: "define and delete; purge, delete one message; on the cluster also save, back up, compact",
-    }
-)
-"""What each right allows."""
+    """Define and delete; purge, delete one message; on the cluster also save, back up, compact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +134,8 @@ def read_permissions(reader: Reader) -> Permissions:
         if user.token_sha256 and user.token_sha256 in seen:
             reader.problem(f"users.{user.name}", f"a token of one user, and {seen[user.token_sha256]} has the same")
         seen[user.token_sha256] = user.name
-    administrators = [
-        user
-        for user in users.values()
-        if user.token_sha256 and any(roles[name].grants(Right.ADMINISTER, CLUSTER) for name in user.roles)
-    ]
-    if enabled and not administrators:
+    names = {name for user in users.values() if user.token_sha256 for name in user.roles}
+    if enabled and not any(roles[name].grants(Right.ADMINISTER, CLUSTER) for name in names):
         # Applied, it could never be changed again.
         reader.problem("enabled", "true only where some user with a token may administer the cluster")
     return Permissions(enabled, users, roles)
@@ -165,7 +153,7 @@ def _read_user(name: str, reader: Reader, roles: Mapping[str, StoreRole]) -> Use
         if digest:
             reader.problem("token", "given either so or as token_sha256")
         digest = token_hash(token)
-    names = reader.names("roles", "role")
+    names = reader.names("roles", (), "role")
     for role in names:
         if role not in roles:
             reader.problem("roles", "roles that are defined", role)

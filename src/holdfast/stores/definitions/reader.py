@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeGuard, TypeVar, cast
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.matching import EVERYTHING, Matcher
+from holdfast.stores.matching import Matcher
 
 NAME_LENGTH_MAX: Final = 256
 TIME_MS_MAX: Final = 10 * 365 * 86_400_000
@@ -27,7 +27,7 @@ SIZE_MAX: Final = 1 << 60
 PROBLEMS_SHOWN_MAX: Final = 50
 
 STATISTICS: Final = "_statistics"
-"""The store that the service makes itself; see ``built_in``."""
+"""The store that the service makes itself; see ``cluster.STATISTICS_STORE``."""
 NAME_RULE: Final = (
     f"1 to {NAME_LENGTH_MAX} letters and digits of any script (Unicode 3.2) and . _ - : @ ~, "
     "the first a letter or a digit"
@@ -39,7 +39,10 @@ _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+_TEXT_RULE: Final = "a text of at most 4096 characters"
+
 Word = TypeVar("Word", bound=StrEnum)
+T = TypeVar("T")
 
 
 def check_name(kind: str, name: object) -> str:
@@ -158,6 +161,10 @@ class Reader:
         """Whether the object has this value at all."""
         return name in self._values
 
+    def expect(self, names: Iterable[str]) -> None:
+        """These need not be given, nor read."""
+        self._asked.update(names)
+
     def finish(self) -> None:
         """Note every name that was not asked for, with the nearest that was."""
         for name in self._values:
@@ -169,49 +176,33 @@ class Reader:
 
     def text(self, name: str, default: str = "") -> str:
         """A text of at most 4,096 characters."""
-        value = self._take(name, default)
-        if isinstance(value, str) and len(value) <= 4_096:
-            return value
-        self.problem(name, "a text of at most 4096 characters", value)
-        return default
+        return self._one(name, default, lambda value: isinstance(value, str) and len(value) <= 4_096, _TEXT_RULE)
 
-    def name(self, name: str, kind: str) -> str:
-        """The name of a thing, or empty for none."""
+    def name(self, name: str, default: str, kind: str) -> str:
+        """The name of a thing, the default where it is empty."""
         value = self._take(name, "")
         if value is None or value == "":
-            return ""
-        return value if self._is_name(name, kind, value) and isinstance(value, str) else ""
+            return default
+        return str(value) if self.is_name(name, kind, value) else default
 
-    def names(self, name: str, kind: str) -> tuple[str, ...]:
+    def names(self, name: str, default: tuple[str, ...], kind: str) -> tuple[str, ...]:
         """A list of names, each once."""
-        value = self._take(name, ())
-        if not isinstance(value, list | tuple):
-            self.problem(name, f"a list of names of {kind}s", value)
-            return ()
-        items = cast("Sequence[object]", value)
-        texts = [item for item in items if self._is_name(name, kind, item) and isinstance(item, str)]
-        return tuple(dict.fromkeys(texts))
+        items = self._one(name, default, lambda value: isinstance(value, list | tuple), f"a list of names of {kind}s")
+        return tuple(dict.fromkeys(item for item in items if self.is_name(name, kind, item)))
 
     def list_of(self, name: str) -> list[object]:
         """A list of anything, which the caller checks."""
-        value = self._take(name, [])
-        if isinstance(value, list):
-            return cast("list[object]", value)
-        self.problem(name, "a list", value)
-        return []
+        return self._one(name, [], lambda value: isinstance(value, list), "a list")
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self._take(name, default)
-        if isinstance(value, bool):
-            return value
-        self.problem(name, "true or false", value)
-        return default
+        return self._one(name, default, lambda value: isinstance(value, bool), "true or false")
 
-    def word(self, name: str, words: type[Word], default: Word) -> Word:
+    def word(self, name: str, default: Word) -> Word:
         """One of a closed list of words."""
+        words = type(default)
         value = self._take(name, default)
-        if isinstance(value, str) and value in list(words):
+        if isinstance(value, str) and value in words.__members__.values():
             return words(value)
         self.problem(name, "one of " + ", ".join(words), value)
         return default
@@ -230,55 +221,49 @@ class Reader:
 
     def fraction(self, name: str, default: float) -> float:
         """A number from 0 to 1, both included."""
-        value = self._take(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
-        self.problem(name, "a number from 0 to 1", value)
-        return default
+        rule = "a number from 0 to 1"
+        return float(self._one(name, default, lambda value: type(value) in (int, float) and 0 <= value <= 1, rule))
 
     def size(self, name: str, default: int = 0, least: int = 0, most: int = SIZE_MAX) -> int:
         """A number of bytes."""
-        if self._is_none(name):
-            return default
-        value = self._take(name, default)
-        try:
-            size = byte_size(value)
-        except ValueError as error:
-            self.problem(name, str(error), value)
-            return default
-        if least <= size <= most:
-            return size
-        self.problem(name, f"a number of bytes {least} to {most}", value)
-        return default
+        return self._parsed(name, default, byte_size, least, most, "a number of bytes {} to {}")
 
     def swap_limit(self, name: str, default: int) -> int:
         """A number of bytes held in memory: 0 swaps everything, -1 nothing."""
-        value = self._take(name, default)
-        return -1 if value in (-1, "-1") else self.size(name, default)
+        return -1 if self._take(name, default) in (-1, "-1") else self.size(name, default)
 
     def time_ms(self, name: str, default_ms: int = 0, least_ms: int = 0) -> int:
         """A time, in milliseconds."""
-        if self._is_none(name):
-            return default_ms
-        value = self._take(name, default_ms / 1_000)
-        try:
-            time = milliseconds(value)
-        except ValueError as error:
-            self.problem(name, str(error), value)
-            return default_ms
-        if time >= least_ms:
-            return time
-        self.problem(name, f"a time of at least {seconds_document(least_ms)} s", value)
-        return default_ms
+        return self._parsed(name, default_ms, milliseconds, least_ms, TIME_MS_MAX, "")
 
-    def matcher(self, name: str) -> Matcher:
-        """A matcher; none matches everything."""
+    def _one(self, name: str, default: T, is_right: Callable[[Any], bool], rule: str) -> T:
+        value = self._take(name, default)
+        if is_right(value):
+            return cast("T", value)
+        self.problem(name, rule, value)
+        return default
+
+    def _parsed(self, name: str, default: int, parse: Callable[[object], int], least: int, most: int, rule: str) -> int:
         value = self._take(name, None)
+        if name not in self._values or value in (None, ""):
+            return default
         try:
-            return Matcher.of(value)
+            parsed = parse(value)
+        except ValueError as error:
+            rule, parsed = str(error), least - 1
+        if least <= parsed <= most:
+            return parsed
+        self.problem(name, rule.format(least, most) or f"a time of at least {seconds_document(least)} s", value)
+        return default
+
+    def matcher(self, name: str, default: Matcher) -> Matcher:
+        """A matcher; none is the default."""
+        try:
+            value = self._take(name, None)
+            return default if value is None else Matcher.of(value)
         except InvalidRequest as error:
             self.problem(name, str(error))
-            return EVERYTHING
+            return default
 
     def section(self, name: str) -> Reader:
         """The object at ``name``; an empty one where it is not given."""
@@ -289,9 +274,7 @@ class Reader:
         """The objects at ``name`` by their own names, in the order given."""
         parent = self.section(name)
         return {
-            key: parent.section(key)
-            for key in parent._values
-            if isinstance(key, str) and parent._is_name("", kind, key)
+            key: parent.section(key) for key in parent._values if isinstance(key, str) and parent.is_name("", kind, key)
         }
 
     def entries(self) -> dict[str, object]:
@@ -308,7 +291,8 @@ class Reader:
         self._asked.add(name)
         return name in self._values and self._values[name] in (None, "")
 
-    def _is_name(self, name: str, kind: str, value: object) -> bool:
+    def is_name(self, name: str, kind: str, value: object) -> TypeGuard[str]:
+        """Whether the value at ``name`` is the name of a thing; otherwise that is a problem."""
         try:
             check_name(kind, value)
         except InvalidRequest as error:

@@ -117,11 +117,6 @@ class Backlog:
         scanned_ms = self.scanned_ms.get(seq // BLOCK_MESSAGES)
         return seq < self.cursor and scanned_ms is not None and deliver_at_ms > scanned_ms
 
-    @property
-    def arithmetic(self) -> bool:
-        """Whether every message is wanted, so that only those with own times are read."""
-        return self.matcher.everything
-
     def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> ScanResult:
         """Move the cursor, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
 
@@ -140,7 +135,7 @@ class Backlog:
             if block is None or not block.live:
                 self.cursor = stop
                 looked += 16
-            elif self.arithmetic and not block.timed:
+            elif self.matcher.everything and not block.timed:
                 if self.excluded:
                     stop = self.excluded.next_member(cursor, stop)
                 self.cursor = min(stop, cursor + want - result.total)
@@ -183,13 +178,9 @@ class Backlog:
             self.scanned_ms[block.number] = now_ms
         return self.cursor - start
 
-    def peek(self, after: int, count: int) -> list[int]:
-        """Up to ``count`` messages from the cursor on and above ``after``, due or not; the cursor stays."""
-        return self.look(after, count, _ALL)[0]
-
     def look(self, after: int, count: int, looks: int) -> tuple[list[int], int | None, int]:
-        """As ``peek`` with about ``looks`` messages read; also returns above which number to continue (None: end) and
-        the looks left."""
+        """Up to ``count`` messages from the cursor on and above ``after``, due or not, with about ``looks`` read; the
+        cursor stays. Also returns above which number to continue (None: end) and the looks left."""
         counts = self.shelf.counts
         seq, numbers = max(self.cursor, after + 1), list[int]()
         while seq < counts.next_seq and len(numbers) < count and looks > 0:
@@ -446,7 +437,7 @@ class Residue:
         if self.only_delayed:
             return [kept.seq for number in self.delayed for kept in self._only_delayed_of(number)]
         delayed = {seq for number in self.delayed for seq in self._delayed_of(number)}
-        return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end and seq not in delayed]
+        return [seq for seq in self.backlog.look(0, _ALL, _ALL)[0] if seq < self.end and seq not in delayed]
 
     def state(self) -> ResidueState:
         """What a snapshot keeps."""

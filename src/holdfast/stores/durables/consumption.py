@@ -24,25 +24,20 @@ also expire, be discarded or be deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
-from itertools import islice
 
 from holdfast.errors import AlreadyOpen, Code, NotFound
-from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.durables import expiry
-from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue, Shelf
-from holdfast.stores.durables.expiry import without_expired
-from holdfast.stores.durables.leases import HANDED_OUT, Holder, Lease, Leases, RedeliveryQueue, count_after, joined
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Residue
+from holdfast.stores.durables.leases import HANDED_OUT, Entry, Holder, Lease, RedeliveryQueue, count_after, joined
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.removed import Entry
 from holdfast.stores.matching import Matcher
-from holdfast.stores.values import deadlines
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Redeliver, Redelivered
 from holdfast.stores.values.deadlines import Budget, earlier
 from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Effect
 from holdfast.stores.values.messages import Batch
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
+from holdfast.stores.values.ports import Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
 _NONE = SequenceSet()
@@ -51,10 +46,16 @@ _HIGH = 1 << 62
 
 
 class Consumption(PendingMessages):
-    """One standard or shared durable."""
+    """One standard or shared durable, with many subscribers unless it is ``exclusive``. A newer session of a subscriber
+    displaces the older one."""
 
     exclusive = False
     """Whether it has one subscriber at a time, its holder."""
+
+    @property
+    def attached(self) -> Mapping[str, Holder]:
+        """The subscribers."""
+        return self.leases.of
 
     def position(self) -> tuple[int, ...]:
         """A value that differs after every delivery that changed anything."""
@@ -101,29 +102,6 @@ class Consumption(PendingMessages):
             next_ms = earlier(next_ms, self.rewind_ms)
         return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
 
-    @property
-    def takes_all(self) -> bool:
-        """Whether every message that is published is accepted, so that a batch is counted at once."""
-        definition = self.definition
-        limited = definition.discard is Discard.NEW and (definition.message_limit or definition.bytelimit)
-        return self.backlog.matcher.everything and not limited
-
-    def admits(self, candidates: Sequence[int], batch: Batch) -> Sequence[int]:
-        """Which of these matching positions in the batch the limits admit. Changes nothing."""
-        definition = self.definition
-        messages, size = definition.message_limit, definition.bytelimit
-        if definition.discard is Discard.OLD or not (messages or size):
-            return candidates
-        admitted: list[int] = []
-        pending, pending_bytes = self.pending, self.pending_bytes
-        for position in candidates:
-            if (messages and pending >= messages) or (size and pending_bytes + batch.sizes[position] > size):
-                continue
-            pending += 1
-            pending_bytes += batch.sizes[position]
-            admitted.append(position)
-        return admitted
-
     def published_all(self, batch: Batch, effects: list[Effect]) -> None:
         """The whole batch was accepted and counted for this durable."""
         self._grown(len(batch.sizes), batch.size, batch.at_ms, effects)
@@ -156,109 +134,6 @@ class Consumption(PendingMessages):
         if self.looks_on:
             self._note_ready(effects)
 
-    def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
-        """Where the durable discards its oldest messages, discard what is over its limits."""
-        definition = self.definition
-        if definition.discard is Discard.OLD and (definition.message_limit or definition.bytelimit):
-            if self.rewind_to is None:
-                self.discard_old(now_ms, budget)
-            elif self.is_over():
-                # The oldest messages are those that the rewind has not reached.
-                self.discards_ms = now_ms
-        else:
-            self.discards_ms = 0
-
-    def discard_old(self, now_ms: int, budget: Budget | None = None) -> None:
-        """Discard the oldest messages, held or not, until the limits hold; parked ones first.
-
-        Without a budget, one call examines about ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
-        """
-        if budget is None:
-            budget = Budget(deadlines.DISCARD_LOOKS, deadlines.DISCARD_LOOKS)
-        self.discards_ms = 0
-        while self.is_over() and not budget.is_spent:
-            before = self.pending
-            if not self._discard_some(now_ms, budget):
-                return
-            budget.messages -= before - self.pending
-        if budget.is_spent and self.is_over():
-            self.discards_ms = now_ms
-
-    def is_over(self) -> bool:
-        """Whether the durable keeps more than its limits allow."""
-        messages, size = self.definition.message_limit, self.definition.bytelimit
-        return 0 < messages < self.pending or 0 < size < self.pending_bytes
-
-    def _discard_some(self, now_ms: int, budget: Budget) -> bool:
-        """Discard the oldest messages, held or not, or search further for them; False if there is none."""
-        if self.parks and self.dying:
-            parked = next(iter(self.dying))
-            self.take_dying(parked)
-            self.gone(parked, parked, "limit_old")
-            return True
-        limit = self.definition.message_limit
-        want = min(budget.messages, max(1, self.pending - limit)) if limit else 1
-        oldest = self._oldest(budget)
-        first, place = oldest[0]
-        if self.undelivered > 0 and self.backlog.cursor < first:
-            cursor, passed = self.backlog.cursor, self.backlog.delayed_total
-            found = self.scan(want, now_ms, None if first == _HIGH else first, budget).runs
-            for low, high in found:
-                if self.backlog.delayed_total > passed:
-                    self.set_apart(low, high)  # an older one is delayed: it goes first
-                else:
-                    self.gone(low, high, "limit_old")
-            if found or self.backlog.cursor > cursor or budget.is_spent:
-                return True
-        if first == _HIGH:
-            return False
-        # Up to the next place that has an older one.
-        last = min(first + want, oldest[1][0]) - 1
-        match place:
-            case "waiting":
-                run = self.redelivery.take(last - first + 1)
-                assert run is not None, "it waits"
-                last = run[1]
-            case "returned later":
-                self.redelivery.remove(first)
-                last = first
-            case "delayed":
-                delayed = self.backlog.take_oldest_delayed()
-                assert delayed == first, "it is the oldest"
-                last = first
-            case _:
-                last = self.remove_held(place.removeprefix("held "), first, last, "limit_old")
-        self.gone(first, last, "limit_old")
-        return True
-
-    def _oldest(self, budget: Budget) -> list[tuple[int, str]]:
-        """The lowest number in each place outside the backlog, ascending, and an end. Cost: O(subscribers + messages
-        that came back with a delay), and reads one block of delayed ones."""
-        redelivery = self.redelivery
-        oldest = [(holder.runs[0][0], f"held {name}") for name, holder in self.leases.of.items() if holder.runs]
-        oldest += [(run[0], "waiting") for run in redelivery.runs[:1]]
-        if redelivery.later:
-            budget.looks -= len(redelivery.later)
-            oldest.append((min(seq for _, seq, _ in redelivery.later), "returned later"))
-        delayed = self.backlog.oldest_delayed()
-        if delayed is not None:
-            budget.looks -= BLOCK_MESSAGES
-            oldest.append((delayed, "delayed"))
-        return [*sorted(oldest), (_HIGH, ""), (_HIGH, "")]
-
-    def remove_held(self, subscriber: str, first: int, last: int, cause: str) -> int:
-        """Take from a subscriber, without giving it back, what it holds from ``first`` on, up to ``last`` or the end of
-        the run. Returns its last number."""
-        holder = self.leases.of[subscriber]
-        last = holder.held_of(first, last)[0][1]
-        runs = self.leases.take(holder, first, last)
-        self.withdraw(subscriber, runs, cause)
-        self.let_go(self.removed.add(subscriber, runs, cause))
-        return last
-
-    def let_go(self, entries: Sequence[Entry]) -> None:
-        """The application does not work any more on these, which were removed from the durable."""
-
     def attach(self, command: Attach, effects: list[Effect]) -> str:
         """Attach a subscriber; returns the name of the one that it displaces, if any.
 
@@ -277,7 +152,7 @@ class Consumption(PendingMessages):
                 holder=other,
                 since_ms=self.leases.of[other].since_ms,
             )
-        kept = self._kept(command)
+        worked_on = self._kept(command)
         for name in list(self.leases.of):
             if name == subscriber or self.exclusive:
                 self.detach(name, command.at_ms, effects)
@@ -286,11 +161,11 @@ class Consumption(PendingMessages):
                 displaced = name
         holder = Holder(command.key, polls=command.polls, since_ms=command.at_ms, session=command.session)
         self.leases.of[subscriber] = holder
-        for first, last, deliveries, _ in kept:
+        for first, last, deliveries, _ in worked_on:
             self.leases.hold(holder, (first, last, deliveries, command.at_ms + self.definition.ack_wait_ms))
             holder.again.add(first, last)
-        if kept:
-            holder.start([(first, last) for first, last, *_ in kept])
+        if worked_on:
+            holder.start([(first, last) for first, last, *_ in worked_on])
         self._note_ready(effects)
         return displaced
 
@@ -558,8 +433,8 @@ class Consumption(PendingMessages):
         lapsed: dict[str, list[Lease]] = {}
         late: dict[str, None] = {}
         fresh = {name: holder.fresh() for name, holder in self.leases.of.items() if holder.unsent}
-        found = self.leases.lapsed(now_ms, max(1, budget.looks))
-        for name, run, _ in found:
+        runs_due = self.leases.lapsed(now_ms, max(1, budget.looks))
+        for name, run, _ in runs_due:
             lapsed.setdefault(name, []).append(run)
         # Before they come back: one that expires then takes its key with it.
         behind = {
@@ -567,7 +442,7 @@ class Consumption(PendingMessages):
             for name, runs in lapsed.items()
             if (holder := self.leases.of[name]).started is not None
         }
-        for name, run, counting in found:
+        for name, run, counting in runs_due:
             self.tally.lapsed += run[1] - run[0] + 1
             budget.looks -= run[1] - run[0] + 1
             self._come_back(run, counting, fresh.get(name, _NONE), now_ms, effects)
@@ -730,231 +605,3 @@ class Standard(Consumption):
     def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
         """Every later message: one subscriber gets all, in order."""
         return holder.unstarted(lapsed[0][0], _HIGH)
-
-
-class Shared(Consumption):
-    """Many subscribers. A newer session of the same subscriber displaces the older one."""
-
-
-WAITING_MAX = 4_096
-"""Messages set apart. Looking for one that can be handed out passes over all that cannot."""
-PORTION = 256
-
-
-class _KeyedLeases(Leases):
-    """Leases that know who has each key. ``keys`` has the key of each message outside the backlog."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys: dict[int, str] = {}
-        self.busy: dict[str, tuple[Holder, int]] = {}
-        self.removed: dict[int, tuple[str, Holder]] = {}
-        """Of messages that left the durable while they were held: their keys stay with who works on them."""
-
-    def hold(self, holder: Holder, run: Lease) -> None:
-        super().hold(holder, run)
-        for seq in range(run[0], run[1] + 1):
-            key = self.keys.get(seq)
-            if key is not None:
-                self.busy[key] = holder, self.busy.get(key, (holder, 0))[1] + 1
-
-    def take(self, holder: Holder, first: int, last: int) -> list[Lease]:
-        taken = super().take(holder, first, last)
-        for run in taken:
-            for seq in range(run[0], run[1] + 1):
-                key = self.keys.get(seq)
-                if key is not None:
-                    self._free(key)
-        return taken
-
-    def _free(self, key: str) -> None:
-        holder, count = self.busy[key]
-        if count > 1:
-            self.busy[key] = holder, count - 1
-        else:
-            del self.busy[key]
-
-    def keep_keys(self, holder: Holder, keys: Mapping[int, str]) -> None:
-        """These messages leave the durable, and their keys stay with this subscriber."""
-        for seq, key in keys.items():
-            self.removed[seq] = key, holder
-            self.busy[key] = holder, self.busy.get(key, (holder, 0))[1] + 1
-
-    def let_go(self, first: int, last: int) -> None:
-        """Nobody works on these removed messages any more."""
-        for seq in range(first, last + 1) if last - first < len(self.removed) else list(self.removed):
-            if first <= seq <= last and seq in self.removed:
-                self._free(self.removed.pop(seq)[0])
-
-    def check(self) -> None:
-        super().check()
-        holders: dict[str, tuple[Holder, int]] = {}
-        for holder in self.of.values():
-            for run in holder.runs:
-                for seq in range(run[0], run[1] + 1):
-                    key = self.keys.get(seq)
-                    if key is not None:
-                        assert holders.get(key, (holder, 0))[0] is holder, "a key is with one subscriber"
-                        holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
-        for key, holder in self.removed.values():
-            holders[key] = holder, holders.get(key, (holder, 0))[1] + 1
-        assert holders == self.busy, "keys are with who holds their messages, or works on them"
-
-
-class KeyOrdered(Shared):
-    """A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in order.
-
-    - while a subscriber holds a message of a key, the key's other messages go to no other subscriber
-    - a message that came back, with or without a delay, is delivered before every later message of its key
-    - a message that must wait is set apart and the cursor moves past it, so that it does not block other keys
-
-    Messages without a key are shared as usual. When ``WAITING_MAX`` messages wait, the cursor stops until some are
-    acknowledged. *Memory*: an item for each message outside the backlog. *Cost*: O(waiting) for each delivery.
-    """
-
-    def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
-        super().__init__(definition, shelf)
-        self._held = _KeyedLeases()
-        self.leases = self._held
-
-    @property
-    def looks_on(self) -> bool:
-        """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages wait for their key."""
-        return self.redelivery.total < WAITING_MAX and super().looks_on
-
-    def ready_for(self, subscriber: str) -> bool:
-        """Whether this subscriber has room, and a message with a free key waits, or the cursor can move."""
-        holder = self.leases.of[subscriber]
-        if holder.held >= self.definition.window or not self.has_work:
-            return False
-        if self.undelivered > 0 and self.looks_on:
-            return True
-        return next(self._free(holder), None) is not None
-
-    def remove_held(self, subscriber: str, first: int, last: int, cause: str) -> int:
-        """As for every durable; the keys stay with the subscriber until it answers, leaves, or its time is over."""
-        holder = self.leases.of[subscriber]
-        last = holder.held_of(first, last)[0][1]
-        known = {seq: key for seq in range(first, last + 1) if (key := self._held.keys.get(seq)) is not None}
-        super().remove_held(subscriber, first, last, cause)
-        self._held.keep_keys(holder, known)
-        return last
-
-    def let_go(self, entries: Sequence[Entry]) -> None:
-        """Their keys are free."""
-        for first, last, *_ in entries:
-            self._held.let_go(first, last)
-
-    def next_deadline_ms(self) -> int | None:
-        """As for every durable, and when a key is free that was kept for a removed message."""
-        next_ms = super().next_deadline_ms()
-        return earlier(next_ms, self.removed.next_ms()) if self._held.removed else next_ms
-
-    def _free(self, holder: Holder) -> Iterator[tuple[int, int]]:
-        """Waiting messages that a subscriber can be given, with their deliveries so far, ascending."""
-        keys, busy = self._held.keys, self._held.busy
-        stopped = {key for _, seq, _ in self.redelivery.later if (key := keys.get(seq)) is not None}
-        for first, last, deliveries in self.redelivery.runs:
-            for seq in range(first, last + 1):
-                key = keys.get(seq)
-                if key is None:
-                    yield seq, deliveries
-                elif key not in stopped:
-                    holder_and_count = busy.get(key)
-                    if holder_and_count is None or holder_and_count[0] is holder:
-                        yield seq, deliveries
-                    else:
-                        stopped.add(key)
-
-    def hand_out(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
-        """Waiting messages whose key is free or its own, then the backlog by portions."""
-        room = self._hand_out_waiting(holder, room, now_ms, runs)
-        budget = Budget(SCAN_MAX, SCAN_MAX)
-        while room > 0 and self.undelivered > 0 and self.looks_on and not self._has_due_delayed(now_ms):
-            if budget.is_spent:
-                # The durable stays ready, so the next delivery searches further.
-                return
-            result = self.scan(min(room, PORTION), now_ms, budget=budget)
-            budget.messages -= result.total
-            for first, last in result.runs:
-                self.set_apart(first, last)
-            room = self._hand_out_waiting(holder, room, now_ms, runs)
-
-    def _hand_out_waiting(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> int:
-        deadline_ms = self._deadline_ms(holder, now_ms)
-        for seq, deliveries in list(islice(self._free(holder), room)):
-            self.redelivery.remove(seq)
-            if not without_expired(self, seq, seq, now_ms):
-                continue
-            self.leases.hold(holder, (seq, seq, max(deliveries, 0) + 1, deadline_ms))
-            holder.handed_out(seq, seq, now_ms, deliveries)
-            self.tally.delivered += 1
-            self.tally.redelivered += deliveries != 0
-            room -= 1
-            count = count_after(deliveries)
-            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == count:
-                runs[-1] = (runs[-1][0], seq, count)
-            else:
-                runs.append((seq, seq, count))
-        return room
-
-    def _behind(self, holder: Holder, lapsed: Sequence[Lease]) -> list[tuple[int, int]]:
-        """The later messages of the same keys."""
-        keys, first_of = self._held.keys, dict[str, int]()
-        for run in lapsed:
-            for seq in range(run[0], run[1] + 1):
-                if (key := keys.get(seq)) is not None:
-                    first_of[key] = min(seq, first_of.get(key, seq))
-        if not first_of:
-            return []
-        behind = SequenceSet()
-        for first, last in holder.unstarted(min(first_of.values()), _HIGH):
-            for seq in range(first, last + 1):
-                if (key := keys.get(seq)) is not None and first_of.get(key, _HIGH) < seq:
-                    behind.add(seq, seq)
-        return behind.runs()
-
-    def set_apart(self, first: int, last: int) -> None:
-        """As for every durable, with their keys noted. Cost: reads them."""
-        for kept in self.shelf.messages.read(self.shelf.store, first, last):
-            if kept.key is not None:
-                self._held.keys[kept.seq] = kept.key
-        super().set_apart(first, last)
-
-    def forget(self, first: int, last: int) -> None:
-        """Their keys need not be known any more."""
-        keys = self._held.keys
-        if last - first < len(keys):
-            for seq in range(first, last + 1):
-                keys.pop(seq, None)
-        else:
-            for seq in [seq for seq in keys if first <= seq <= last]:
-                del keys[seq]
-
-    def keys_state(self) -> list[tuple[int, str]]:
-        """The key of each unacknowledged message."""
-        return list(self._held.keys.items())
-
-    def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
-        """Load ``keys_state``, before the leases."""
-        self._held.keys.update(keys)
-
-    def removed_keys_state(self) -> list[tuple[int, str]]:
-        """The key of each removed message that somebody works on, in an order that a restart does not change."""
-        return sorted((seq, key) for seq, (key, _) in self._held.removed.items())
-
-    def restore_removed_keys(self, keys: Sequence[tuple[int, str]]) -> None:
-        """Load ``removed_keys_state``, after the leases and what was removed."""
-        known = dict(keys)
-        for name, entries in self.removed.of.items():
-            of = {seq: known[seq] for first, last, *_ in entries for seq in range(first, last + 1) if seq in known}
-            self._held.keep_keys(self.leases.of[name], of)
-
-    def check(self) -> None:
-        """As for every durable; keys are known only of messages outside the backlog."""
-        super().check()
-        unacknowledged = {seq for first, last, *_ in self.leases.runs() for seq in range(first, last + 1)}
-        unacknowledged |= {seq for first, last, _ in self.redelivery.all_runs() for seq in range(first, last + 1)}
-        assert set(self._held.keys) <= unacknowledged | set(self.dying), (
-            "only keys of unacknowledged messages are known"
-        )

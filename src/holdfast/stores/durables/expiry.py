@@ -14,7 +14,7 @@ from holdfast.stores.durables.leases import Arrivals
 from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Rewind
 from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, block_parts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 RETENTION_STEP_MS = 1_000
@@ -86,20 +86,17 @@ def without_expired(durable: PendingMessages, first: int, last: int, now_ms: int
     """Release the expired among messages that the durable has; returns the others as runs."""
     ttl_ms = durable.definition.message_ttl_ms
     left = ScanResult()
-    while first <= last:
-        number = first // BLOCK_MESSAGES
-        end = min(last + 1, (number + 1) * BLOCK_MESSAGES)
+    for number, begin, end in block_parts(first, last):
         block = durable.shelf.counts.block(number)
         assert block is not None, "a message that is kept has a block"
         if block.timed:
-            _sort_expired(durable, durable.shelf.messages.read(durable.shelf.store, first, end - 1), now_ms, left)
+            _sort_expired(durable, durable.shelf.messages.read(durable.shelf.store, begin, end), now_ms, left)
         else:
-            live = durable.shelf.counts.first_since(now_ms - ttl_ms + 1, first, end) if ttl_ms else first
-            if live > first:
-                durable.gone(first, live - 1, "ttl")
-            if live < end:
-                left.add(live, end - 1)
-        first = end
+            live = durable.shelf.counts.first_since(now_ms - ttl_ms + 1, begin, end + 1) if ttl_ms else begin
+            if live > begin:
+                durable.gone(begin, live - 1, "ttl")
+            if live <= end:
+                left.add(live, end)
     return left.runs
 
 
@@ -150,7 +147,7 @@ def expire_backlog(durable: PendingMessages, now_ms: int, budget: Budget) -> Non
     while durable.undelivered > 0 and not budget.is_spent:
         cursor, before = backlog.cursor, durable.pending
         block = counts.block(cursor // BLOCK_MESSAGES)
-        is_read = block is not None and bool(block.live) and (block.timed or not backlog.arithmetic)
+        is_read = block is not None and bool(block.live) and (block.timed or not backlog.matcher.everything)
         reach = min(BLOCK_MESSAGES - cursor % BLOCK_MESSAGES, budget.looks if is_read else budget.messages)
         end = counts.first_since(cutoff_ms + 1, cursor, min(counts.next_seq, cursor + reach))
         if end == cursor:
@@ -183,16 +180,13 @@ def expire_own(durable: PendingMessages, kept: Kept) -> bool:
 
 def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None:
     """Keep acknowledged messages, except those whose own time ended while they were leased."""
-    while first <= last:
-        number = first // BLOCK_MESSAGES
-        end = min(last + 1, (number + 1) * BLOCK_MESSAGES)
+    for number, begin, end in block_parts(first, last):
         block = durable.shelf.counts.block(number)
         if block is not None and block.timed:
-            for kept in durable.shelf.messages.read(durable.shelf.store, first, end - 1):
+            for kept in durable.shelf.messages.read(durable.shelf.store, begin, end):
                 if 0 < expires_ms(kept) <= now_ms:
                     durable.shelf.counts.release(kept.seq, kept.seq)
                     durable.backlog.exclude(kept.seq, kept.seq)
-        first = end
 
 
 def retained(durable: PendingMessages, first: int, end: int) -> list[tuple[int, int]]:
@@ -201,22 +195,18 @@ def retained(durable: PendingMessages, first: int, end: int) -> list[tuple[int, 
     Cost: O(blocks + unacknowledged outside the backlog); with a matcher or a timed block, reads the block.
     """
     backlog = durable.backlog
-    apart = [(run[0], run[1]) for run in (*durable.leases.runs(), *durable.redelivery.all_runs())]
-    apart += [(seq, seq) for seq in durable.dying]
-    unacknowledged = SequenceSet(sorted((low, high) for low, high in apart if first <= high and low < end))
+    apart = sorted((low, high) for low, high, _ in durable.apart() if first <= high and low < end)
+    unacknowledged = SequenceSet(apart)
     result = ScanResult()
-    while first < end:
-        number = first // BLOCK_MESSAGES
-        stop = min(end, (number + 1) * BLOCK_MESSAGES)
-        block = durable.shelf.counts.block(number)
+    for number, begin, last in block_parts(first, end - 1):
+        block, stop = durable.shelf.counts.block(number), last + 1
         if block is not None and block.live:
             if _is_read(backlog, block):
-                _read(durable, block, unacknowledged, first, stop, result)
-            elif unacknowledged.next_member(first, stop) == backlog.excluded.next_member(first, stop) == stop:
-                result.add(first, stop - 1)
+                _read(durable, block, unacknowledged, begin, stop, result)
+            elif unacknowledged.next_member(begin, stop) == backlog.excluded.next_member(begin, stop) == stop:
+                result.add(begin, last)
             else:
-                _without(unacknowledged, backlog.excluded, first, stop, result)
-        first = stop
+                _without(unacknowledged, backlog.excluded, begin, stop, result)
     return result.runs
 
 
@@ -234,7 +224,7 @@ def _without(unacknowledged: SequenceSet, excluded: SequenceSet, first: int, end
 def _is_read(backlog: Backlog, block: Block) -> bool:
     """Whether the messages of a block must be read to know which of them a durable was given."""
     # A timed block may have a map's values, which a matcher cannot distinguish from messages.
-    return block.timed or not backlog.arithmetic
+    return block.timed or not backlog.matcher.everything
 
 
 def _read(
@@ -380,10 +370,7 @@ def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
     floor = old.cursor if old.floor is None else old.floor
     backlog = Backlog(durable.shelf, old.matcher, floor)
     backlog.excluded = SequenceSet(old.excluded.runs())
-    unacknowledged = [(run[0], run[1]) for run in durable.leases.runs()]
-    unacknowledged += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
-    unacknowledged += [(seq, seq) for seq in durable.dying]
-    for first, last in sorted(unacknowledged):
+    for first, last, _ in sorted(durable.apart()):
         backlog.exclude(first, last)
     return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms))
 

@@ -9,7 +9,7 @@ the old entries back in steps. Until it is done its messages count against the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
@@ -72,10 +73,6 @@ class KeyedResidue:
             self._entries.remove(self._shelf.store, self.of.namespace, key)
             self._give_back(entry)
         return entry
-
-    def silence(self) -> None:
-        """Report nothing more to watchers: the deletion of the durable was reported."""
-        self.of = msgspec.structs.replace(self.of, cause="")
 
     def _give_back(self, entry: Entry) -> None:
         self._shelf.counts.release(entry.revision, entry.revision)
@@ -215,9 +212,9 @@ class KeyedMessages:
         next_seq = self._shelf.counts.next_seq
         while self.oldest < next_seq and not budget.is_spent:
             one = Budget(1, budget.looks)
-            kept = self._read_on(next_seq, one)
+            passed = self._read_on(next_seq, one)
             budget.looks = one.looks
-            for entry in kept:
+            for entry in passed:
                 budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
                 return self.lose(entry.key, "limit_old")
@@ -303,19 +300,46 @@ class KeyedMessages:
             assert block is not None and block.references[entry.revision % BLOCK_MESSAGES], "an entry's message is kept"
 
 
-LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
-"""The entries' totals; subscribers with their key and the revision that each was given last."""
+class LastValueState(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="last_value"):
+    """A last-value durable in a snapshot: subscribers with their key and the revision that each was given last."""
+
+    keyed: KeyedState
+    subscribers: list[tuple[str, str, int]]
 
 
-class LastValue:
-    """One last-value durable. *Memory*: an item for each subscriber. *Cost*: O(1) a message and a look-up."""
+class KeyedDurable:
+    """Base of last values and maps."""
 
-    __slots__ = ("_by_key", "_seen", "definition", "keyed")
+    __slots__ = ("definition", "keyed")
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
         self.definition = definition
         self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, namespace)
-        self._seen: dict[str, tuple[str, int]] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many messages it keeps."""
+        return self.keyed.messages
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their bytes."""
+        return self.keyed.bytes
+
+    def drop(self, kept: Sequence[Kept]) -> Entry | None:
+        """Delete one message or value: ``kept`` is what the store has under its number, nothing or one."""
+        return self.keyed.lose_message(kept[0], "deleted") if kept else None
+
+
+class LastValue(KeyedDurable):
+    """One last-value durable. *Memory*: an item for each subscriber. *Cost*: O(1) a message and a look-up."""
+
+    __slots__ = ("_by_key", "attached")
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
+        super().__init__(definition, shelf, entries, namespace)
+        self.attached: dict[str, tuple[str, int]] = {}
+        """The key of each subscriber, and the revision that it was given last; in the order in which they came."""
         self._by_key: dict[str, dict[str, None]] = {}
 
     def key_for(self, message: Message) -> str | None:
@@ -335,6 +359,18 @@ class LastValue:
         self.keyed.set(key, seq, size, expires_ms)
         return key in self._by_key
 
+    def published(self, first_seq: int, positions: Sequence[int], batch: Batch) -> bool:
+        """These messages of the batch, of which the first is ``first_seq``, were counted for this durable. Returns
+        whether a subscriber follows one of their keys."""
+        is_followed = False
+        for position in positions:
+            message = batch.messages[position]
+            key = self.key_for(message)
+            assert key is not None, "a candidate has a key"
+            end_ms = batch.at_ms + message.ttl_ms if message.ttl_ms else 0
+            is_followed |= self.accept(key, first_seq + position, batch.sizes[position], end_ms)
+        return is_followed
+
     def attach(self, subscriber: str, key: str | None) -> bool:
         """Attach a subscriber for one key. Returns whether it can be given a value at once.
 
@@ -342,7 +378,7 @@ class LastValue:
         """
         key = self.check_key(self.definition, key)
         self.detach(subscriber)
-        self._seen[subscriber] = (key, 0)
+        self.attached[subscriber] = (key, 0)
         self._by_key.setdefault(key, {})[subscriber] = None
         return self.keyed.get(key) is not None
 
@@ -359,7 +395,7 @@ class LastValue:
 
     def detach(self, subscriber: str) -> bool:
         """A subscriber is gone. Returns whether it was there."""
-        known = self._seen.pop(subscriber, None)
+        known = self.attached.pop(subscriber, None)
         if known is None:
             return False
         followers = self._by_key[known[0]]
@@ -372,33 +408,27 @@ class LastValue:
         """The value of the subscriber's key if it was not delivered yet. Raises ``NotFound`` for an unknown one."""
         entry = self.unseen(subscriber)
         if entry is not None:
-            self._seen[subscriber] = (entry.key, entry.revision)
+            self.attached[subscriber] = (entry.key, entry.revision)
         return entry
 
     def unseen(self, subscriber: str) -> Entry | None:
         """What ``deliver`` would give. Raises ``NotFound`` for a subscriber that is not attached."""
-        known = self._seen.get(subscriber)
+        known = self.attached.get(subscriber)
         if known is None:
             raise NotFound("no such subscriber", durable=self.definition.name, subscriber=subscriber)
         key, seen = known
         entry = self.keyed.get(key)
         return entry if entry is not None and entry.revision > seen else None
 
-    @property
-    def attached(self) -> Mapping[str, object]:
-        """The attached subscribers."""
-        return self._seen
-
-    def subscribers(self) -> list[tuple[str, str]]:
-        """The attached subscribers with their keys, in the order in which they came."""
-        return [(subscriber, key) for subscriber, (key, _) in self._seen.items()]
-
-    @property
     def ready(self) -> bool:
         """Whether any subscriber could be given a value. Cost: O(subscribers)."""
-        return any(self.unseen(subscriber) is not None for subscriber in self._seen)
+        return any(map(self.ready_for, self.attached))
 
-    def next_ms(self) -> int | None:
+    def ready_for(self, subscriber: str) -> bool:
+        """Whether this subscriber could be given a value. Raises as ``unseen``."""
+        return self.unseen(subscriber) is not None
+
+    def next_deadline_ms(self) -> int | None:
         """When ``message_ttl`` has something to do next."""
         return self.keyed.next_ms(self.definition.message_ttl_ms)
 
@@ -407,25 +437,22 @@ class LastValue:
         ttl_ms = self.definition.message_ttl_ms
         return self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
 
-    def drop(self, kept: Sequence[Kept]) -> Entry | None:
-        """Delete one message: ``kept`` is what the store has under its number, nothing or one."""
-        return self.keyed.lose_message(kept[0], "deleted") if kept else None
-
     def state(self) -> LastValueState:
         """What a snapshot keeps besides the entries."""
-        return self.keyed.state(), [(name, key, seen) for name, (key, seen) in self._seen.items()]
+        subscribers = [(name, key, seen) for name, (key, seen) in self.attached.items()]
+        return LastValueState(self.keyed.state(), subscribers)
 
     def restore(self, state: LastValueState) -> None:
         """Take up ``state``."""
-        totals, subscribers = state
-        self.keyed.restore(totals)
-        for subscriber, key, seen in subscribers:
+        self.keyed.restore(state.keyed)
+        for subscriber, key, seen in state.subscribers:
             self.attach(subscriber, key)
-            self._seen[subscriber] = (key, seen)
+            self.attached[subscriber] = (key, seen)
 
     def check(self) -> None:
         """Every law of the entries; followers by key are the subscribers' keys. O(n)."""
         self.keyed.check()
         by_key = {(key, subscriber) for key, followers in self._by_key.items() for subscriber in followers}
-        assert by_key == {(key, subscriber) for subscriber, (key, _) in self._seen.items()}, "followers are subscribers"
+        subscribers = {(key, subscriber) for subscriber, (key, _) in self.attached.items()}
+        assert by_key == subscribers, "followers are subscribers"
         assert all(self._by_key.values()), "a key without followers is forgotten"

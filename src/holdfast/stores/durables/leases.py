@@ -14,9 +14,11 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final
 
+import msgspec
+
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.deadlines import Deadlines, earlier
-from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.ports import BLOCK_MESSAGES, block_parts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 Lease = tuple[int, int, int, int]  # first, last, delivery count, deadline in milliseconds (0 for none)
@@ -26,21 +28,27 @@ HANDED_OUT_MAX = 256
 oldest."""
 
 
+class HolderState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A subscriber in a snapshot; see ``Holder``."""
+
+    name: str
+    key: str | None
+    polls: bool
+    since_ms: int
+    session: str
+    runs: list[Lease]
+    started: list[tuple[int, int]] | None
+    carried: list[tuple[int, int]]
+    unsent: list[tuple[int, int]]
+    again: list[tuple[int, int]]
+
+
 class Holder:
     """What one subscriber holds."""
 
     __slots__ = (
-        "_handed_out",
-        "again",
-        "carried",
-        "held",
-        "key",
-        "polls",
-        "runs",
-        "session",
-        "since_ms",
-        "started",
-        "unsent",
+        *("_handed_out", "again", "carried", "held", "key", "polls", "runs"),
+        *("session", "since_ms", "started", "unsent"),
     )
 
     def __init__(self, key: str | None = None, *, polls: bool = False, since_ms: int = 0, session: str = "") -> None:
@@ -59,7 +67,7 @@ class Holder:
         self.again = SequenceSet()
         """What of it a subscriber had before, without a delivery that counted (``HANDED_OUT``)."""
         self._handed_out: list[tuple[int, int, int]] = []
-        """First, last and time of the newest hand-outs, oldest first. Not in a snapshot: absent after a restart."""
+        """First, last and time of the newest hand-outs, oldest first."""
 
     def handed_out(self, first: int, last: int, now_ms: int, deliveries: int = 0) -> None:
         """Note when a run was handed out that had this many deliveries before. Cost: O(1), amortized O(log runs)."""
@@ -115,9 +123,11 @@ class Holder:
             fresh.remove(first, last)
         return fresh
 
-    def check(self) -> None:
-        """Noted hand-outs are bounded."""
-        assert len(self._handed_out) <= HANDED_OUT_MAX, "noted hand-outs are bounded"
+    def state(self, name: str) -> HolderState:
+        """What a snapshot keeps. When it was handed out is not known after a restart."""
+        started = None if self.started is None else self.started.runs()
+        marks = self.carried.runs(), self.unsent.runs(), self.again.runs()
+        return HolderState(name, self.key, self.polls, self.since_ms, self.session, self.runs, started, *marks)
 
     def held_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """What of a range it holds. Cost: O(log runs + runs touched)."""
@@ -256,6 +266,16 @@ class Leases:
         for holder in self.of.values():
             yield from holder.runs
 
+    def restore(self, state: HolderState) -> None:
+        """Take up a subscriber with what it holds."""
+        holder = Holder(state.key, polls=state.polls, since_ms=state.since_ms, session=state.session)
+        self.of[state.name] = holder
+        for run in state.runs:
+            self.hold(holder, run)
+        holder.started = None if state.started is None else SequenceSet(state.started)
+        holder.carried, holder.unsent = SequenceSet(state.carried), SequenceSet(state.unsent)
+        holder.again = SequenceSet(state.again)
+
     def check(self) -> None:
         """Totals and deadlines are those of the runs, and no message is held twice."""
         total = 0
@@ -264,7 +284,7 @@ class Leases:
             assert holder.runs == sorted(holder.runs), "runs are ascending"
             held = sum(run[1] - run[0] + 1 for run in holder.runs)
             assert held == holder.held, "a subscriber's total is that of its runs"
-            holder.check()
+            assert len(holder._handed_out) <= HANDED_OUT_MAX, "noted hand-outs are bounded"
             marks = [holder.started or SequenceSet(), holder.carried, holder.unsent, holder.again]
             for first, last in [run for marked in marks for run in marked.runs()]:
                 held_of = sum(high - low + 1 for low, high in holder.held_of(first, last))
@@ -374,10 +394,6 @@ class RedeliveryQueue:
             return seq
         return self.runs[index + 1][0] if index + 1 < len(self.runs) else None
 
-    def between(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The messages of a range that can be handed out now, as runs. Cost: O(log runs + runs found)."""
-        return _within(self.runs, first, last)
-
     def add_later(self, at_ms: int, seq: int, deliveries: int) -> None:
         """This one can be handed out from ``at_ms`` on."""
         self.total += 1
@@ -477,16 +493,13 @@ class Arrivals:
 
     def add(self, first: int, last: int) -> None:
         """These wait now."""
-        while first <= last:
-            number = first // BLOCK_MESSAGES
-            end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+        for number, begin, end in block_parts(first, last):
             block = self._shelf.counts.block(number)
             if block is not None and block.timed:
-                self._add_each(first, end)
+                self._add_each(begin, end)
             else:
-                known_ms, at_ms = self._by_block.get(number), self._shelf.counts.published_ms(first)
+                known_ms, at_ms = self._by_block.get(number), self._shelf.counts.published_ms(begin)
                 self._by_block.set(number, at_ms if known_ms is None else min(known_ms, at_ms))
-            first = end + 1
         if len(self._by_message) > 64 + 2 * self._redelivery.total:
             left = {seq: at_ms for seq, at_ms in self._by_message.items().items() if self._redelivery.waits(seq)}
             self._by_message = Deadlines(left)
@@ -525,7 +538,7 @@ class Arrivals:
             block = counts.block(number)
             if block is not None and block.timed:
                 # A later message of the block has a time of its own.
-                for first, last in self._redelivery.between(begin, end - 1):
+                for first, last in _within(self._redelivery.runs, begin, end - 1):
                     self._add_each(first, last)
                 continue
             seq = self._redelivery.first_from(begin)
@@ -534,3 +547,99 @@ class Arrivals:
                 if counts.published_ms(seq) == at_ms:
                     return at_ms
         return None
+
+
+REMOVED_MAX: Final = 1_024
+"""Entries of one subscriber. Above it the oldest is forgotten: its acknowledgement is stale without a cause."""
+
+Entry = tuple[int, int, int, str]
+"""First, last, deadline in milliseconds (0 for none), and cause."""
+
+
+class Removals:
+    """What left a durable while a subscriber held it: why its acknowledgement is stale, and who has its key.
+
+    Entries by subscriber, in the order in which they were removed. One ends when the subscriber answers for its message
+    or is detached, and is of no use from its deadline on: then the message would have been taken back in any case.
+    Cost of each method: O(entries).
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[Entry]] = {}
+
+    def add(self, subscriber: str, runs: Sequence[Lease], cause: str) -> list[Entry]:
+        """These left the durable. Returns what is forgotten for it."""
+        entries = self.of.setdefault(subscriber, [])
+        for first, last, _, deadline_ms in runs:
+            if entries and (entries[-1][1], *entries[-1][2:]) == (first - 1, deadline_ms, cause):
+                entries[-1] = entries[-1][0], last, deadline_ms, cause
+            else:
+                entries.append((first, last, deadline_ms, cause))
+        forgotten = entries[:-REMOVED_MAX]
+        del entries[:-REMOVED_MAX]
+        return forgotten
+
+    def take(self, subscriber: str, first: int, last: int) -> tuple[list[Entry], list[Entry]]:
+        """The subscriber answers for these. Returns what of them was removed, and what is forgotten for the parts of
+        entries that are left."""
+        entries = self.of.get(subscriber)
+        if not entries:
+            return [], []
+        taken: list[Entry] = []
+        left: list[Entry] = []
+        for low, high, deadline_ms, cause in entries:
+            begin, end = max(low, first), min(high, last)
+            if begin > end:
+                left.append((low, high, deadline_ms, cause))
+                continue
+            taken.append((begin, end, deadline_ms, cause))
+            left += [(low, begin - 1, deadline_ms, cause)] if low < begin else []
+            left += [(end + 1, high, deadline_ms, cause)] if end < high else []
+        return taken, self._keep(subscriber, left)
+
+    def renew(self, subscriber: str, first: int, last: int, deadline_ms: int) -> tuple[list[Entry], list[Entry]]:
+        """The application works on these: their time begins. Returns those that were removed, and what is forgotten."""
+        taken, forgotten = self.take(subscriber, first, last)
+        renewed = [(low, high, deadline_ms, cause) for low, high, _, cause in taken]
+        if renewed:
+            forgotten += self._keep(subscriber, self.of.get(subscriber, []) + renewed)
+        return renewed, forgotten
+
+    def leave(self, subscriber: str) -> list[Entry]:
+        """The subscriber is detached."""
+        return self.of.pop(subscriber, [])
+
+    def end(self, now_ms: int) -> list[Entry]:
+        """Forget those whose deadline has come."""
+        ended = [entry for entries in self.of.values() for entry in entries if 0 < entry[2] <= now_ms]
+        for name, entries in list(self.of.items()) if ended else ():
+            self._keep(name, [entry for entry in entries if not 0 < entry[2] <= now_ms])
+        return ended
+
+    def postpone(self, until_ms: int) -> bool:
+        """No deadline comes before then. Returns whether one would have."""
+        early = any(0 < entry[2] < until_ms for entries in self.of.values() for entry in entries)
+        for name, entries in self.of.items() if early else ():
+            self.of[name] = [
+                (first, last, max(deadline_ms, until_ms) if deadline_ms else 0, cause)
+                for first, last, deadline_ms, cause in entries
+            ]
+        return early
+
+    def next_ms(self) -> int | None:
+        """The first deadline, or None."""
+        return min((entry[2] for entries in self.of.values() for entry in entries if entry[2]), default=None)
+
+    def _keep(self, subscriber: str, entries: list[Entry]) -> list[Entry]:
+        """Keep these, the newest of them above the bound. Returns what is forgotten."""
+        if entries:
+            self.of[subscriber] = entries[-REMOVED_MAX:]
+        else:
+            self.of.pop(subscriber, None)
+        return entries[:-REMOVED_MAX]
+
+    def check(self) -> None:
+        """Entries are bounded, and none is empty."""
+        for entries in self.of.values():
+            assert 0 < len(entries) <= REMOVED_MAX, "entries are bounded"
+            assert all(first <= last for first, last, *_ in entries), "an entry is not empty"

@@ -17,30 +17,33 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
+import msgspec
+
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.definitions.reader import TIME_MS_MAX
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
+from holdfast.stores.durables.keyed import KeyedDurable, KeyedState
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget, Deadlines
-from holdfast.stores.values.ports import Entries, Entry, Kept
+from holdfast.stores.values.ports import Entries
 from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 LOCKS_MAX: Final = 65_536  # locks of one map at a time; one more is refused
 WHOLE_MAP: Final = ""
 
-LocksState = tuple[int, list[tuple[str, str, int, int]]]
 
-
-@dataclass(frozen=True, slots=True)
-class KeyLock:
+class KeyLock(msgspec.Struct, frozen=True, array_like=True):
     """One lock: it is free again at ``until_ms``, not before."""
 
     key: str
     owner: str
     fence: int
     until_ms: int
+
+
+LocksState = tuple[int, list[KeyLock]]
+"""The highest token given out, and the locks."""
 
 
 class Locks:
@@ -124,16 +127,12 @@ class Locks:
         if owner is None:
             raise _not_holder(next(iter(keys), WHOLE_MAP), fence, None)
 
-    def require_none(self, keys: Sequence[str], now_ms: int) -> None:
-        """Check that nobody has a lock on any of the keys, or on the whole map. Raises as ``release``."""
-        for key in (WHOLE_MAP, *keys):
+    def require_none(self, keys: Sequence[str] | None, now_ms: int) -> None:
+        """Check that nobody has a lock on the keys (None: on any), or on the whole map. Raises as ``release``."""
+        for key in (WHOLE_MAP, *(sorted(self._held) if keys is None else keys)):
             lock = self.held(key, now_ms)
             if lock is not None:
                 raise _not_holder(key, 0, lock)
-
-    def keys(self) -> list[str]:
-        """Every key with a lock, in order. *Cost*: O(locks)."""
-        return sorted(self._held)
 
     def release_owner(self, owner: str) -> list[KeyLock]:
         """Free every lock of an owner that is gone. Returns them, by key."""
@@ -151,14 +150,14 @@ class Locks:
 
     def state(self) -> LocksState:
         """What a snapshot keeps."""
-        return self.fence, [(lock.key, lock.owner, lock.fence, lock.until_ms) for lock in self._held.values()]
+        return self.fence, list(self._held.values())
 
     def restore(self, state: LocksState) -> None:
         """Take up ``state``."""
         self.fence, locks = state
-        for key, owner, fence, until_ms in locks:
-            self._held[key] = KeyLock(key, owner, fence, until_ms)
-            self._due.set(key, until_ms)
+        for lock in locks:
+            self._held[lock.key] = lock
+            self._due.set(lock.key, lock.until_ms)
 
     def check(self) -> None:
         """Each lock has its own token and a deadline; no lock of another excludes one. O(n)."""
@@ -188,7 +187,14 @@ def _not_holder(key: str, fence: int, lock: KeyLock | None) -> Conflict:
     )
 
 
-MapState = tuple[KeyedState, LocksState]
+class MapState(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="map"):
+    """A map in a snapshot."""
+
+    keyed: KeyedState
+    locks: LocksState
+    attached: list[str]
+
+
 ROOM_LOOKS: Final = 16_384  # the most messages that one change examines to make room; Expire continues after it
 
 
@@ -217,16 +223,15 @@ class MapPlan:
     added_bytes: int
 
 
-class Map:
+class Map(KeyedDurable):
     """One map. *Memory*: an item for each lock. *Cost*: a look-up for each key changed."""
 
-    __slots__ = ("definition", "keyed", "locks", "sessions")
+    __slots__ = ("attached", "locks")
 
     def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
-        self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries, namespace=namespace)
+        super().__init__(definition, shelf, entries, namespace)
         self.locks = Locks()
-        self.sessions: dict[str, None] = {}
+        self.attached: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""
 
     def plan(self, command: MapChange) -> MapPlan:
@@ -253,7 +258,7 @@ class Map:
             # To remove all needs the whole map's lock: no single key stands for it.
             self.locks.require(command.fence, keys or [""], command.at_ms)
         elif len(self.locks):
-            self.locks.require_none(self.locks.keys() if command.remove_all else keys, command.at_ms)
+            self.locks.require_none(None if command.remove_all else keys, command.at_ms)
 
     def _plan_all(self) -> MapPlan:
         keys = tuple(entry.key for entry in self.keyed.scan())
@@ -326,7 +331,16 @@ class Map:
             discarded.append(Change(entry.key, entry.revision, "discarded"))
         return discarded
 
-    def next_ms(self) -> int | None:
+    def ready(self) -> bool:
+        """Nothing is delivered: it is read by key, and watched."""
+        return False
+
+    def ready_for(self, subscriber: str) -> bool:
+        """As ``ready``."""
+        del subscriber
+        return False
+
+    def next_deadline_ms(self) -> int | None:
         """When a value or a lock ends next."""
         times = [self.keyed.next_ms(self.definition.message_ttl_ms), self.locks.next_ms()]
         if self.is_over:
@@ -340,19 +354,15 @@ class Map:
         changes = [Change(entry.key, entry.revision, "expired") for entry in expired]
         return changes + self._make_room(budget)
 
-    def drop(self, kept: Sequence[Kept]) -> Entry | None:
-        """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""
-        return self.keyed.lose_message(kept[0], "deleted") if kept else None
-
     def state(self) -> MapState:
         """What a snapshot keeps besides the entries."""
-        return self.keyed.state(), self.locks.state()
+        return MapState(self.keyed.state(), self.locks.state(), list(self.attached))
 
     def restore(self, state: MapState) -> None:
         """Take up ``state``."""
-        totals, locks = state
-        self.keyed.restore(totals)
-        self.locks.restore(locks)
+        self.keyed.restore(state.keyed)
+        self.locks.restore(state.locks)
+        self.attached = dict.fromkeys(state.attached)
 
     def check(self) -> None:
         """Every law of the entries and the locks; limits hold. O(n)."""

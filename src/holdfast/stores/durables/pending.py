@@ -13,12 +13,13 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.definitions.cluster import DurableDefinition
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, ScanResult, Shelf, expires_ms
-from holdfast.stores.durables.leases import Holder, Lease, Leases, RedeliveryQueue, joined
-from holdfast.stores.durables.removed import Entry, Removals
+from holdfast.stores.durables.leases import Entry, HolderState, Lease, Leases, RedeliveryQueue, Removals, Run, joined
+from holdfast.stores.values import deadlines
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready, Withdrawn
+from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -30,20 +31,7 @@ Browsed = tuple[list[tuple[int, int]], int | None, int]
 """Numbers with their deliveries; above which number to go on, None for the end; how many looks are left."""
 
 
-class Marks(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One subscriber in a snapshot, and marks of what it holds; see ``Holder``."""
-
-    name: str
-    polls: bool
-    started: list[tuple[int, int]] | None
-    carried: list[tuple[int, int]]
-    since_ms: int
-    unsent: list[tuple[int, int]]
-    again: list[tuple[int, int]]
-    session: str
-
-
-class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
     """A durable in a snapshot."""
 
     start: int
@@ -52,7 +40,7 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     excluded: list[tuple[int, int]]
     delayed: list[tuple[int, int, int]]
     delayed_total: int
-    subscribers: list[tuple[str, str | None, list[tuple[int, int, int, int]]]]
+    holders: list[HolderState]
     redelivery: list[tuple[int, int, int]]
     later: list[tuple[int, int, int]]
     dying: list[tuple[int, str, int]]
@@ -63,15 +51,16 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tally: list[int]
     causes: dict[str, int]
     keys: list[tuple[int, str]]
+    """Of a key-ordered durable: of each unacknowledged message."""
     cursor_ms: int
     floor_ms: int
-    marks: list[Marks]
     replayed: list[tuple[int, int]]
     discards_ms: int
     rewind_to: int | None
     rewind_ms: int
     removed: list[tuple[str, list[Entry]]]
     removed_keys: list[tuple[int, str]]
+    """Those that it keeps for who works on removed messages."""
 
 
 @dataclass(slots=True)
@@ -148,6 +137,11 @@ class PendingMessages:
         oldest += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
         return oldest + [seq for _, seq, _ in self.redelivery.later]
 
+    def apart(self) -> list[Run]:
+        """The runs of messages outside the backlog with their deliveries, in no particular order."""
+        runs = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
+        return runs + [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
+
     def arrived_ms(self, seq: int) -> int:
         """When a message that is kept began to live: when it was published, or became due."""
         block = self.shelf.counts.block(seq // BLOCK_MESSAGES)
@@ -182,11 +176,9 @@ class PendingMessages:
         Also returns the number above which to continue, None at the end, and how many looks are left. Cost: O(messages
         outside the backlog), and ``looks`` messages read, about 5 microseconds each.
         """
-        apart = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
-        apart += [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
         page = [
             (seq, max(deliveries, 0))
-            for first, last, deliveries in apart
+            for first, last, deliveries in self.apart()
             for seq in range(max(first, after + 1), last + 1)
         ]
         page += [(kept.seq, 0) for kept in self.backlog.passed_delayed() if kept.seq > after]
@@ -287,6 +279,132 @@ class PendingMessages:
         self.backlog.exclude(seq, seq)
         return True
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether every message that is published is accepted, so that a batch is counted at once."""
+        definition = self.definition
+        limited = definition.discard is Discard.NEW and (definition.message_limit or definition.bytelimit)
+        return self.backlog.matcher.everything and not limited
+
+    def admits(self, candidates: Sequence[int], batch: Batch) -> Sequence[int]:
+        """Which of these matching positions in the batch the limits admit. Changes nothing."""
+        definition = self.definition
+        messages, size = definition.message_limit, definition.bytelimit
+        if definition.discard is Discard.OLD or not (messages or size):
+            return candidates
+        admitted: list[int] = []
+        pending, pending_bytes = self.pending, self.pending_bytes
+        for position in candidates:
+            if (messages and pending >= messages) or (size and pending_bytes + batch.sizes[position] > size):
+                continue
+            pending += 1
+            pending_bytes += batch.sizes[position]
+            admitted.append(position)
+        return admitted
+
+    def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
+        """Where the durable discards its oldest messages, discard what is over its limits."""
+        definition = self.definition
+        if definition.discard is Discard.OLD and (definition.message_limit or definition.bytelimit):
+            if self.rewind_to is None:
+                self.discard_old(now_ms, budget)
+            elif self.is_over():
+                # The oldest messages are those that the rewind has not reached.
+                self.discards_ms = now_ms
+        else:
+            self.discards_ms = 0
+
+    def discard_old(self, now_ms: int, budget: Budget | None = None) -> None:
+        """Discard the oldest messages, held or not, until the limits hold; parked ones first.
+
+        Without a budget, one call examines about ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
+        """
+        if budget is None:
+            budget = Budget(deadlines.DISCARD_LOOKS, deadlines.DISCARD_LOOKS)
+        self.discards_ms = 0
+        while self.is_over() and not budget.is_spent:
+            before = self.pending
+            if not self._discard_some(now_ms, budget):
+                return
+            budget.messages -= before - self.pending
+        if budget.is_spent and self.is_over():
+            self.discards_ms = now_ms
+
+    def is_over(self) -> bool:
+        """Whether the durable keeps more than its limits allow."""
+        messages, size = self.definition.message_limit, self.definition.bytelimit
+        return 0 < messages < self.pending or 0 < size < self.pending_bytes
+
+    def _discard_some(self, now_ms: int, budget: Budget) -> bool:
+        """Discard the oldest messages, held or not, or search further for them; False if there is none."""
+        if self.parks and self.dying:
+            parked = next(iter(self.dying))
+            self.take_dying(parked)
+            self.gone(parked, parked, "limit_old")
+            return True
+        limit = self.definition.message_limit
+        want = min(budget.messages, max(1, self.pending - limit)) if limit else 1
+        oldest = self._oldest(budget)
+        first, place = oldest[0]
+        if self.undelivered > 0 and self.backlog.cursor < first:
+            cursor, passed = self.backlog.cursor, self.backlog.delayed_total
+            runs = self.scan(want, now_ms, None if first == _HIGH else first, budget).runs
+            for low, high in runs:
+                if self.backlog.delayed_total > passed:
+                    self.set_apart(low, high)  # an older one is delayed: it goes first
+                else:
+                    self.gone(low, high, "limit_old")
+            if runs or self.backlog.cursor > cursor or budget.is_spent:
+                return True
+        if first == _HIGH:
+            return False
+        # Up to the next place that has an older one.
+        last = min(first + want, oldest[1][0]) - 1
+        match place:
+            case "waiting":
+                run = self.redelivery.take(last - first + 1)
+                assert run is not None, "it waits"
+                last = run[1]
+            case "returned later":
+                self.redelivery.remove(first)
+                last = first
+            case "delayed":
+                delayed = self.backlog.take_oldest_delayed()
+                assert delayed == first, "it is the oldest"
+                last = first
+            case _:
+                last = self.remove_held(place.removeprefix("held "), first, last, "limit_old")
+        self.gone(first, last, "limit_old")
+        return True
+
+    def _oldest(self, budget: Budget) -> list[tuple[int, str]]:
+        """The lowest number in each place outside the backlog, ascending, and an end. Cost: O(subscribers + messages
+        that came back with a delay), and reads one block of delayed ones."""
+        redelivery = self.redelivery
+        oldest = [(holder.runs[0][0], f"held {name}") for name, holder in self.leases.of.items() if holder.runs]
+        oldest += [(run[0], "waiting") for run in redelivery.runs[:1]]
+        if redelivery.later:
+            budget.looks -= len(redelivery.later)
+            oldest.append((min(seq for _, seq, _ in redelivery.later), "returned later"))
+        delayed = self.backlog.oldest_delayed()
+        if delayed is not None:
+            budget.looks -= BLOCK_MESSAGES
+            oldest.append((delayed, "delayed"))
+        return [*sorted(oldest), (_HIGH, ""), (_HIGH, "")]
+
+    def remove_held(self, subscriber: str, first: int, last: int, cause: str) -> int:
+        """Take from a subscriber, without giving it back, what it holds from ``first`` on, up to ``last`` or the end of
+        the run. Returns its last number."""
+        holder = self.leases.of[subscriber]
+        last = holder.held_of(first, last)[0][1]
+        runs = self.leases.take(holder, first, last)
+        self.withdraw(subscriber, runs, cause)
+        self.let_go(self.removed.add(subscriber, runs, cause))
+        return last
+
+    def let_go(self, entries: Sequence[Entry]) -> None:
+        """The application does not work any more on these, which were removed from the durable."""
+
     def state(self) -> ConsumptionState:
         """What a snapshot keeps. Cost: O(messages outside the backlog)."""
         backlog, tally, redelivery = self.backlog, self.tally, self.redelivery
@@ -300,7 +418,7 @@ class PendingMessages:
             if scanned_ms
             else [],
             backlog.delayed_total,
-            [(name, holder.key, holder.runs) for name, holder in self.leases.of.items()],
+            [holder.state(name) for name, holder in self.leases.of.items()],
             redelivery.runs,
             sorted(redelivery.later) if redelivery.later else [],
             [(seq, cause, deliveries) for seq, (cause, deliveries) in self.dying.items()] if self.dying else [],
@@ -310,28 +428,15 @@ class PendingMessages:
             self.pending_bytes,
             [tally.delivered, tally.redelivered, tally.acknowledged, tally.lapsed, tally.dead_letters],
             self.causes,
-            self.keys_state(),
+            [],
             backlog.cursor_ms,
             backlog.floor_ms,
-            [
-                Marks(
-                    name,
-                    of.polls,
-                    None if of.started is None else of.started.runs(),
-                    of.carried.runs(),
-                    of.since_ms,
-                    of.unsent.runs(),
-                    of.again.runs(),
-                    of.session,
-                )
-                for name, of in self.leases.of.items()
-            ],
             self.replayed.runs() if self.replayed else [],
             self.discards_ms,
             self.rewind_to,
             self.rewind_ms,
             list(self.removed.of.items()),
-            self.removed_keys_state(),
+            [],
         )
 
     def restore(self, state: ConsumptionState) -> None:
@@ -346,17 +451,8 @@ class PendingMessages:
             backlog.delayed.set(number, at_ms)
             backlog.scanned_ms[number] = scanned_ms
         backlog.delayed_total = state.delayed_total
-        self.restore_keys(state.keys)
-        for name, key, runs in state.subscribers:
-            holder = self.leases.of[name] = Holder(key)
-            for run in runs:
-                self.leases.hold(holder, run)
-        for marks in state.marks:
-            holder = self.leases.of[marks.name]
-            holder.polls, holder.since_ms, holder.session = marks.polls, marks.since_ms, marks.session
-            holder.started = None if marks.started is None else SequenceSet(marks.started)
-            holder.carried, holder.unsent = SequenceSet(marks.carried), SequenceSet(marks.unsent)
-            holder.again = SequenceSet(marks.again)
+        for holder in state.holders:
+            self.leases.restore(holder)
         for first, last, deliveries in state.redelivery:
             self.redelivery.add(first, last, deliveries)
         for at_ms, seq, deliveries in state.later:
@@ -371,20 +467,3 @@ class PendingMessages:
         self.discards_ms = state.discards_ms
         self.rewind_to, self.rewind_ms = state.rewind_to, state.rewind_ms
         self.removed.of = {name: list(entries) for name, entries in state.removed}
-        self.restore_removed_keys(state.removed_keys)
-
-    def keys_state(self) -> list[tuple[int, str]]:
-        """What a key-ordered durable knows of keys."""
-        return []
-
-    def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
-        """Take up ``keys_state``."""
-        assert not keys, "only a key-ordered durable knows keys"
-
-    def removed_keys_state(self) -> list[tuple[int, str]]:
-        """The keys that a key-ordered durable keeps for those who work on removed messages."""
-        return []
-
-    def restore_removed_keys(self, keys: Sequence[tuple[int, str]]) -> None:
-        """Take up ``removed_keys_state``."""
-        assert not keys, "only a key-ordered durable knows keys"

@@ -15,18 +15,7 @@ from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine import map_commands
 from holdfast.stores.machine.store import Cluster, Store, check_cluster, check_store
-from holdfast.stores.values.commands import (
-    Acknowledge,
-    Acknowledged,
-    CommitPart,
-    CommitParts,
-    MapChange,
-    MapChanged,
-    PartsCommitted,
-    Publish,
-    Published,
-    Result,
-)
+from holdfast.stores.values import commands
 from holdfast.stores.values.messages import Batch
 
 
@@ -53,7 +42,7 @@ class _Room:
         added[1] -= size
 
 
-def refusal(cluster: Cluster, command: CommitParts) -> tuple[int, HoldfastError] | None:
+def refusal(cluster: Cluster, command: commands.CommitParts) -> tuple[int, HoldfastError] | None:
     """The first part that would be refused, by its position, and why; None when all of them can be carried out."""
     room = _Room(cluster)
     for position, part in enumerate(command.parts):
@@ -65,34 +54,37 @@ def refusal(cluster: Cluster, command: CommitParts) -> tuple[int, HoldfastError]
                     store=part.store,
                 )
             match part:
-                case Acknowledge():
+                case commands.Acknowledge():
                     _look_at_acknowledgement(cluster, part, room)
-                case MapChange():
+                case commands.MapChange():
                     _look_at_change(cluster, part, room)
-                case Publish():
+                case commands.Publish():
                     _look_at_publication(cluster, part, room)
         except HoldfastError as error:
             return position, error
     return None
 
 
-def carry_out(cluster: Cluster, command: CommitParts, handle: Callable[[CommitPart], Result]) -> PartsCommitted:
+def carry_out(
+    cluster: Cluster, command: commands.CommitParts, handle: Callable[[commands.CommitPart], commands.Result]
+) -> commands.PartsCommitted:
     """Carry out every part with ``handle``. Raises the refusal of the first that is refused: nothing has changed."""
-    found = refusal(cluster, command)
-    if found is not None:
-        raise found[1]
-    results: list[Acknowledged | MapChanged | Published] = []
+    refused = refusal(cluster, command)
+    if refused is not None:
+        raise refused[1]
+    results: list[commands.Acknowledged | commands.MapChanged | commands.Published] = []
     for part in command.parts:
         try:
             result = handle(part)
         except HoldfastError as error:
             raise AssertionError(f"a part that passed its check was refused: {error}") from error
-        assert isinstance(result, Acknowledged | MapChanged | Published), "each part has its result"
+        kinds = commands.Acknowledged | commands.MapChanged | commands.Published
+        assert isinstance(result, kinds), "each part has its result"
         results.append(result)
-    return PartsCommitted(results)
+    return commands.PartsCommitted(results)
 
 
-def _look_at_acknowledgement(cluster: Cluster, part: Acknowledge, room: _Room) -> None:
+def _look_at_acknowledgement(cluster: Cluster, part: commands.Acknowledge, room: _Room) -> None:
     store, durable = cluster.find(part.store, part.durable)
     if not isinstance(durable, Consumption):
         raise InvalidRequest(
@@ -130,14 +122,14 @@ def _is_limited(cluster: Cluster, store: Store) -> bool:
     return any((of_cluster.message_limit, of_cluster.bytelimit, of_store.message_limit, of_store.bytelimit))
 
 
-def _look_at_change(cluster: Cluster, part: MapChange, room: _Room) -> None:
+def _look_at_change(cluster: Cluster, part: commands.MapChange, room: _Room) -> None:
     store = cluster.store(part.store)
     plan = map_commands.checked_plan(store, map_commands.map_of(store, part.map), part)
     if plan.keys:
         room.take(store, plan.added_messages, plan.added_bytes)
 
 
-def _look_at_publication(cluster: Cluster, part: Publish, room: _Room) -> None:
+def _look_at_publication(cluster: Cluster, part: commands.Publish, room: _Room) -> None:
     store = cluster.store(part.store)
     if not part.messages:
         raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)

@@ -1,7 +1,7 @@
 """Explains the fate of one message in every durable of its store.
 
 A durable does not record how each message left it. So ``gone`` comes with ``possible``: the causes that the durable's
-counters and parameters allow. A single possible cause is certain.
+counters and parameters allow. A single possible cause is certain. ``docs/reference/stores.md`` lists both.
 """
 
 from __future__ import annotations
@@ -21,34 +21,6 @@ Facts = dict[str, object]
 
 LETTERS_MAX: Final = 4_096
 """Numbers of the dead-letter store, from the newest, among which the letter of one message is searched."""
-FATES: Final = {
-    "waiting": "nobody holds it; it is delivered next, or when its key is free",
-    "delayed": "it is delivered to nobody before ``until_ms``",
-    "held": "``subscriber`` holds it until ``until_ms``; ``since_ms`` is absent where it is not known any more",
-    "dying": "it waits for its dead letter to be stored",
-    "parked": "it was delivered too often and waits for an operator",
-    "acknowledged": "it is retained, to be rewound to",
-    "value": "it is the value of its key",
-    "not_wanted": "the durable's matcher does not take it, or by ``reason`` no_key, delayed or no_map_value",
-    "earlier": "it was published before the durable was made, or purged",
-    "expired": "its own time-to-live ended before it was delivered",
-    "dead_lettered": "its letter is message ``letter_seq`` of ``dead_letter_store``",
-    "gone": "it left the durable; ``possible`` are the causes that the durable's counters and parameters allow",
-    "unknown": "no durable keeps it, so whether the durable wanted it is not known; ``possible`` as for gone",
-}
-"""What ``fate`` says."""
-POSSIBLE: Final = {
-    "acknowledged": "a subscriber acknowledged it",
-    "expired": "a time-to-live ended",
-    "discarded": "a limit discarded or refused it",
-    "dead_lettered": "it became a dead letter that is not among the newest, or is not kept any more",
-    "rejected": "it was rejected, and there was no dead-letter store",
-    "deleted": "an administrator deleted it",
-    "lost": "it was lost to damage that an operator repaired",
-    "replaced": "a newer message took its key",
-    "not_wanted": "it was not for this durable",
-}
-"""What ``possible`` says."""
 
 
 def explain(state: State, name: str, seq: int) -> Facts:
@@ -64,17 +36,17 @@ def explain(state: State, name: str, seq: int) -> Facts:
         raise NotFound(
             "the store has not given out this number", store=name, seq=seq, last_seq=store.counts.next_seq - 1
         )
-    kept = next(iter(store.shelf.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
+    message = next(iter(store.shelf.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
     durables = [
-        {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, kept)}
+        {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, message)}
         for durable, found in sorted(store.durables.items())
     ]
     return {
         "store": name,
         "seq": seq,
-        "is_kept": kept is not None,
-        "published_ms": kept.published_ms if kept is not None else None,
-        "key": kept.key if kept is not None else None,
+        "is_kept": message is not None,
+        "published_ms": message.published_ms if message is not None else None,
+        "key": message.key if message is not None else None,
         "durables": durables,
     }
 

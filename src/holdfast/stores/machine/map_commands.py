@@ -42,7 +42,7 @@ def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple
     for key in plan.keys if store.keyed_residues else ():
         _notify_first(store, command.map, key, effects)
     _notify(store, command.map, durable.change(plan, first), effects)
-    if not durable.sessions:
+    if not durable.attached:
         store.idle_since_ms[command.map] = command.at_ms
     cluster.arm(store, command.map)
     absent: list[int] = []
@@ -75,7 +75,7 @@ def _remove_all(
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
     store.shelf.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
     clear(store, durable, command.at_ms, "removed", revision, effects)
-    if not durable.sessions:
+    if not durable.attached:
         store.idle_since_ms[command.map] = command.at_ms
     cluster.arm(store, command.map)
     return MapChanged(revision, messages), True
@@ -139,9 +139,9 @@ def detach(store: Store, durable: Map, subscriber: str, effects: list[Effect]) -
     If the session returns, its old token gets ``not_holder``: requests in flight cannot overwrite the next holder.
     """
     name = durable.definition.name
-    if subscriber not in durable.sessions:
+    if subscriber not in durable.attached:
         raise NotFound("this subscriber is not attached", durable=name, subscriber=subscriber)
-    del durable.sessions[subscriber]
+    del durable.attached[subscriber]
     _notify_lost(store, name, durable.locks.release_owner(subscriber), "disconnected", effects)
 
 

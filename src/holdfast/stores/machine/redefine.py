@@ -10,27 +10,19 @@ is a lower bound, and an unknown number counts as a loss. What a limit of bytes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.stores.definitions.cluster import (
-    ClusterDefinition,
-    Discard,
-    DurableDefinition,
-    StoreDefinition,
-    parse_definition,
-)
-from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, check_change, undoing, with_parts
+from holdfast.stores.definitions.cluster import ClusterDefinition, Discard, DurableDefinition, StoreDefinition
+from holdfast.stores.definitions.parts import DURABLES, Path, check_change, undoing, with_parts
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.expiry import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.keyed import KeyedMessages
 from holdfast.stores.machine.store import Cluster, Durable, Revision, Store
-from holdfast.stores.values.commands import Define, Done, Redefine, Result
+from holdfast.stores.values.commands import Done, Redefine, Result
 from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.identity import id_of
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
@@ -67,50 +59,27 @@ class _Loss:
 
 
 class Losses:
-    """What one change at ``now_ms`` would delete, by place."""
+    """What one change at ``now_ms`` would delete."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._looks = LOOKS_MAX
-        self._of: dict[str, _Loss] = {}
 
-    def remove_store(self, store: Store) -> None:
+    def of_store(self, store: Store) -> _Loss:
         """The store goes, with every durable."""
         loss = sum((self._kept(durable) for durable in store.durables.values()), _Loss())
         # ``live`` includes what a purge has left to give back, and has each message of several durables once.
-        self._of[store.name] = _Loss(min(loss.messages, store.counts.live), loss.is_exact)
+        return _Loss(min(loss.messages, store.counts.live), loss.is_exact)
 
-    def remove(self, store: Store, durable: Durable) -> None:
-        """The durable goes."""
-        self._of[f"{store.name}/{durable.definition.name}"] = self._kept(durable)
-
-    def change(self, store: Store, durable: Durable, after: DurableDefinition) -> None:
-        """The durable gets another definition."""
-        if durable.definition != after:
-            self._of[f"{store.name}/{after.name}"] = self._changed(store, durable, after)
-
-    def refuse(self) -> None:
-        """Raises ``Conflict`` where any message would go."""
-        lost = {path: loss for path, loss in self._of.items() if loss}
-        if not lost:
-            return
-        shown = ", ".join(f"{path} ({loss})" for path, loss in islice(lost.items(), PLACES_SHOWN_MAX))
-        more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
-        whole = sum(lost.values(), _Loss())
-        raise Conflict(
-            f"the change would delete messages of {shown}{more}",
-            code=Code.DELETES_MESSAGES,
-            facts={
-                "messages": whole.messages,
-                "places": len(lost),
-                "count": whole.count,
-            },
-            hint="delete=true allows it",
-        )
+    def of_durable(self, store: Store, durable: Durable, after: DurableDefinition | None) -> _Loss:
+        """The durable gets another definition, or goes."""
+        if after is None:
+            return self._kept(durable)
+        return self._changed(store, durable, after) if durable.definition != after else _Loss()
 
     def _kept(self, durable: Durable) -> _Loss:
         if not isinstance(durable, Consumption):
-            return _Loss(durable.keyed.messages)
+            return _Loss(durable.pending)
         floor = durable.backlog.floor
         ended = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
         return _Loss(durable.pending) + ended
@@ -197,10 +166,7 @@ def _over(durable: Durable, wanted: DurableDefinition) -> _Loss:
     """How many messages a limit would discard; an estimate for a limit of bytes."""
     if wanted.discard is not Discard.OLD:
         return _Loss()
-    if isinstance(durable, Consumption):
-        messages, size = durable.pending, durable.pending_bytes
-    else:
-        messages, size = durable.keyed.messages, durable.keyed.bytes
+    messages, size = durable.pending, durable.pending_bytes
     over = max(0, messages - wanted.message_limit) if wanted.message_limit else 0
     if not wanted.bytelimit or size <= wanted.bytelimit:
         return _Loss(over)
@@ -211,60 +177,11 @@ def _over(durable: Durable, wanted: DurableDefinition) -> _Loss:
 HISTORY_BYTES_MAX = 4 << 20
 
 
-def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
-    """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` if it was changed meanwhile."""
-    _check_revision(cluster, command)
-    definition, whole = parse_definition(command.definitions), command.definitions
-    paths = changed_paths(cluster.definition, definition)
-    _check(cluster, command, definition, paths)
-    if cluster.history and not cluster.history[-1].definitions:
-        cluster.history[-1] = replace(cluster.history[-1], definitions=cluster.definition.json())
-    _put_in_force(cluster, command, definition, paths, effects)
-    _keep(cluster, Revision(command.revision, command.at_ms, command.author, whole, None))
-    return Done(), True
-
-
 def redefine(cluster: Cluster, command: Redefine, effects: list[Effect]) -> tuple[Result, bool]:
-    """Change parts of the definition. Raises as ``define``. *Cost*: what changes, and copies of a store's names."""
-    _check_revision(cluster, command)
-    before = cluster.definition
-    definition = with_parts(before, command.parts)
-    paths = list(dict.fromkeys(part.path for part in command.parts))
-    _check(cluster, command, definition, paths)
-    _put_in_force(cluster, command, definition, paths, effects)
-    undo = undoing(before, definition, paths)
-    _keep(cluster, Revision(command.revision, command.at_ms, command.author, b"", undo))
-    return Done(), True
+    """Change parts of the definition. *Cost*: what changes, and copies of a store's names.
 
-
-def definition_at(cluster: Cluster, revision: int) -> ClusterDefinition | None:
-    """The definition with this number, None if it is not in the history. *Cost*: the changes since."""
-    places = [index for index, kept in enumerate(cluster.history) if kept.revision == revision]
-    if not places:
-        return None
-    wanted, definition = places[0], cluster.definition
-    for index in range(len(cluster.history) - 1, wanted, -1):
-        whole = cluster.history[index - 1].definitions
-        definition = parse_definition(whole) if whole else with_parts(definition, cluster.history[index].undo or ())
-    return definition
-
-
-def whole_history(cluster: Cluster) -> list[Revision]:
-    """The history as a snapshot has it: its last item holds the whole definition."""
-    if not cluster.history or cluster.history[-1].definitions:
-        return cluster.history
-    known = cluster.encoded_definition
-    if known is None or known[0] is not cluster.definition:
-        known = cluster.encoded_definition = cluster.definition, cluster.definition.json()
-    return [*cluster.history[:-1], replace(cluster.history[-1], definitions=known[1])]
-
-
-def restored_history(kept: list[Revision]) -> list[Revision]:
-    """The history of a snapshot as the state has it: a change of parts has no whole definition."""
-    return kept[:-1] + [one if one.undo is None else replace(one, definitions=b"") for one in kept[-1:]]
-
-
-def _check_revision(cluster: Cluster, command: Define | Redefine) -> None:
+    *Raises*: ``InvalidRequest``; ``Conflict`` if it was changed meanwhile, or would delete messages.
+    """
     if command.revision != cluster.revision + 1:
         raise Conflict(
             "the definition was changed meanwhile",
@@ -272,24 +189,39 @@ def _check_revision(cluster: Cluster, command: Define | Redefine) -> None:
             facts={"revision": cluster.revision, "given": command.revision},
             hint="read it again; the next revision is one above the current one",
         )
-
-
-def _check(cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
-    check_change(cluster.definition, definition, paths)
-    for name, of_store in _by_store(paths).items():
+    before = cluster.definition
+    definition = with_parts(before, command.parts)
+    paths = list(dict.fromkeys(part.path for part in command.parts))
+    check_change(before, definition, paths)
+    touched = _by_store(paths)
+    for name, of_store in touched.items():
         if name in definition.stores:
             _check_dynamic(cluster, definition.stores[name], of_store.durables)
-    _check_losses(cluster, command, definition, paths)
+    if not command.delete:
+        _check_losses(cluster, command.at_ms, definition, touched)
+    _put_in_force(cluster, command, definition, touched, effects)
+    undo = undoing(before, definition, paths)
+    _keep(cluster, Revision(command.revision, command.at_ms, command.author, undo))
+    return Done(), True
+
+
+def definition_at(cluster: Cluster, revision: int) -> ClusterDefinition | None:
+    """The definition with this number, None if it is not in the history. *Cost*: the changes since."""
+    definition = cluster.definition
+    for kept in reversed(cluster.history):
+        if kept.revision == revision:
+            return definition
+        definition = with_parts(definition, kept.undo)
+    return None
 
 
 def _put_in_force(
     cluster: Cluster,
-    command: Define | Redefine,
+    command: Redefine,
     definition: ClusterDefinition,
-    paths: list[Path],
+    touched: Mapping[str, _Touched],
     effects: list[Effect],
 ) -> None:
-    touched = _by_store(paths)
     for name in [name for name in touched if name not in definition.stores and name in cluster.stores]:
         delete_store(cluster, name, effects)
     cluster.definition, cluster.revision = definition, command.revision
@@ -320,26 +252,32 @@ def _by_store(paths: list[Path]) -> dict[str, _Touched]:
 
 
 def _check_losses(
-    cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]
+    cluster: Cluster, now_ms: int, definition: ClusterDefinition, touched: Mapping[str, _Touched]
 ) -> None:
     """Raises ``Conflict`` if messages would be deleted."""
-    if command.delete:
-        return
-    losses = Losses(command.at_ms)
-    for name, of_store in _by_store(paths).items():
+    losses = Losses(now_ms)
+    by_place: dict[str, _Loss] = {}
+    for name, of_store in touched.items():
         store = cluster.stores.get(name)
-        if store is None:
-            continue
-        if name not in definition.stores:
-            losses.remove_store(store)
-            continue
-        for durable_name, wanted in _reached(store, definition.stores[name], of_store):
-            durable = store.durables.get(durable_name)
-            if durable is not None and wanted is None:
-                losses.remove(store, durable)
-            elif durable is not None and wanted is not None:
-                losses.change(store, durable, wanted)
-    losses.refuse()
+        if store is not None and name not in definition.stores:
+            by_place[name] = losses.of_store(store)
+        elif store is not None:
+            for durable_name, wanted in _reached(store, definition.stores[name], of_store):
+                durable = store.durables.get(durable_name)
+                if durable is not None:
+                    by_place[f"{name}/{durable_name}"] = losses.of_durable(store, durable, wanted)
+    lost = {path: loss for path, loss in by_place.items() if loss}
+    if not lost:
+        return
+    shown = ", ".join(f"{path} ({loss})" for path, loss in islice(lost.items(), PLACES_SHOWN_MAX))
+    more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
+    whole = sum(lost.values(), _Loss())
+    raise Conflict(
+        f"the change would delete messages of {shown}{more}",
+        code=Code.DELETES_MESSAGES,
+        facts={"messages": whole.messages, "places": len(lost), "count": whole.count},
+        hint="delete=true allows it",
+    )
 
 
 def _keep(cluster: Cluster, revision: Revision) -> None:
@@ -347,7 +285,7 @@ def _keep(cluster: Cluster, revision: Revision) -> None:
     history = cluster.history
     history.append(revision)
     del history[: -cluster.definition.max_deployment_history]
-    sizes = [len(kept.definitions) + sum(len(part.document) for part in kept.undo or ()) for kept in history]
+    sizes = [sum(len(part.document) for part in kept.undo) for kept in history]
     while len(history) > 1 and sum(sizes) > HISTORY_BYTES_MAX:
         del history[0], sizes[0]
 
@@ -416,7 +354,7 @@ def _change_store(
     store: Store,
     wanted: StoreDefinition,
     touched: _Touched,
-    command: Define | Redefine,
+    command: Redefine,
     effects: list[Effect],
 ) -> None:
     now_ms = command.at_ms

@@ -112,7 +112,7 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
     *Cost*: reads the backlog of every durable of the store.
     """
     store = state.store(name)
-    before = {durable: _kept(each) for durable, each in store.durables.items()}
+    before = {durable: each.pending for durable, each in store.durables.items()}
     for durable in store.durables.values():
         _take_out(durable, lost)
     for residue in store.residues:
@@ -129,7 +129,7 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
     for durable_name, each in store.durables.items():
         if isinstance(each, Consumption):
             _count(each)
-        if gone := before[durable_name] - _kept(each):
+        if gone := before[durable_name] - each.pending:
             losses[durable_name] = gone
             if isinstance(each, Consumption):
                 each.lose(CAUSE, gone)
@@ -139,10 +139,6 @@ def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
             residue.left = len(residue.kept())
     store.residues = [residue for residue in store.residues if not residue.is_done]
     return losses
-
-
-def _kept(durable: Durable) -> int:
-    return durable.pending if isinstance(durable, Consumption) else durable.keyed.messages
 
 
 def _take_out(durable: Durable, lost: SequenceSet) -> None:

@@ -1,14 +1,15 @@
 """The bytes of a snapshot: everything that the ports do not keep.
 
 One msgpack array; every item below is an array of its own fields in the order of its class. It is valid if it decodes
-to ``_State`` with ``format`` 1, its last definition is valid, and its stores are those of that definition that are not
-in memory only.
+to ``ClusterSnapshot`` with ``format`` 1, its definition is valid, and its stores are those of that definition that are
+not in memory only.
 
 | item | holds |
 |---|---|
-| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores; the
-  history of the numbers and those before it |
-| ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left, id |
+| ``ClusterSnapshot`` | format, time of the last change, revision, the definition in force, the last changes of it,
+  stores; the history of the numbers and those before it |
+| ``StoreSnapshot`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges
+  left, id |
 | ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type; id |
 """
 
@@ -17,35 +18,16 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import CorruptData, InvalidRequest, statement_of
-from holdfast.stores.definitions.cluster import (
-    ClusterDefinition,
-    DurableDefinition,
-    durable_of,
-    parse_definition,
-)
+from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, durable_of, parse_definition
 from holdfast.stores.durables.backlog import Residue, ResidueState
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState, LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.pending import ConsumptionState
-from holdfast.stores.machine.lineage import Ancestor
-from holdfast.stores.machine.redefine import restored_history, whole_history
 from holdfast.stores.machine.store import Cluster, PublisherState, Revision, Store
+from holdfast.stores.values.identity import Ancestor
 
 FORMAT = 1
-
-
-class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
-    state: ConsumptionState
-
-
-class _LastValued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="last_value"):
-    state: LastValueState
-
-
-class _Mapped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="map"):
-    state: MapState
-    sessions: list[str]
 
 
 class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,11 +36,13 @@ class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     definition: bytes
     """Of a dynamic one; a static one's is in the cluster's."""
     idle_since_ms: int | None
-    state: _Consumed | _LastValued | _Mapped
+    state: ConsumptionState | LastValueState | MapState
     id: int
 
 
-class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StoreSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One store in a snapshot."""
+
     name: str
     next_seq: int
     live: int
@@ -73,17 +57,19 @@ class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ClusterSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All stores that are not in memory only."""
+
     format: int
     at_ms: int
     revision: int
+    definition: bytes
     history: list[Revision]
-    """The last one is in force."""
-    stores: list[_Store]
+    stores: list[StoreSnapshot]
     lineage: tuple[str, list[Ancestor]]
 
 
-_decoder = msgspec.msgpack.Decoder(_State)
+_decoder = msgspec.msgpack.Decoder(ClusterSnapshot)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -95,29 +81,24 @@ def snapshot(cluster: Cluster) -> bytes:
     """
     # A store that lives in memory only is empty after a start.
     stores = [_store(store) for name, store in cluster.stores.items() if name not in cluster.volatile_names]
+    encoding = cluster.encoded_definition
+    if encoding is None or encoding[0] is not cluster.definition:
+        encoding = cluster.encoded_definition = cluster.definition, cluster.definition.json()
     lineage = cluster.lineage.state()
-    return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, lineage))
+    return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, encoding[1], cluster.history, stores, lineage))
 
 
 def _store(store: Store) -> tuple[object, ...]:
-    """The fields of a ``_Store``; its durables are bytes already."""
+    """The fields of a ``StoreSnapshot``; its durables are bytes already."""
     known, forgotten = store.publishers.state()
     # Each durable is bytes before the next is looked at. All of them as objects at a time would have the collector walk
     # them again and again, which took longer than to make them.
     durables = bytearray(_array_of(len(store.durables)))
     for name, durable in store.durables.items():
-        kept: _Consumed | _LastValued | _Mapped
-        if isinstance(durable, Consumption):
-            kept = _Consumed(durable.state())
-        elif isinstance(durable, LastValue):
-            kept = _LastValued(durable.state())
-        else:
-            kept = _Mapped(durable.state(), list(durable.sessions))
         definition = msgspec.json.encode(durable.definition.document()) if durable.definition.dynamic else b""
         idle_ms = store.idle_since_ms.get(name)
-        _encoder.encode_into(
-            _Durable(name, durable.definition.template, definition, idle_ms, kept, store.ids[name]), durables, -1
-        )
+        template, identity = durable.definition.template, store.ids[name]
+        _encoder.encode_into(_Durable(name, template, definition, idle_ms, durable.state(), identity), durables, -1)
     counts = store.counts
     return (
         store.name,
@@ -146,32 +127,36 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 65_536 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def restore(cluster: Cluster, data: bytes) -> None:
-    """Make an empty state what the snapshot says. Raises ``CorruptData``."""
+def decode_snapshot(data: bytes) -> tuple[ClusterSnapshot, ClusterDefinition]:
+    """A snapshot, and the definition in force. Raises ``CorruptData``. Cost: as ``snapshot``."""
     try:
         snapshot = _decoder.decode(data)
-        definition = parse_definition(snapshot.history[-1].definitions if snapshot.history else b"")
+        definition = parse_definition(snapshot.definition)
+    except (msgspec.DecodeError, InvalidRequest) as error:
+        raise _invalid(error) from error
+    names = {store.name for store in snapshot.stores}
+    if snapshot.format != FORMAT or names != definition.stores.keys() - definition.volatile_stores:
+        raise CorruptData("this snapshot of the stores is of another version", facts={"format": snapshot.format})
+    return snapshot, definition
+
+
+def _invalid(error: Exception) -> CorruptData:
+    return CorruptData("the snapshot of the stores is not valid", facts={"reason": statement_of(error)})
+
+
+def restore(cluster: Cluster, data: bytes) -> None:
+    """Make an empty state what the snapshot says. Raises ``CorruptData``."""
+    snapshot, definition = decode_snapshot(data)
+    try:
         definitions = {
             (store.name, durable.name): _definition(definition, store.name, durable)
             for store in snapshot.stores
             for durable in store.durables
         }
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
-        raise CorruptData("the snapshot of the stores is not valid", facts={"reason": statement_of(error)}) from error
-    if (
-        snapshot.format != FORMAT
-        or {store.name for store in snapshot.stores} != definition.stores.keys() - definition.volatile_stores
-    ):
-        raise CorruptData(
-            "this snapshot of the stores is of another version",
-            facts={"format": snapshot.format},
-        )
+        raise _invalid(error) from error
     assert not cluster.stores, "a snapshot is taken up by an empty state"
-    cluster.definition, cluster.revision, cluster.history = (
-        definition,
-        snapshot.revision,
-        restored_history(snapshot.history),
-    )
+    cluster.definition, cluster.revision, cluster.history = definition, snapshot.revision, snapshot.history
     cluster.at_ms = snapshot.at_ms
     cluster.lineage.restore(*snapshot.lineage)
     for name in sorted(definition.volatile_stores):
@@ -203,17 +188,14 @@ def _definition(cluster: ClusterDefinition, store: str, durable: _Durable) -> Du
 
 def _restore_durable(store: Store, kept: _Durable, definition: DurableDefinition) -> None:
     durable = store.add(definition, 0, kept.id)
-    match kept.state:
-        case _Consumed(cluster):
-            assert isinstance(durable, Consumption), "a durable has its type's state"
-            durable.restore(cluster)
-        case _LastValued(cluster):
-            assert isinstance(durable, LastValue), "a durable has its type's state"
-            durable.restore(cluster)
-        case _Mapped(cluster, sessions):
-            assert isinstance(durable, Map), "a durable has its type's state"
-            durable.restore(cluster)
-            durable.sessions = dict.fromkeys(sessions)
+    state = kept.state
+    if isinstance(durable, Consumption) and isinstance(state, ConsumptionState):
+        durable.restore(state)
+    elif isinstance(durable, LastValue) and isinstance(state, LastValueState):
+        durable.restore(state)
+    else:
+        assert isinstance(durable, Map) and isinstance(state, MapState), "a durable has its type's state"
+        durable.restore(state)
     if kept.idle_since_ms is None:
         store.idle_since_ms.pop(kept.name, None)
     else:

@@ -7,18 +7,13 @@ messages that the ports return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import cast
 
 from holdfast.errors import Backpressure, Code, InvalidRequest, NotFound
-from holdfast.stores.definitions.built_in import STATISTICS_STORE
-from holdfast.stores.definitions.cluster import (
-    DurableDefinition,
-    DurableType,
-    StoreDefinition,
-)
+from holdfast.stores.definitions.cluster import STATISTICS_STORE, DurableDefinition, DurableType, StoreDefinition
 from holdfast.stores.definitions.reader import STATISTICS, check_name
 from holdfast.stores.durables import expiry
 from holdfast.stores.durables.backlog import expires_ms
@@ -47,9 +42,6 @@ class State(Cluster):
 
     def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
         super().__init__(messages, blocks, entries, volatile)
-        self._handlers = self._table()
-
-    def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
         handlers: dict[type, object] = {
             commands.Publish: self._publish,
             commands.Deliver: self._deliver,
@@ -62,7 +54,6 @@ class State(Cluster):
             commands.Purge: self._purge,
             commands.Drop: self._drop,
             commands.Rewind: self._rewind,
-            commands.Define: partial(redefine.define, self),
             commands.Redefine: partial(redefine.redefine, self),
             commands.MapChange: partial(map_commands.change, self),
             commands.MapLock: partial(map_commands.lock, self),
@@ -74,7 +65,7 @@ class State(Cluster):
             commands.Inherit: self._inherit,
         }
         # Each handler takes the command that it is filed under.
-        return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
+        self._handlers = cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
 
     def apply(self, command: Command) -> Applied:
         """Carry out one command. Raises ``HoldfastError`` where it is refused: then nothing has changed."""
@@ -124,13 +115,13 @@ class State(Cluster):
         if isinstance(durable, Consumption):
             displaced = durable.attach(command, effects)
         elif isinstance(durable, LastValue):
-            if any(name == command.subscriber for name, _ in durable.subscribers()):
+            if command.subscriber in durable.attached:
                 displaced = command.subscriber
                 effects.append(Displaced(store.name, command.durable, displaced, "replaced"))
             if durable.attach(command.subscriber, command.key):
                 effects.append(Ready(store.name, command.durable))
         else:
-            durable.sessions[command.subscriber] = None
+            durable.attached[command.subscriber] = None
         store.idle_since_ms.pop(command.durable, None)
         self.arm(store, command.durable)
         return commands.Attached(created, displaced), True
@@ -166,17 +157,14 @@ class State(Cluster):
         store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Consumption):
             durable.detach(command.subscriber, command.at_ms, effects)
-            alone = not durable.leases.of
         elif isinstance(durable, LastValue):
             if not durable.detach(command.subscriber):
                 raise NotFound(
                     "this subscriber is not attached", durable=command.durable, subscriber=command.subscriber
                 )
-            alone = not durable.subscribers()
         else:
             map_commands.detach(store, durable, command.subscriber, effects)
-            alone = not durable.sessions
-        if alone:
+        if not durable.attached:
             store.idle_since_ms[command.durable] = command.at_ms
         self.arm(store, command.durable)
         return Done(), True
@@ -225,7 +213,7 @@ class State(Cluster):
         if command.to_store:
             target = self.store(command.to_store)
             batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
-            if not target.wants(batch):
+            if not target.wanted(batch):
                 # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
             seq, unmatched = target.accept(batch, effects)
@@ -250,8 +238,8 @@ class State(Cluster):
         del effects
         if command.history == self.lineage.history:
             return Done(), False
-        kept = [store for name, store in self.stores.items() if name not in self.volatile_names]
-        self.lineage.go_on(command.history, [(store.id, store.counts.next_seq - 1) for store in kept])
+        logged = [store for name, store in self.stores.items() if name not in self.volatile_names]
+        self.lineage.go_on(command.history, [(store.id, store.counts.next_seq - 1) for store in logged])
         return Done(), True
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
@@ -283,20 +271,20 @@ class State(Cluster):
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
         """A dead letter and its durable. Raises ``NotFound`` if it cannot be taken from there."""
         store, durable = self.find(command.store, command.durable)
-        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
-        if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
+        stored = store.shelf.messages.read(store.name, command.seq, command.seq)
+        if not isinstance(durable, Consumption) or not stored or not durable.is_waiting(command.seq):
             raise NotFound(
                 "the durable has no such message that no subscriber holds",
                 store=store.name,
                 durable=command.durable,
                 seq=command.seq,
             )
-        return durable, kept[0]
+        return durable, stored[0]
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Map):
-            messages, size = durable.keyed.messages, durable.keyed.bytes
+            messages, size = durable.pending, durable.pending_bytes
             map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
         else:
             messages, size = store.purge(command.durable, command.at_ms)
@@ -305,11 +293,11 @@ class State(Cluster):
 
     def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
         store, durable = self.find(command.store, command.durable)
-        kept = store.shelf.messages.read(store.name, command.seq, command.seq)
+        stored = store.shelf.messages.read(store.name, command.seq, command.seq)
         if isinstance(durable, Consumption):
-            done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
+            done = bool(stored) and store.counts.is_kept(command.seq) and durable.drop(stored[0])
         else:
-            dropped = durable.drop(kept)
+            dropped = durable.drop(stored)
             done = dropped is not None
             if dropped is not None and isinstance(durable, Map):
                 map_commands.notify_deleted(store, durable, [dropped], effects)
@@ -340,11 +328,7 @@ class State(Cluster):
         due_ms = self.next_deadline_ms(volatile=command.volatile)
         if due_ms is None or due_ms > command.at_ms:
             return commands.Expired(0, 0, False), False
-        return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
-
-    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> commands.Expired:
-        """Carry out what is due, within the budget."""
-        now_ms = command.at_ms
+        now_ms, budget = command.at_ms, Budget(max(1, command.count), max(1, command.looks))
         deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         contended = frozenset(command.contended)
         total = durables = 0
@@ -377,7 +361,7 @@ class State(Cluster):
             if (store.name in self.volatile_names) is command.volatile:
                 total += self._expire_store(store, now_ms, budget, effects)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
-        return commands.Expired(total, durables, next_ms is not None and next_ms <= now_ms)
+        return commands.Expired(total, durables, next_ms is not None and next_ms <= now_ms), True
 
     def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Expire what belongs to the store itself; returns how many messages were removed."""
@@ -452,11 +436,7 @@ class State(Cluster):
 
 def _require_room(store: str, durable: Durable, subscriber: str) -> None:
     """Raise ``Backpressure`` (too_many_subscribers) where a durable has no room for one more name."""
-    if isinstance(durable, Consumption):
-        attached: Mapping[str, object] = durable.leases.of
-    else:
-        attached = durable.attached if isinstance(durable, LastValue) else durable.sessions
-    if len(attached) >= SUBSCRIBERS_MAX and subscriber not in attached:
+    if len(durable.attached) >= SUBSCRIBERS_MAX and subscriber not in durable.attached:
         raise Backpressure(
             "the durable has too many subscribers",
             code=Code.TOO_MANY_SUBSCRIBERS,

@@ -15,6 +15,7 @@ from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -22,27 +23,15 @@ from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, NotFou
 from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
 from holdfast.stores.definitions.reader import STATISTICS
 from holdfast.stores.durables.backlog import Residue, Shelf
-from holdfast.stores.durables.consumption import Consumption, KeyOrdered, Shared, Standard
+from holdfast.stores.durables.consumption import Consumption, Standard
+from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedResidue, LastValue
 from holdfast.stores.durables.map import Map
-from holdfast.stores.machine.lineage import Lineage
 from holdfast.stores.matching import MatcherIndex
-from holdfast.stores.values.commands import (
-    Command,
-    CommitParts,
-    Define,
-    Expire,
-    Inherit,
-    Part,
-    Publish,
-    Published,
-    Redefine,
-    Resend,
-    Restarted,
-)
+from holdfast.stores.values import commands
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
-from holdfast.stores.values.identity import id_of
+from holdfast.stores.values.identity import Lineage, id_of
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
@@ -283,7 +272,7 @@ class Store:
             case DurableType.STANDARD:
                 durable = Standard(definition, self.shelf)
             case DurableType.SHARED:
-                kind = KeyOrdered if definition.key_ordered else Shared
+                kind = KeyOrdered if definition.key_ordered else Consumption
                 durable = kind(definition, self.shelf)
             case DurableType.LAST_VALUE:
                 durable = LastValue(definition, self.shelf, self.entries, self._namespace(definition.name))
@@ -324,7 +313,8 @@ class Store:
         purged = self.purge(name, now_ms)
         for residue in self.keyed_residues:
             if residue.of.durable == name:
-                residue.silence()
+                # Nothing more is reported to watchers: they hear of the deletion.
+                residue.of = msgspec.structs.replace(residue.of, cause="")
         self.unfile(name)
         del self.durables[name], self.ids[name], self._places[name]
         self.idle_since_ms.pop(name, None)
@@ -334,8 +324,7 @@ class Store:
         """Forget everything that a durable keeps."""
         durable = self.durables[name]
         if not isinstance(durable, Consumption):
-            keyed = durable.keyed
-            cleared = keyed.messages, keyed.bytes
+            cleared = durable.pending, durable.pending_bytes
             residue = self.leave(name, now_ms)
             if residue is not None:
                 residue.step()
@@ -396,7 +385,7 @@ class Store:
             raise NotFound("there is no such durable", store=self.name, durable=name)
         return durable
 
-    def publish(self, command: Publish, effects: list[Effect]) -> Published:
+    def publish(self, command: commands.Publish, effects: list[Effect]) -> commands.Published:
         """Accept a batch. Raises as ``Batch``, ``Publishers.duplicates`` and the limits."""
         messages, publisher = command.messages, command.publisher
         if not messages:
@@ -405,7 +394,8 @@ class Store:
         first_number = messages[0].publisher_seq
         if duplicates == len(messages):
             first = self.publishers.seq_of(publisher, first_number)
-            return Published(first, self.publishers.seq_of(publisher, first_number + duplicates - 1), duplicates, 0)
+            last = self.publishers.seq_of(publisher, first_number + duplicates - 1)
+            return commands.Published(first, last, duplicates, 0)
         fresh = messages[duplicates:] if duplicates else messages
         batch = Batch(fresh, self.definition.max_message_size, command.at_ms)
         discarded = self.shelf.discarded
@@ -416,7 +406,7 @@ class Store:
         last = first + len(fresh) - 1
         if duplicates:
             first = self.publishers.seq_of(publisher, first_number)
-        return Published(first, last, duplicates, unmatched, discarded)
+        return commands.Published(first, last, duplicates, unmatched, discarded)
 
     def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
         """Number and keep a batch; returns its first number, and how many messages no durable wanted."""
@@ -444,7 +434,11 @@ class Store:
         for durable in self._plain:
             durable.published_all(batch, effects)
         for name, positions in candidates.items():
-            self._give(self.durables[name], first, positions, admitted[name], batch, effects)
+            durable = self.durables[name]
+            if isinstance(durable, Consumption):
+                durable.published(first, positions, admitted[name], batch, effects)
+            elif isinstance(durable, LastValue) and durable.published(first, admitted[name], batch):
+                effects.append(Ready(self.name, name))
         return first, unmatched
 
     def accept_for(self, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
@@ -475,10 +469,6 @@ class Store:
         durable.published(seq, [0], [0], batch, effects)
         return seq
 
-    def wants(self, batch: Batch) -> bool:
-        """Whether any durable would be given a message of the batch, were there room."""
-        return bool(self.wanted(batch))
-
     def wanted(self, batch: Batch) -> Collection[int]:
         """The positions of the messages that a durable would be given, were there room."""
         if self._plain:
@@ -496,28 +486,6 @@ class Store:
                     candidates.setdefault(name, []).append(position)
         everything = range(len(batch.messages))
         return {**candidates, **{durable.name: everything for durable in self._limited}}
-
-    def _give(
-        self,
-        durable: Durable,
-        first: int,
-        candidates: Sequence[int],
-        admitted: Sequence[int],
-        batch: Batch,
-        effects: list[Effect],
-    ) -> None:
-        if isinstance(durable, Consumption):
-            durable.published(first, candidates, admitted, batch, effects)
-        elif isinstance(durable, LastValue):
-            ready = False
-            for position in admitted:
-                message = batch.messages[position]
-                key = durable.key_for(message)
-                assert key is not None, "a candidate has a key"
-                end_ms = batch.at_ms + message.ttl_ms if message.ttl_ms else 0
-                ready |= durable.accept(key, first + position, batch.sizes[position], end_ms)
-            if ready:
-                effects.append(Ready(self.name, durable.definition.name))
 
     def _mark_timed(self, batch: Batch, position: int, seq: int) -> None:
         message = batch.messages[position]
@@ -561,13 +529,12 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     at_ms: int
     author: str
-    definitions: bytes
-    """The whole as JSON, or empty where it is made of the next one. A snapshot has that of the last one."""
-    undo: list[Part] | None
-    """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
+    undo: list[commands.Part]
+    """What makes the one before of this one."""
 
 
 Ports = tuple[Messages, Blocks, Entries]
+_OF_THE_LOG: Final = commands.Redefine, commands.Restarted, commands.CommitParts, commands.Inherit
 
 
 class Cluster:
@@ -633,20 +600,16 @@ class Cluster:
         store.remove(name, now_ms)
         self.deadlines_of(store).set((store.name, name), None)
 
-    def is_volatile(self, command: Command) -> bool:
+    def is_volatile(self, command: commands.Command) -> bool:
         """Whether a command is of stores in memory only: then no record has it."""
         names = self.volatile_names
-        if not names or isinstance(command, Define | Redefine | Restarted | CommitParts | Inherit):
+        if not names or isinstance(command, _OF_THE_LOG):
             return False
-        if isinstance(command, Expire):
+        if isinstance(command, commands.Expire):
             return command.volatile
-        if isinstance(command, Resend):
+        if isinstance(command, commands.Resend):
             return (command.store or command.to_store) in names
         return command.store in names
-
-    def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
-        """Every durable of a store by name, including dynamic ones. Raises ``NotFound``."""
-        return {name: durable.definition for name, durable in self.store(store).durables.items()}
 
     def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
         """The deadlines that include this store's durables."""
@@ -662,7 +625,7 @@ class Cluster:
 
     def store_deadline_ms(self, store: Store) -> int | None:
         """When a store itself has something to do, or None. Only its own commands, dead letters sent to it, ``Expire``
-        and ``Define`` change it."""
+        and ``Redefine`` change it."""
         left_ms = store.residues[0].since_ms if store.residues else None
         if store.keyed_residues:
             left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
@@ -675,23 +638,18 @@ class Cluster:
 
     def _due_ms(self, store: Store, name: str) -> int | None:
         durable = store.durables[name]
-        at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
+        at_ms = durable.next_deadline_ms()
         ttl_ms = durable.definition.durable_ttl_ms
         return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
 
     def ready(self, store: str, durable: str) -> bool:
         """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
-        _, target = self.find(store, durable)
-        return target.ready() if isinstance(target, Consumption) else isinstance(target, LastValue) and target.ready
+        return self.find(store, durable)[1].ready()
 
     def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
         """Whether a ``Deliver`` for this attached subscriber would give it something, or search further for it."""
         target = self.stores[store].durables.get(durable) if store in self.stores else None
-        if isinstance(target, Consumption):
-            return subscriber in target.leases.of and target.ready_for(subscriber)
-        return (
-            isinstance(target, LastValue) and subscriber in _attached(target) and target.unseen(subscriber) is not None
-        )
+        return target is not None and subscriber in target.attached and target.ready_for(subscriber)
 
     def subscribers(self) -> list[tuple[str, str, str]]:
         """Every attached subscriber: store, durable, subscriber. After a start none of them is connected."""
@@ -699,7 +657,7 @@ class Cluster:
             (store.name, name, subscriber)
             for store in self.stores.values()
             for name, durable in store.durables.items()
-            for subscriber in _attached(durable)
+            for subscriber in durable.attached
         ]
 
     def is_held(self) -> bool:
@@ -728,9 +686,3 @@ class Cluster:
             for name in store.durables:
                 armed_ms = self.deadlines_of(store).get((store.name, name))
                 assert armed_ms == self._due_ms(store, name), "deadlines are those of the durables"
-
-
-def _attached(durable: Durable) -> list[str]:
-    if isinstance(durable, Consumption):
-        return list(durable.leases.of)
-    return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)

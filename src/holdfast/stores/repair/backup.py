@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -161,7 +162,7 @@ def verify(directory: str) -> Verified:
 
 
 def _read_all(storage: Storage, *, has_index: bool) -> Verified:
-    try:
+    with closing(storage):
         storage.index.check()
         storage.state.check()
         messages = _check_messages(storage)
@@ -173,8 +174,6 @@ def _read_all(storage: Storage, *, has_index: bool) -> Verified:
             total += len(data)
         damaged = log.last - log.first + 1 - frames
         return Verified(len(storage.state.stores), frames, messages, total, has_index, damaged)
-    finally:
-        storage.close()
 
 
 def _check_messages(storage: Storage) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from typing import NamedTuple
 
 from holdfast.errors import CorruptData, InvalidRequest
@@ -47,11 +48,8 @@ def survey(directory: str) -> list[StoreLoss]:
     *Raises*: ``CorruptData`` if only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``.
     """
     require_stores(directory)
-    storage = Storage.open(directory, read_only=True)
-    try:
+    with closing(Storage.open(directory, read_only=True)) as storage:
         return [StoreLoss(store, lost.runs(), {}) for store, lost, _ in _damage(storage) if lost]
-    finally:
-        storage.close()
 
 
 def repair(directory: str) -> list[StoreLoss]:
@@ -61,8 +59,7 @@ def repair(directory: str) -> list[StoreLoss]:
     changed.
     """
     require_stores(directory)
-    storage = Storage.open(directory)
-    try:
+    with closing(Storage.open(directory)) as storage:
         losses: list[StoreLoss] = []
         cuts = 0
         for store, lost, damaged in _damage(storage):
@@ -75,8 +72,6 @@ def repair(directory: str) -> list[StoreLoss]:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()
         return losses
-    finally:
-        storage.close()
 
 
 def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]]:
@@ -92,15 +87,12 @@ def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]
     make_durable_directory(backup)
     shutil.copytree(directory, backup, dirs_exist_ok=True)
     sync_tree(backup)
-    storage = Storage.open(directory, accept_recorded=True)
-    try:
+    with closing(Storage.open(directory, accept_recorded=True)) as storage:
         accepted = storage.accepted or []
         if accepted:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()
         return accepted
-    finally:
-        storage.close()
 
 
 def missing_frames(storage: Storage) -> SequenceSet:

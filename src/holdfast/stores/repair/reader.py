@@ -14,33 +14,21 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
 
-import msgspec
-
-from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
+from holdfast.errors import Closed, Code, CorruptData, NotFound, Unavailable, statement_of
 from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
-from holdfast.stores.machine.lineage import Ancestor, Lineage
-from holdfast.stores.machine.store import Revision
-from holdfast.stores.storage.frames import Relocated, decode_frame, removals_of, runs_of
+from holdfast.stores.machine.snapshots import decode_snapshot
+from holdfast.stores.storage.frames import Relocated, clears_of, decode_frame, removals_of, runs_of
 from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Loaded, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
 from holdfast.stores.storage.log import MessageLog
-from holdfast.stores.values.commands import (
-    CommitParts,
-    Define,
-    Inherit,
-    MapChange,
-    MapChanged,
-    Part,
-    PartsCommitted,
-    Record,
-    Redefine,
-)
-from holdfast.stores.values.identity import id_of
+from holdfast.stores.values.commands import Inherit, Part, Record, Redefine
+from holdfast.stores.values.identity import Lineage, id_of
 from holdfast.wire.parts import Message
 
 ATTEMPTS_MAX: Final = 20
@@ -72,37 +60,6 @@ class Placed:
     lineage: Lineage = field(default_factory=Lineage)
 
 
-class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of a store in a snapshot, of which only three are decoded."""
-
-    name: str
-    next_seq: int
-    live: msgspec.Raw
-    live_bytes: msgspec.Raw
-    due_blocks: msgspec.Raw
-    unmatched: msgspec.Raw
-    publishers: msgspec.Raw
-    forgotten: msgspec.Raw
-    durables: msgspec.Raw
-    residues: msgspec.Raw
-    keyed_residues: msgspec.Raw
-    id: int
-
-
-class _Beginning(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a snapshot of the state (see ``snapshots``); msgspec ignores the others."""
-
-    format: int
-    at_ms: int
-    revision: int
-    history: list[Revision]
-    stores: list[_StoreBeginning]
-    lineage: tuple[str, list[Ancestor]]
-
-
-_beginnings = msgspec.msgpack.Decoder(_Beginning)
-
-
 class Brought(NamedTuple):
     """Consecutive numbers of a store that a record brought, and the bytes of their messages."""
 
@@ -111,6 +68,7 @@ class Brought(NamedTuple):
     bytes: int
 
 
+@dataclass
 class StoreSoFar:
     """What the records of a log have said about the store ``store``, one after the other.
 
@@ -118,21 +76,12 @@ class StoreSoFar:
     ``id`` its id, ``lineage`` the histories of its numbers.
     """
 
-    def __init__(
-        self,
-        store: str,
-        at_ms: int = 0,
-        definition: ClusterDefinition | None = None,
-        newest_seq: int = 0,
-        identity: int = 0,
-        lineage: Lineage | None = None,
-    ) -> None:
-        self.id = identity
-        self.lineage = Lineage() if lineage is None else lineage
-        self.store = store
-        self.at_ms = at_ms
-        self.definition = definition
-        self.newest_seq = newest_seq
+    store: str
+    at_ms: int = 0
+    definition: ClusterDefinition | None = None
+    newest_seq: int = 0
+    id: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
 
     @classmethod
     def at_the_beginning(cls, store: str) -> StoreSoFar:
@@ -141,33 +90,25 @@ class StoreSoFar:
 
     def note(self, said: Record) -> tuple[bool, list[Brought]]:
         """Whether the record deleted the store, with all that came before, and the numbers that it brought."""
-        self.at_ms = max(self.at_ms, said.command.at_ms)
-        if isinstance(said.command, Inherit):
-            self.lineage.go_on(said.command.history, [(self.id, self.newest_seq)])
-        deleted = False
-        was_there = self.definition is None or self.store in self.definition.stores
-        if isinstance(said.command, Define):
-            self.definition = parse_definition(said.command.definitions)
-            deleted = not self._is_in(self.definition)
-        elif isinstance(said.command, Redefine):
+        command, deleted = said.command, False
+        self.at_ms = max(self.at_ms, command.at_ms)
+        if isinstance(command, Inherit):
+            self.lineage.go_on(command.history, [(self.id, self.newest_seq)])
+        elif isinstance(command, Redefine):
+            deleted = Part(("stores", self.store)) in command.parts
+            if deleted:
+                self.newest_seq = 0
             if self.definition is not None:
-                self.definition = with_parts(self.definition, said.command.parts)
-            deleted = Part(("stores", self.store)) in said.command.parts
-        if (
-            isinstance(said.command, Define | Redefine)
-            and not was_there
-            and self.definition is not None
-            and self.store in self.definition.stores
-        ):
-            self.id = id_of(said.command.drawn, self.store)
-        if deleted:
-            self.newest_seq = 0
+                was_there = self.store in self.definition.stores
+                self.definition = with_parts(self.definition, command.parts)
+                if not was_there and self.store in self.definition.stores:
+                    self.id = id_of(command.drawn, self.store)
         brought = [
             Brought(run.first_seq, run.last_seq, sum(len(message.body) for message in run.messages))
             for run in runs_of(said)
             if run.store == self.store
         ]
-        brought += [Brought(revision, revision, 0) for revision in _cleared(said, self.store)]
+        brought += [Brought(revision, revision, 0) for revision in clears_of(said, self.store)]
         brought.sort()
         for each in brought:
             self.newest_seq = max(self.newest_seq, each.last_seq)
@@ -221,10 +162,11 @@ class StoreReader:
         checkpoint.
         """
         for _ in range(ATTEMPTS_MAX):
-            try:
-                return self._place(after_seq)
-            except _Moved:
-                continue
+            with suppress(_Moved):
+                durable = self._log.durable
+                known = self._index(after_seq)
+                # A checkpoint syncs the log before it is written, so its frame counts in any case.
+                return self._placed_after(known, max(durable, known.frame), after_seq)
         raise self._too_busy()
 
     @staticmethod
@@ -275,21 +217,15 @@ class StoreReader:
             except NotFound:
                 extents = self._look_up_again(extent, store_id)
                 continue
-            kept = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
-            numbers = len(kept) + sum(cleared for _, cleared in parts)
-            return kept, numbers >= extent.last_seq - extent.first_seq + 1
+            stored = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
+            numbers = len(stored) + sum(cleared for _, cleared in parts)
+            return stored, numbers >= extent.last_seq - extent.first_seq + 1
         raise self._too_busy()
 
     def _too_busy(self) -> Unavailable:
         return Unavailable(
             "pages of the stores are removed faster than they are read", store=self._store, attempts=ATTEMPTS_MAX
         )
-
-    def _place(self, after_seq: int) -> Placed:
-        durable = self._log.durable
-        known = self._index(after_seq)
-        # A checkpoint syncs the log before it is written, so its frame counts in any case.
-        return self._placed_after(known, max(durable, known.frame), after_seq)
 
     def _placed_after(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
         extents = self._extents_after(known, last, after_seq, deletion_matters=deletion_matters)
@@ -337,13 +273,13 @@ class StoreReader:
         loaded, extents = _read_index(path, self._store, after_seq)
         if loaded is None:
             return _Known(0, StoreSoFar.at_the_beginning(self._store), [])  # before the first checkpoint
-        beginning, definition = _begin(loaded, path)
+        snapshot, definition = decode_snapshot(loaded.state)
         newest, identity = next(
-            ((store.next_seq - 1, store.id) for store in beginning.stores if store.name == self._store), (0, 0)
+            ((store.next_seq - 1, store.id) for store in snapshot.stores if store.name == self._store), (0, 0)
         )
         lineage = Lineage()
-        lineage.restore(*beginning.lineage)
-        so_far = StoreSoFar(self._store, beginning.at_ms, definition, newest, identity, lineage)
+        lineage.restore(*snapshot.lineage)
+        so_far = StoreSoFar(self._store, snapshot.at_ms, definition, newest, identity, lineage)
         return _Known(loaded.frame, so_far, extents)
 
     def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
@@ -386,23 +322,13 @@ def _read_index(path: str, store: str, after_seq: int) -> tuple[Loaded | None, l
         database.close()
 
 
-def _begin(loaded: Loaded, path: str) -> tuple[_Beginning, ClusterDefinition]:
-    """What a checkpoint begins with, and the definition that was in force."""
-    try:
-        beginning = _beginnings.decode(loaded.state)
-        return beginning, parse_definition(beginning.history[-1].definitions if beginning.history else b"")
-    except (msgspec.DecodeError, InvalidRequest) as error:
-        raise CorruptData("the index holds no snapshot of the stores", path=path, cause=statement_of(error)) from error
-
-
 def checkpointed_definition(directory: str) -> ClusterDefinition | None:
     """The definition as of the last checkpoint of the stores in ``directory``, None before the first.
 
     Nothing is written; a service may have them open. *Raises*: ``NotFound`` without stores there; ``CorruptData``.
     """
-    path = os.path.join(directory, INDEX_NAME)
-    loaded, _ = _read_index(path, "", 0)
-    return None if loaded is None else _begin(loaded, path)[1]
+    loaded, _ = _read_index(os.path.join(directory, INDEX_NAME), "", 0)
+    return None if loaded is None else decode_snapshot(loaded.state)[1]
 
 
 def _extend(extents: list[Extent], more: Extent) -> None:
@@ -422,7 +348,7 @@ def messages_between(
     cleared = 0
     for said in frames:
         removals = removals_of(said)
-        cleared += sum(first_seq <= revision <= last_seq for revision in _cleared(said, store))
+        cleared += sum(first_seq <= revision <= last_seq for revision in clears_of(said, store))
         for run in runs_of(said):
             if run.store != store or run.first_seq > last_seq or run.last_seq < first_seq:
                 continue
@@ -430,24 +356,3 @@ def messages_between(
                 if first_seq <= seq <= last_seq:
                     by_seq[seq] = StoredMessage(seq, run.published_ms, message, (store, seq) in removals)
     return [by_seq[seq] for seq in sorted(by_seq)], cleared
-
-
-def _map_changes(said: Record | Relocated) -> Iterator[tuple[MapChange, MapChanged]]:
-    """The changes of maps in a frame, alone or as parts of a commit, with their results."""
-    if isinstance(said, Relocated):
-        return
-    pairs: Iterable[tuple[object, object]] = [(said.command, said.result)]
-    if isinstance(said.command, CommitParts) and isinstance(said.result, PartsCommitted):
-        pairs = zip(said.command.parts, said.result.results, strict=True)
-    for command, result in pairs:
-        if isinstance(command, MapChange) and isinstance(result, MapChanged):
-            yield command, result
-
-
-def _cleared(said: Record | Relocated, store: str) -> list[int]:
-    """The numbers of commands that cleared a map of ``store``."""
-    cleared: list[int] = []
-    for command, result in _map_changes(said):
-        if command.remove_all and command.store == store and result.changed:
-            cleared.append(result.revision)
-    return cleared

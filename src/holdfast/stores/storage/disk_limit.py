@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.errors import Code, InvalidRequest, Unavailable
 
@@ -22,8 +21,7 @@ LOOK_BYTES: Final = 256 << 10
 RETRY_AFTER_MS: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUse:
+class DiskUse(NamedTuple):
     """Bytes of a file system: used by everybody, and what can be used in all."""
 
     used: int
@@ -53,7 +51,6 @@ class DiskLimit:
         self.use: DiskUse | None = None  # what the last look found
         self._fraction = 0.0
         self.fraction = fraction
-        self.refused = 0
 
     @property
     def fraction(self) -> float:
@@ -76,7 +73,6 @@ class DiskLimit:
         ``is_full``: the disk has refused what was accepted before.
         """
         if is_full:
-            self.refused += 1
             raise Unavailable(
                 "the disk is full, and takes no more messages",
                 code=Code.DISK_LIMIT,
@@ -95,7 +91,6 @@ class DiskLimit:
                 self.use = None  # not refused: if the disk fails, the log reports it
         use = self.use
         if use is not None and use.used + waiting > self._fraction * use.capacity:
-            self.refused += 1
             raise Unavailable(
                 "the disk is too full for more messages",
                 code=Code.DISK_LIMIT,

@@ -81,29 +81,16 @@ class Loaded(NamedTuple):
     runs: bytes | None = None
     version: int | None = None
 
-    def crc(self) -> int:
-        """The checksum of the format and all values."""
-        return row_crc(FORMAT, *self)
-
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     """The last checkpoint, None without one. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
     meta: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
-    frame, at_ms, state, frame_crc, runs, version = (meta.get(name) for name in Loaded._fields)
-    if frame is None and "crc" not in meta:
+    values = [meta.get(name) for name in Loaded._fields]
+    if values[0] is None and "crc" not in meta:
         return None
-    if row_crc(FORMAT, frame, at_ms, state, frame_crc, runs, version) != meta.get("crc"):
+    if row_crc(FORMAT, *values) != meta.get("crc"):
         raise damaged(path, "meta")
-    if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
-        return Loaded(
-            frame,
-            at_ms,
-            state,
-            frame_crc if isinstance(frame_crc, int) else None,
-            runs if isinstance(runs, bytes) else None,
-            version if isinstance(version, int) else None,
-        )
-    return None
+    return msgspec.convert(values, Loaded)
 
 
 def checked_row(row: Row, table: str, path: str) -> Row:
@@ -257,13 +244,12 @@ class Index:
 
     def _history(self, *, read_only: bool) -> str:
         """The history of the numbers, as hex digits; empty where a reader finds none."""
-        query = "SELECT value FROM meta WHERE name = 'history'"
-        row = self._writer.execute(query).fetchone()
-        if row is None and not read_only:
-            _put_history(self._writer)
-            row = self._writer.execute(query).fetchone()
-        if row is None:
+        row = self._writer.execute("SELECT value FROM meta WHERE name = 'history'").fetchone()
+        if row is None and read_only:
             return ""
+        if row is None:
+            _put_history(self._writer)
+            return self._history(read_only=True)
         drawn = row[0][:HISTORY_BYTES] if isinstance(row[0], bytes) else b""
         if row[0] != drawn + row_crc("history", drawn).to_bytes(4, "big"):
             raise damaged(self._path, "meta")
@@ -403,16 +389,7 @@ class Index:
             database.execute("BEGIN IMMEDIATE")
             self._write_tables(checkpoint)
             runs = _encode({store: numbers for store, numbers in checkpoint.blocks.runs.items() if numbers})
-            self._write_meta(
-                Loaded(
-                    checkpoint.frame,
-                    checkpoint.at_ms,
-                    checkpoint.state,
-                    checkpoint.frame_crc,
-                    runs,
-                    checkpoint.version,
-                )
-            )
+            self._write_meta(Loaded(*checkpoint[:3], checkpoint.frame_crc, runs, checkpoint.version))
             needed = self._first_needed(checkpoint.frame)
             database.execute("COMMIT")
         except sqlite3.DatabaseError as error:
@@ -437,7 +414,7 @@ class Index:
         self._writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
             [(name, value) for name, value in values.items() if value is not None]
-            + [("crc", loaded.crc()), ("format", FORMAT)],
+            + [("crc", row_crc(FORMAT, *loaded)), ("format", FORMAT)],
         )
 
     def _first_needed(self, frame: int) -> int:

@@ -13,7 +13,7 @@ import os
 import zlib
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 
 from holdfast.errors import (
@@ -243,15 +243,10 @@ class MessageLog:
         """The CRC-32 of a frame; None if it is absent or unreadable. Any thread."""
         if not self.first <= number <= self.last:
             return None
-        try:
-            reader = self.queue.reader(seq=number)
-            try:
-                messages = reader.read_near() or []
-            finally:
-                reader.close()
-        except HoldfastError:
-            return None
-        return next((zlib.crc32(message.payload) for message in messages if message.seq == number), None)
+        with suppress(HoldfastError), closing(self.queue.reader(seq=number)) as reader:
+            messages = reader.read_near() or []
+            return next((zlib.crc32(message.payload) for message in messages if message.seq == number), None)
+        return None
 
     def trim(self, before: int) -> int:
         """Remove pages whose frames are all before this one; returns how many. Call while they are not read."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
@@ -94,34 +95,27 @@ class Storage:
         log after the last checkpoint, and the entries of maps and last values; whatever the backlog.
         """
         _require_whole(directory)
-        if not read_only:
-            if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
-                raise InvalidRequest(
-                    "the directory is a backup and must not be written to",
-                    path=directory,
-                    hint=f"holdfast stores restore {directory} NEW makes stores of it",
-                )
-        log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
-        try:
-            blocks_max = max(16, memory_bytes // 4 // BLOCK_BYTES)
-            if index_directory is None:
-                index = Index(directory, read_only=read_only, blocks_max=blocks_max)
-            else:
-                index = Index(index_directory, blocks_max=blocks_max)
+        if not read_only and os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+            raise InvalidRequest(
+                "the directory is a backup and must not be written to",
+                path=directory,
+                hint=f"holdfast stores restore {directory} NEW makes stores of it",
+            )
+        blocks_max = max(16, memory_bytes // 4 // BLOCK_BYTES)
+        with ExitStack() as unless_opened:
+            log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
+            unless_opened.callback(log.close)
+            makes_index = index_directory is not None
+            index = Index(index_directory or directory, read_only=read_only and not makes_index, blocks_max=blocks_max)
+            unless_opened.callback(index.close)
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
                 storage.accepted = [] if accept_recorded else None
                 storage.version = 0 if in_log else None
                 storage._recover(read_only=read_only)
             except UNREADABLE as error:
-                index.close()
                 raise index.unreadable(error) from error
-            except BaseException:
-                index.close()
-                raise
-        except BaseException:
-            log.close()
-            raise
+            unless_opened.pop_all()
         return storage
 
     def _recover(self, *, read_only: bool = False) -> None:
@@ -157,8 +151,8 @@ class Storage:
             if store.name in self.state.volatile_names:
                 continue
             for durable in store.durables.values():
-                if not isinstance(durable, Consumption) and durable.keyed.messages:
-                    expected[store.name, durable.keyed.namespace] = durable.keyed.messages
+                if not isinstance(durable, Consumption) and durable.pending:
+                    expected[store.name, durable.keyed.namespace] = durable.pending
             expected |= {(store.name, residue.of.namespace): residue.left for residue in store.keyed_residues}
         return expected
 
@@ -219,9 +213,9 @@ class Storage:
                 frame = with_version(record, version)
                 self.messages.next_frame = number
                 self.note_frame(len(frame))
-                found = decode_frame(frame, number)
-                assert isinstance(found, Record), "the log has records only"
-                self._apply_again(found, number)
+                said = decode_frame(frame, number)
+                assert isinstance(said, Record), "the log has records only"
+                self._apply_again(said, number)
                 self._note_version(frame)
                 frames.append(frame)
                 number += 1
@@ -287,8 +281,7 @@ class Storage:
             return True
         for durable in target.durables.values():
             limit = durable.definition.swap_bytelimit
-            size = durable.pending_bytes if isinstance(durable, Consumption) else durable.keyed.bytes
-            if limit == 0 or 0 < limit < size:
+            if limit == 0 or 0 < limit < durable.pending_bytes:
                 return True
         return False
 
@@ -325,12 +318,6 @@ class Storage:
         self.index.blocks.written()
         self.index.entries.written()
         self.locations.written()
-
-    def kept_bytes(self, overhead: int) -> int:
-        """The bytes of all kept messages, with ``overhead`` for each."""
-        names = self.state.volatile_names
-        counts = [store.counts for name, store in self.state.stores.items() if name not in names]
-        return sum(each.live_bytes + overhead * each.live for each in counts)
 
     def _remove_dead_extents(self) -> None:
         dead: list[Extent] = []

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from holdfast.errors import Code, CorruptData, Unavailable
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept, block_parts
 from holdfast.wire.parts import Delivery, Message
 
 SEGMENT_BYTES: Final = 16 << 20
@@ -50,7 +50,6 @@ class Swap:
         self._segments: dict[int, _Segment] = {}
         self._number = 0
         self.bodies = 0
-        self.bytes = 0
 
     @property
     def allocated(self) -> int:
@@ -75,7 +74,6 @@ class Swap:
         for body in bodies:
             swapped.append(Swapped(self._number, segment.bytes, len(body)))
             segment.bytes += len(body)
-            self.bytes += len(body)
         segment.bodies += len(swapped)
         self.bodies += len(swapped)
         return swapped
@@ -101,7 +99,6 @@ class Swap:
         segment = self._segments[swapped.segment]
         segment.bodies -= 1
         self.bodies -= 1
-        self.bytes -= swapped.length
         if swapped.segment != self._number:
             self._drop_if_free(swapped.segment)
 
@@ -183,7 +180,6 @@ class VolatileMessages:
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
         self._arrived: list[tuple[str, int, int]] = []  # store, first and last of what this command added
         self.swaps = swaps
-        self.kept_back = 0  # messages that the disk had no room for, and so stayed in memory
         blocks.changed = self._sweep
 
     def add(
@@ -207,9 +203,7 @@ class VolatileMessages:
             try:
                 places = self._swap.write([one.message.body for one in held])
             except Unavailable:
-                # It is accepted already, and nothing forbids to hold it here.
-                self.kept_back += len(held)
-                continue
+                continue  # it is accepted already, and nothing forbids to hold it here
             for one, place in zip(held, places, strict=True):
                 one.message, one.swapped = replace(one.message, body=b""), place
                 self._count(store, 1, place.length)
@@ -241,17 +235,13 @@ class VolatileMessages:
                 self._forget(store, held)
 
     def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _StoredMessage]]:
-        seq = first
-        while seq <= last:
-            number = seq // BLOCK_MESSAGES
-            end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+        for number, begin, end in block_parts(first, last):
             held = self._held.get((store, number))
             if held is not None:
-                for member in range(seq, end + 1):
-                    one = held.get(member)
+                for seq in range(begin, end + 1):
+                    one = held.get(seq)
                     if one is not None:
-                        yield member, one
-            seq = end + 1
+                        yield seq, one
 
     def read(self, store: str, first: int, last: int) -> list[Kept]:
         """See ``ports.Messages``."""
@@ -260,18 +250,8 @@ class VolatileMessages:
             block = self._blocks.get(store, seq // BLOCK_MESSAGES)
             if block is not None and block.references[seq % BLOCK_MESSAGES]:
                 message = held.message
-                messages.append(
-                    Kept(
-                        seq,
-                        held.published_ms,
-                        held.size,
-                        message.fields,
-                        message.key,
-                        message.ttl_ms,
-                        message.deliver_at_ms,
-                        message.origin,
-                    )
-                )
+                what = message.fields, message.key, message.ttl_ms, message.deliver_at_ms, message.origin
+                messages.append(Kept(seq, held.published_ms, held.size, *what))
         return messages
 
     def _body(self, held: _StoredMessage) -> bytes:

@@ -32,22 +32,6 @@ class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     pass
 
 
-class Define(_Command, frozen=True):
-    """Replace the whole definition of the cluster (JSON in ``definitions``): validated whole, applied whole.
-
-    Stores and durables that are no longer named are deleted with their messages; dynamic durables stay. ``revision`` is
-    its number in the history.
-    """
-
-    definitions: bytes
-    revision: int
-    author: str = ""
-    delete: bool = True
-    """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
-    drawn: int = 0
-    """A random number, of which the ids of the stores and durables that it makes are derived (``values.identity``)."""
-
-
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One part of a definition as JSON, by its path (see ``definitions.parts``); an empty ``document`` removes it."""
 
@@ -56,13 +40,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Redefine(_Command, frozen=True):
-    """Change parts of the definition: all of them or nothing. The rest is as for ``Define``."""
+    """Change parts of the definition: all of them or nothing. ``revision`` is its number in the history."""
 
     parts: list[Part]
     revision: int
     author: str = ""
     delete: bool = False
+    """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
     drawn: int = 0
+    """A random number, of which the ids of the stores and durables that it makes are derived (``values.identity``)."""
 
 
 class Publish(_Command, frozen=True):
@@ -86,7 +72,7 @@ class Attach(_OfDurable, frozen=True):
     polls: bool = False
     """Whether it asks for each portion, and may hold messages while it is silent."""
     drawn: int = 0
-    """As that of ``Define``, for a durable that is made; 0 where there is no ``template``."""
+    """As that of ``Redefine``, for a durable that is made; 0 where there is no ``template``."""
     take_over: bool = False
     """Whether it takes a standard durable from the subscriber that has it."""
     session: str = ""
@@ -244,7 +230,7 @@ class MapUnlock(_OfMap, frozen=True):
 
 
 class Inherit(_Command, frozen=True):
-    """The stores' numbers go on in another history: after a restore, a promotion, a move (``machine.lineage``)."""
+    """The stores' numbers go on in another history: after a restore, a promotion, a move (``values.identity``)."""
 
     history: str
     """The part of a token that names it."""
@@ -275,29 +261,10 @@ class CommitParts(_Command, frozen=True):
     """Of each part, empty for none (``values.identity``). Checked before it is carried out; no record has them."""
 
 
-Command = (
-    Define
-    | Publish
-    | Attach
-    | Detach
-    | Unsubscribe
-    | Deliver
-    | Acknowledge
-    | DeadLetter
-    | Expire
-    | Purge
-    | Drop
-    | Rewind
-    | MapChange
-    | MapLock
-    | MapUnlock
-    | Restarted
-    | Redeliver
-    | Resend
-    | Redefine
-    | CommitParts
-    | Inherit
-)
+OfAnyStore = Redefine | Expire | Restarted | CommitParts | Inherit
+OfSubscriber = Attach | Detach | Unsubscribe | Deliver | Acknowledge | Rewind
+OfDurable = OfSubscriber | DeadLetter | Purge | Drop | Redeliver | Resend
+Command = OfAnyStore | OfDurable | Publish | MapChange | MapLock | MapUnlock
 
 
 class Done(_Result, frozen=True):
@@ -388,19 +355,8 @@ class PartsCommitted(_Result, frozen=True):
     results: list[Acknowledged | MapChanged | Published]
 
 
-Result = (
-    PartsCommitted
-    | Done
-    | Published
-    | Attached
-    | Delivered
-    | Acknowledged
-    | Expired
-    | Purged
-    | MapChanged
-    | MapLocked
-    | Redelivered
-)
+Messaged = Published | Attached | Delivered | Acknowledged | Expired | Purged | Redelivered
+Result = Done | Messaged | MapChanged | MapLocked | PartsCommitted
 
 
 RULES: Final = 1
@@ -413,6 +369,3 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     command: Command
     result: Result
     rules: int
-
-
-PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

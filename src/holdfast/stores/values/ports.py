@@ -18,6 +18,19 @@ from holdfast.wire.parts import FieldValue, Message, Origin
 BLOCK_MESSAGES: Final = 1_024  # messages of one block: those with seq // BLOCK_MESSAGES alike
 
 
+def block_parts(first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """The numbers ``first..last`` by block: which one, and the first and last of them in it.
+
+    >>> list(block_parts(1_000, 1_030))
+    [(0, 1000, 1023), (1, 1024, 1030)]
+    """
+    while first <= last:
+        number = first // BLOCK_MESSAGES
+        end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+        yield number, first, end
+        first = end + 1
+
+
 class ReadUnavailable(Unavailable):
     """The disk cannot be read now. Not a refusal: the command may be half carried out."""
 

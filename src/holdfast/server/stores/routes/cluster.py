@@ -48,7 +48,7 @@ async def _cluster(call: StoreCall) -> Response:
     opened = call.opened
     definition = opened.state.definition
     stores = list(opened.state.defined_stores())
-    space = opened.service.space()
+    space = opened.service.compaction.space()
     disk = await asyncio.to_thread(disk_use, call.host.directory)
     document = definition.document()["cluster"]
     assert isinstance(document, dict), "a definition has a section for the cluster"
@@ -102,10 +102,10 @@ async def save(call: StoreCall) -> Response:
 
 
 async def _compact(call: StoreCall) -> Response:
-    before = call.opened.service.space()
+    before = call.opened.service.compaction.space()
     with _disk_named():
-        await call.opened.service.compact()
-    after = call.opened.service.space()
+        await call.opened.service.compaction.now()
+    after = call.opened.service.compaction.space()
     return call.answer({"allocated_before": before.allocated, "allocated": after.allocated, "in_use": after.in_use})
 
 

@@ -198,7 +198,7 @@ async def _delete_store(call: StoreCall) -> Response:
 
 async def _list_durables(call: StoreCall) -> Response:
     opened = call.opened
-    names = sorted(opened.state.durable_definitions(call.store))
+    names = sorted(opened.state.store(call.store).durables)
     return collection(call, "durables", names, partial(durable_document, opened, call.store))
 
 
