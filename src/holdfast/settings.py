@@ -2,7 +2,8 @@
 
 Read the section structs first: each key is one annotated field, and ``KEYS`` is made from them. A flag wins over the
 environment, the environment over the file, the file over the default. A configuration with any problem
-is refused before anything is opened, and one error names every problem.
+is refused before anything is opened, and one error names every problem. One module because a key, its rule and its
+source are read together.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ from holdfast.client.protocol.stores.messages import (
     template_path,
 )
 from holdfast.client.protocol.stores.publisher import PublisherMachine
-from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine
+from holdfast.client.protocol.stores.watch import WatchMachine
 from holdfast.client.transport import aio as transport
 from holdfast.client.transport.aio_stores import SubscriberDriver
 from holdfast.client.transport.clock import now_ms

@@ -18,6 +18,8 @@ An *attempt* is (request_id, read_version). It is sent again only while it is kn
 accepted. Asking status closes an attempt permanently. So after ``not_committed`` a new attempt (new request id) never
 commits the transaction a second time. Every loop has a bound. An operation that runs out of time while its outcome is
 unknown raises ``OutcomeUnknown`` with the request id and ``min_version``, with which status can be asked later.
+
+One module because commits, reads and questions share the rules of asking again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from holdfast.client.protocol.stores.messages import (
     template_path,
 )
 from holdfast.client.protocol.stores.publisher import PublisherMachine
-from holdfast.client.protocol.stores.subscriber import SubscriberMachine, WatchMachine
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine
+from holdfast.client.protocol.stores.watch import WatchMachine
 from holdfast.client.sync.client import Client, Closing
 from holdfast.client.sync.publisher import Publisher
 from holdfast.client.sync.subscriber import Subscriber, Watch

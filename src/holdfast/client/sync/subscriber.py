@@ -11,10 +11,8 @@ from typing import Final, Self, TypeVar
 
 from holdfast.client.protocol.stores.acknowledgements import OnReply
 from holdfast.client.protocol.stores.messages import Advisory
-from holdfast.client.protocol.stores.subscriber import (
-    SubscriberMachine,
-    WatchMachine,
-)
+from holdfast.client.protocol.stores.subscriber import SubscriberMachine
+from holdfast.client.protocol.stores.watch import WatchMachine
 from holdfast.client.sync.client import Closing
 from holdfast.client.transport.clock import now_ms
 from holdfast.client.transport.sync_stores import Event, SubscriberDriver, run_each

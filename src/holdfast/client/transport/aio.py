@@ -1,7 +1,7 @@
 """Connections of the asyncio client: transports, their pool, one exchange on one of them.
 
 Once a request was given to the transport it may have been accepted. A cancelled exchange drops its connection. No
-transport outlives its client.
+transport outlives its client. One module because connections, their pool and their end belong together.
 """
 
 from __future__ import annotations

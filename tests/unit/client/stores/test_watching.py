@@ -12,7 +12,8 @@ from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.protocol.options import SubscriberOptions
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import subscribe_target
-from holdfast.client.protocol.stores.subscriber import Connect, WatchMachine
+from holdfast.client.protocol.stores.subscriber import Connect
+from holdfast.client.protocol.stores.watch import WatchMachine
 from holdfast.wire.stores import KeyChange
 
 

@@ -1,7 +1,7 @@
 """The message stores' protocol as machines and procedures without I/O.
 
 ``administration`` has procedures: one request, one response. ``PublisherMachine`` (``publisher``),
-``SubscriberMachine`` and ``WatchMachine`` (``subscriber``) are machines. The driver of a machine repeats::
+``SubscriberMachine`` (``subscriber``) and ``WatchMachine`` (``watch``) are machines. The driver of a machine repeats::
 
     step = machine.next_step(now_ms)
     # carry it out: Send, Wait, Connect, Talk or Ended
