@@ -7,17 +7,25 @@ Run by ``make docs``. Checks every Markdown file of the repository:
 3. the configuration reference lists exactly the keys, defaults and rules of ``holdfast.settings``;
 4. the exit-code reference lists exactly the codes of ``holdfast.cli.output``, the API reference only known error codes;
 5. every page under docs/ can be reached from README.md;
-6. the reference of rights shows exactly the table of ``holdfast.server.http.rights_table``.
+6. the reference of rights shows exactly the table of ``holdfast.server.http.rights_table``;
+7. the reference has every public name of Python, and names none that does not exist. ``source_baseline.json`` lists
+   attributes that it has not yet.
 
 ``--write`` rewrites the generated tables instead of complaining.
 """
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import inspect
 import re
 import sys
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
+
+from check_source import against_baseline
 
 from holdfast.cli.output import Exit
 from holdfast.errors import Code
@@ -37,6 +45,16 @@ COMMAND = re.compile(
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 BEGIN, END = "<!-- generated: keys -->", "<!-- end of generated -->"
 BEGIN_RIGHTS = "<!-- generated: rights -->"
+PUBLIC_MODULES = (
+    "holdfast", "holdfast.aio", "holdfast.client", "holdfast.client.stores", "holdfast.queue", "holdfast.spark",
+    "holdfast.view",
+)  # fmt: skip
+CODE = re.compile(r"^```.*?^```|`[^`]+`", re.MULTILINE | re.DOTALL)
+DOTTED = re.compile(r"(?<![\w./-])holdfast(?:\.[A-Za-z_]\w*)+(?![\w.-])")
+NO_NAMES = {"holdfast.stores.v1", "holdfast.toml", "holdfast.yaml"}
+"""A protocol of WebSockets, and files."""
+CALL = re.compile(r"^\.?(?!function\b)([a-z_][a-z0-9_]*)\(")
+CLIENT_PAGES = ("client.md", "queue.md", "stores-client.md")
 
 
 def pages() -> list[Path]:
@@ -199,6 +217,58 @@ def check_codes() -> list[str]:
     return found
 
 
+def public_names() -> dict[str, object]:
+    """Every name of the public modules, and every public attribute of their classes, by its dotted name."""
+    names: dict[str, object] = {}
+    for module in map(importlib.import_module, PUBLIC_MODULES):
+        for name in module.__all__:
+            value = names[f"{module.__name__}.{name}"] = getattr(module, name)
+            if inspect.isclass(value) and not issubclass(value, (BaseException, Enum)):
+                for base in value.__mro__:
+                    if base.__module__.startswith("holdfast"):
+                        attributes = {*vars(base), *inspect.get_annotations(base)}
+                        names |= {f"{module.__name__}.{name}.{each}": None for each in attributes if each[0] != "_"}
+    return names
+
+
+def check_reference() -> list[str]:
+    """Rule 7."""
+    texts = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md")}
+    spans = {name: CODE.findall(text) for name, text in texts.items()}
+    words = {word for name in spans for span in spans[name] for word in re.findall(r"[A-Za-z_]\w*", span)}
+    names = public_names()
+    known = {word for name in names for word in name.split(".")} | set(dir(builtins))
+    for value in names.values():
+        if inspect.isclass(value):
+            known.update(re.findall(r"self\.([a-z]\w*) = ", inspect.getsource(value)))
+    missing = {name: 1 for name in names if name.rpartition(".")[2] not in words}
+    problems = against_baseline({"a public name stands in the reference": missing}, write="--write" in sys.argv[1:])
+    for page in sorted(spans):
+        for span in spans[page]:
+            problems += [
+                f"docs/reference/{page}: there is no {name}" for name in DOTTED.findall(span) if not exists(name)
+            ]
+            call = CALL.match(span.strip("`")) if page in CLIENT_PAGES else None
+            if call is not None and call[1] not in known:
+                problems.append(f"docs/reference/{page}: no public class has {call[0]}...)")
+    return problems
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    if name in NO_NAMES:
+        return True
+    value: object = importlib.import_module("holdfast")
+    for index, part in enumerate(name.split(".")[1:], 2):
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(".".join(name.split(".")[:index]))
+            except ImportError:
+                return False
+        value = getattr(value, part)
+    return True
+
+
 def main() -> int:
     """Print every problem; the answer is the exit code."""
     write = "--write" in sys.argv[1:]
@@ -208,6 +278,7 @@ def main() -> int:
         *check_links(),
         *check_commands(),
         *check_codes(),
+        *check_reference(),
     ]
     for problem in found:
         print(problem)

@@ -214,11 +214,10 @@ def against_baseline(now: Mapping[str, Mapping[str, int]], *, write: bool) -> li
         if number > before[rule].get(key, 0)
     ]
     if write:
-        lower = {
-            rule: {key: min(number, now[rule][key]) for key, number in sorted(numbers.items()) if key in now[rule]}
-            for rule, numbers in before.items()
-        }
-        BASELINE.write_text(json.dumps(lower, indent=1) + "\n", encoding="utf-8")
+        for rule, numbers in now.items():
+            left = {key: min(number, numbers[key]) for key, number in before[rule].items() if key in numbers}
+            before[rule] = dict(sorted(left.items()))
+        BASELINE.write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
     return problems
 
 
