@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.objects.budget import BudgetedStore
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
@@ -269,14 +269,14 @@ class TestFaultyStoreWithoutFaults(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         objects = MemoryObjects()
-        return lambda: FaultyStore(FaultyObjects(objects, Random(1)))
+        return lambda: FaultyStore(objects, Random(1))
 
 
 class TestBudgetedStore(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         objects = MemoryObjects()
-        return lambda: BudgetedStore(FaultyStore(FaultyObjects(objects, Random(1))), connections_max=3, creates_max=2)
+        return lambda: BudgetedStore(FaultyStore(objects, Random(1)), connections_max=3, creates_max=2)
 
 
 class TestRetryingStore(ObjectStoreLaws):
@@ -288,7 +288,7 @@ class TestRetryingStore(ObjectStoreLaws):
             return None
 
         rates = FaultRates(torn_listing=0.2, failed_read=0.2, failed_delete=0.2)
-        return lambda: RetryingStore(FaultyStore(FaultyObjects(objects, Random(1), rates)), sleep=at_once)
+        return lambda: RetryingStore(FaultyStore(objects, Random(1), rates), sleep=at_once)
 
 
 class TestDirectoryStore(ObjectStoreLaws):

@@ -17,7 +17,7 @@ from tests.unit.snapshots.logs import RandomLog
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import HoldfastError
 from holdfast.objects import creating
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore
 from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_snapshot, making, read_rows
@@ -40,8 +40,8 @@ class Killed(Exception):
 class LimitedStore(FaultyStore):
     """Ends its process at a request, and lets the other makers go on between two requests."""
 
-    def __init__(self, objects: FaultyObjects, requests: int) -> None:
-        super().__init__(objects)
+    def __init__(self, objects: MemoryObjects, random: Random, requests: int) -> None:
+        super().__init__(objects, random, RATES)
         self._left = requests
 
     async def _next(self) -> None:
@@ -85,13 +85,12 @@ async def world(seed: int) -> None:
         if draw.random() < 0.2:
             foreign_snapshot(draw, reader, log.head.last_version + draw.choice((0, -1)))
         makers = [
-            LimitedStore(FaultyObjects(objects, Random(draw.random()), RATES), draw.choice((5, 20, 10**6)))
-            for _ in range(draw.randint(1, 2))
+            LimitedStore(objects, Random(draw.random()), draw.choice((5, 20, 10**6))) for _ in range(draw.randint(1, 2))
         ]
         ended = await asyncio.gather(*(make_snapshot(maker, OPTIONS) for maker in makers), return_exceptions=True)
         for maker, made in zip(makers, ended, strict=True):
             assert isinstance(made, Manifest | Killed | HoldfastError), made
-            maker.objects.land_all()
+            maker.land_all()
         manifests = {each.version: each for each in await list_snapshots(reader)}
         for made in ended:
             if isinstance(made, Manifest):

@@ -101,8 +101,8 @@ class CloudStore:
                 hint="use a general purpose bucket",
                 url=f"{scheme}://{bucket}",
             )
-        if scheme == "s3" and "endpoint" not in options and (named := s3_endpoint(os.environ)) is not None:
-            options["endpoint"] = named
+        if scheme == "s3" and "endpoint" not in options and (default := s3_endpoint(os.environ)) is not None:
+            options["endpoint"] = default
         endpoint = options.get("endpoint")
         client: ClientConfig = {
             "timeout": timedelta(milliseconds=request_timeout_ms),
@@ -229,8 +229,8 @@ def _options(url: str, scheme: str, query: str) -> dict[str, str]:
         raise _bad(url, f"the setting {error}") from None
     for name in options:
         if name not in SETTINGS[scheme]:
-            known = ", ".join(sorted(SETTINGS[scheme])) or "none"
-            raise _bad(url, f"unknown setting {name}; known for {scheme}: {known}")
+            names = ", ".join(sorted(SETTINGS[scheme])) or "none"
+            raise _bad(url, f"unknown setting {name}; known for {scheme}: {names}")
     return options
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.errors import NotFound, Unavailable
@@ -12,13 +13,13 @@ PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds between the tries of one create: an outage of a minute costs a snapshot or a copy time alone."""
 
 
-async def create_exactly(store: ObjectStore, key: str, data: bytes) -> bool:
+async def create_exactly(store: ObjectStore, key: str, data: bytes, pauses: Sequence[float] = PAUSES) -> bool:
     """Create an object. True: the name holds exactly these bytes, durably. False: it holds other bytes.
 
-    Raises: Unavailable after the last of ``PAUSES``; the object may or may not exist then.
+    Raises: Unavailable after the last of ``pauses``; the object may or may not exist then.
     """
     detail = ""
-    for pause in (*PAUSES, None):
+    for pause in (*pauses, None):
         match await store.create(key, data):
             case Created():
                 return True

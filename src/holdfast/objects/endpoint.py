@@ -35,13 +35,13 @@ def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
     options = dict(parse_qsl(parts.query))
     match parts.scheme.lower():
         case "s3":
-            named = options.get("endpoint") or s3_endpoint(environment)
+            endpoint = options.get("endpoint") or s3_endpoint(environment)
             region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-            return _plain(named or f"https://s3.{region or REGION}.amazonaws.com")
+            return _plain(endpoint or f"https://s3.{region or REGION}.amazonaws.com")
         case "az":
-            named = options.get("endpoint") or _first(environment, AZURE_VARIABLES)
+            endpoint = options.get("endpoint") or _first(environment, AZURE_VARIABLES)
             account = options.get("account") or environment.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-            return _plain(named or f"https://{account}.blob.core.windows.net")
+            return _plain(endpoint or f"https://{account}.blob.core.windows.net")
         case "gs":
             return GOOGLE
         case "file":
@@ -77,10 +77,10 @@ def addresses_of(endpoint: str) -> int:
     else:
         return 1
     try:
-        found = socket.getaddrinfo(parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM)
+        rows = socket.getaddrinfo(parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return 0
-    return len({row[4][0] for row in found})
+    return len({row[4][0] for row in rows})
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -14,30 +14,14 @@ from __future__ import annotations
 import builtins
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 from typing import Final
 
 from holdfast.errors import Unavailable
-from holdfast.objects.memory import MemoryObjects
-from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.objects.port import CreateAnswer, Listed, Pages, Refused, Unknown, require_key
 
 SLOW_DOWN_MS: Final = 50
-PAGE: Final = 1000
-
-
-class StoreFault(StrEnum):
-    """What can happen to a request."""
-
-    LOST_REQUEST = "lost_request"
-    LOST_ANSWER = "lost_answer"
-    LATE = "late"
-    SENT_TWICE = "sent_twice"
-    BUSY_409 = "busy_409"
-    SLOW_DOWN_503 = "slow_down_503"
-    TORN_LISTING = "torn_listing"
-    FAILED_READ = "failed_read"
-    FAILED_DELETE = "failed_delete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +49,6 @@ class FaultRates:
 
 NO_FAULTS: Final = FaultRates()
 
-_CREATE_FAULTS: Final = (
-    StoreFault.LOST_REQUEST,
-    StoreFault.LOST_ANSWER,
-    StoreFault.LATE,
-    StoreFault.SENT_TWICE,
-    StoreFault.BUSY_409,
-    StoreFault.SLOW_DOWN_503,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class LateCreate:
@@ -84,128 +59,94 @@ class LateCreate:
     data: bytes
 
 
-class FaultyObjects:
-    """The synchronous core: like ``MemoryObjects``, but a create answers as the port does, and anything may fail.
-    ``faults`` counts what happened. Several of these may share one ``MemoryObjects``, each with its own faults."""
+class FaultyStore(MemoryStore):
+    """Several of these may share one ``MemoryObjects``, each with its own faults. ``faults`` counts what happened, by
+    the name of its rate, and ``requests`` what arrived. No call waits for anything."""
 
     def __init__(self, objects: MemoryObjects, random: Random, rates: FaultRates = NO_FAULTS) -> None:
-        self.objects = objects
+        super().__init__(objects, url="memory:faulty")
         self.rates = rates
-        self.faults: Counter[StoreFault] = Counter()
+        self.faults: Counter[str] = Counter()
         self.late: list[LateCreate] = []
+        self.requests = 0
         self._random = random
-        self._requests = 0
 
-    def create(self, key: str, data: bytes) -> CreateAnswer:
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
         """One create, and the result that its sender gets."""
         require_key(key)
         self._arrive()
-        fault = self._draw(*_CREATE_FAULTS)
-        match fault:
+        match self._draw("lost_request", "lost_answer", "late", "sent_twice", "busy_409", "slow_down_503"):
             case None:
-                return self._answer(self.objects.create(key, data))
-            case StoreFault.LOST_REQUEST:
+                return await super().create(key, data)
+            case "lost_request":
                 return Unknown("the request was lost")
-            case StoreFault.LOST_ANSWER:
+            case "lost_answer":
                 self.objects.create(key, data)
                 return Unknown("the answer was lost")
-            case StoreFault.LATE:
-                due = self._requests + self._random.randint(1, self.rates.late_requests_max)
+            case "late":
+                due = self.requests + self._random.randint(1, self.rates.late_requests_max)
                 self.late.append(LateCreate(due, key, bytes(data)))
                 return Unknown("no answer in time")
-            case StoreFault.SENT_TWICE:
+            case "sent_twice":
                 self.objects.create(key, data)
-                return self._answer(self.objects.create(key, data))
-            case StoreFault.BUSY_409:
+                return await super().create(key, data)
+            case "busy_409":
                 return Refused(certain=False)
             case _:
                 return Unknown("503 slow down", retry_after_ms=SLOW_DOWN_MS)
 
-    def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         """Raises: NotFound, Unavailable."""
         self._arrive()
-        if self._draw(StoreFault.FAILED_READ) is not None:
+        if self._draw("failed_read") is not None:
             raise Unavailable("the read failed", key=key)
-        return self.objects.read(key, start=start, length=length)
+        return await super().read(key, start=start, length=length)
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """Raises: Unavailable, also when a later page fails: never a part of the answer."""
         self._arrive()
         rows: builtins.list[Listed] = []
         while True:
-            if self._draw(StoreFault.TORN_LISTING) is not None:
+            if self._draw("torn_listing") is not None:
                 raise Unavailable("the listing broke off", prefix=prefix, listed=len(rows))
-            wanted = min(PAGE, limit - len(rows))
-            page = self.objects.list(prefix, after=after, limit=wanted)
+            page_size = min(Pages.size, limit - len(rows))
+            page = await super().list(prefix, after=after, limit=page_size)
             rows += page
-            if len(page) < wanted or len(rows) == limit:
+            if len(page) < page_size or len(rows) == limit:
                 return rows
             after = page[-1].key
 
-    def delete(self, key: str) -> None:
-        """Raises: Unavailable; the object may be gone all the same."""
-        self._arrive()
-        if self._draw(StoreFault.FAILED_DELETE) is not None:
-            if self._random.random() < 0.5:
+    async def delete(self, *keys: str) -> None:
+        """Each key by itself. Raises: Unavailable; the object may be gone all the same."""
+        for key in keys:
+            self._arrive()
+            fails = self._draw("failed_delete") is not None
+            if not fails or self._random.random() < 0.5:
                 self.objects.delete(key)
-            raise Unavailable("the delete failed", key=key)
-        self.objects.delete(key)
-
-    def land(self, late: LateCreate) -> bool:
-        """Let one late create land now; False when the name is taken."""
-        self.late.remove(late)
-        return self.objects.create(late.key, late.data)
+            if fails:
+                raise Unavailable("the delete failed", key=key)
 
     def land_all(self) -> None:
         """Let every create in flight land."""
-        while self.late:
-            self.land(self.late[0])
+        self._land(self.late)
 
     def _arrive(self) -> None:
         """A request arrives, after the late creates that are due."""
-        self._requests += 1
-        for late in [late for late in self.late if late.due <= self._requests]:
-            self.land(late)
+        self.requests += 1
+        self._land([late for late in self.late if late.due <= self.requests])
 
-    def _draw(self, *candidates: StoreFault) -> StoreFault | None:
+    def _land(self, due: builtins.list[LateCreate]) -> None:
+        for late in [*due]:
+            self.late.remove(late)
+            self.objects.create(late.key, late.data)
+
+    def _draw(self, *candidates: str) -> str | None:
         """At most one of the faults. One number is drawn whatever the rates are, so changing one keeps the others."""
         number = self._random.random()
         for fault in candidates:
-            rate: float = getattr(self.rates, fault.value)
+            rate: float = getattr(self.rates, fault)
             if number < rate:
                 self.faults[fault] += 1
                 return fault
             number -= rate
         return None
-
-    @staticmethod
-    def _answer(created: bool) -> CreateAnswer:
-        return CREATED if created else Refused()
-
-
-class FaultyStore:
-    """The port on ``FaultyObjects``."""
-
-    def __init__(self, objects: FaultyObjects, *, url: str = "memory:faulty") -> None:
-        self.objects = objects
-        self.url = url
-
-    async def create(self, key: str, data: bytes) -> CreateAnswer:
-        """As the port says."""
-        return self.objects.create(key, data)
-
-    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """As the port says."""
-        return self.objects.read(key, start=start, length=length)
-
-    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        """As the port says."""
-        return self.objects.list(prefix, after=after, limit=limit)
-
-    async def delete(self, *keys: str) -> None:
-        """As the port says; each key by itself."""
-        for key in keys:
-            self.objects.delete(key)
-
-    async def close(self) -> None:
-        """As the port says."""

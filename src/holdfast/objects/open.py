@@ -37,14 +37,8 @@ def open_store(
 
     Raises: InvalidRequest, NotFound, Unavailable.
     """
-    store = _open(url, create_missing, request_timeout_ms, connections_max)
-    if retry is None or isinstance(store, MemoryStore):
-        return store
-    return RetryingStore(store, retry)
-
-
-def _open(url: str, create_missing: bool, request_timeout_ms: int, connections_max: int) -> ObjectStore:
     scheme, _, rest = url.partition(":")
+    store: ObjectStore
     match scheme.lower():
         case "memory":
             name = rest.strip("/")
@@ -52,11 +46,11 @@ def _open(url: str, create_missing: bool, request_timeout_ms: int, connections_m
         case "file":
             from holdfast.objects.directory.store import DirectoryStore
 
-            return DirectoryStore.open(path_of(url), create_missing=create_missing)
+            store = DirectoryStore.open(path_of(url), create_missing=create_missing)
         case "s3" | "gs" | "az":
             from holdfast.objects.cloud import CloudStore
 
-            return CloudStore.open(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
+            store = CloudStore.open(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
         case _:
             raise InvalidRequest(
                 "not the URL of an object store",
@@ -64,6 +58,7 @@ def _open(url: str, create_missing: bool, request_timeout_ms: int, connections_m
                 hint="use file:///path, s3://bucket/prefix, az://container/prefix or memory:name",
                 url=url,
             )
+    return store if retry is None else RetryingStore(store, retry)
 
 
 def open_durable_reader(

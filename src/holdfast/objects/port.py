@@ -10,21 +10,21 @@ from __future__ import annotations
 import builtins
 import re
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol, Self
 
-from holdfast.errors import InvalidRequest, Unavailable
+from msgspec import Struct
+
+from holdfast.errors import InvalidRequest, NotFound, Unavailable
 
 KEY_LENGTH_MAX: Final = 512
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=%-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._=%-]*)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Struct, frozen=True, tag=True):
     """The object did not exist before, and now it exists durably with exactly these bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True, tag=True):
     """The store says that the name is taken. It may be taken by this very request, sent before.
 
     ``certain`` is False when the store's client cannot distinguish "taken" (412) from "busy, ask again" (409).
@@ -33,8 +33,7 @@ class Refused:
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True, tag=True):
     """No usable answer: the object may exist now, may appear later, or never.
 
     ``final``: every later create gets the same answer until the store is opened again, so sending again is useless.
@@ -125,3 +124,32 @@ def require_key(key: str) -> str:
     if len(key) > KEY_LENGTH_MAX or _KEY.fullmatch(key) is None:
         raise InvalidRequest("not a key that every object store can hold", key=key)
     return key
+
+
+async def read_if_there(store: ObjectReader, key: str, *, length: int | None = None) -> bytes | None:
+    """As ``read``; None where there is no such object. Raises: Unavailable."""
+    try:
+        return await store.read(key, length=length)
+    except NotFound:
+        return None
+
+
+class Pages:
+    """The objects under ``prefix`` after the name ``after``: a list for each request, of which the last is short."""
+
+    size: ClassVar[int] = 1_000
+
+    def __init__(self, store: ObjectStore, prefix: str, *, after: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+        self._after: str | None = after
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> builtins.list[Listed]:
+        if self._after is None:
+            raise StopAsyncIteration
+        rows = await self._store.list(self._prefix, after=self._after, limit=self.size)
+        self._after = rows[-1].key if len(rows) == self.size else None
+        return rows

@@ -42,7 +42,7 @@ async def compare_with_store(store: ObjectStore, clock: Callable[[], Instant]) -
     if urlsplit(store.url).scheme not in CLOCKED:
         return None
     key = f"{PREFIX}clock.{secrets.token_hex(16)}"
-    asked = clock()
+    start = clock()
     try:
         await store.create(key, b"when")
         rows = await store.list(key, limit=1)
@@ -51,9 +51,9 @@ async def compare_with_store(store: ObjectStore, clock: Callable[[], Instant]) -
     finally:
         with suppress(HoldfastError):
             await store.delete(key)
-    waited_ms = int(clock().boot_ms - asked.boot_ms)  # by the boot clock: nobody sets that meanwhile
+    waited_ms = int(clock().boot_ms - start.boot_ms)  # by the boot clock: nobody sets that meanwhile
     created_ms = rows[0].modified_ms if rows else None
     if created_ms is None:
         return None
-    least, most = asked.wall_ms - created_ms - RESOLUTION_MS, asked.wall_ms + waited_ms - created_ms
-    return Compared(asked, least if least > 0 else min(most, 0))
+    least, most = start.wall_ms - created_ms - RESOLUTION_MS, start.wall_ms + waited_ms - created_ms
+    return Compared(start, least if least > 0 else min(most, 0))

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.budget import LATENCY_BOUNDS_MS, BudgetedStore
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Refused, Unknown
 
@@ -152,11 +152,11 @@ def test_not_found_is_an_answer() -> None:
 
 def test_a_create_is_sent_once_whatever_comes_of_it() -> None:
     async def scenario() -> None:
-        objects = FaultyObjects(MemoryObjects(), Random(3), FaultRates(lost_request=0.5, busy_409=0.3))
-        store = BudgetedStore(FaultyStore(objects), connections_max=2, creates_max=1)
+        objects = FaultyStore(MemoryObjects(), Random(3), FaultRates(lost_request=0.5, busy_409=0.3))
+        store = BudgetedStore(objects, connections_max=2, creates_max=1)
         answers = [await store.create(f"{number}", b"four") for number in range(50)]
         counts = store.metrics.create
-        assert objects._requests == 50
+        assert objects.requests == 50
         assert counts.outcomes["created"] == answers.count(Created())
         assert counts.outcomes["refused"] == answers.count(Refused(certain=False))
         assert counts.outcomes["unknown"] == sum(isinstance(answer, Unknown) for answer in answers)
@@ -169,10 +169,10 @@ def test_a_create_is_sent_once_whatever_comes_of_it() -> None:
 def test_a_store_that_takes_nothing_is_told_once_in_a_while() -> None:
     seconds = [0.0]
     # Every create comes to Unknown, as on a full disk.
-    faults = FaultyObjects(MemoryObjects(), Random(1), FaultRates(lost_request=1.0))
+    faults = FaultyStore(MemoryObjects(), Random(1), FaultRates(lost_request=1.0))
     told: list[float] = []
     store = BudgetedStore(
-        FaultyStore(faults),
+        faults,
         connections_max=4,
         creates_max=2,
         clock=lambda: seconds[0],

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.store import DirectoryStore
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore
@@ -178,8 +178,7 @@ def test_the_probe_takes_two_waits() -> None:
 def test_faults_never_make_a_fit_store_unfit() -> None:
     passed = failed = 0
     for seed in range(300):
-        objects = FaultyObjects(MemoryObjects(), Random(seed), FaultRates.all_at(0.06))
-        store: ObjectStore = FaultyStore(objects)
+        store: ObjectStore = FaultyStore(MemoryObjects(), Random(seed), FaultRates.all_at(0.06))
         try:
             asyncio.run(probe(store))
             passed += 1

@@ -10,13 +10,12 @@ from random import Random
 import pytest
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore, Refused, Unknown
 from holdfast.objects.probe import contest, probe
-from holdfast.objects.probe.contest import LocalSide, clean_up
-from holdfast.objects.probe.plan import Contest, plan_race
+from holdfast.objects.probe.contest import Contest, LocalSide, clean_up, plan_race
 from holdfast.objects.probe.race import LATER_SECONDS, race, race_and_keep, run_race
 from holdfast.objects.probe.results import RACES_PREFIX, keep_result, list_meta, newest_result, result_of
 from holdfast.objects.retrying import ANSWERING, RetryingStore
@@ -207,7 +206,7 @@ def test_a_store_that_cannot_be_read_is_unavailable(after: int) -> None:
 def test_faults_never_make_a_fit_store_unfit(rate: float) -> None:
     passed = 0
     for seed in range(6):
-        faulty = FaultyStore(FaultyObjects(MemoryObjects(), Random(seed), FaultRates.all_at(rate)))
+        faulty = FaultyStore(MemoryObjects(), Random(seed), FaultRates.all_at(rate))
         store = RetryingStore(faulty, ANSWERING, sleep=Pauses().sleep)
         try:
             race_on(store)

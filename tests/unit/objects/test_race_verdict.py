@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from holdfast.objects.port import CREATED, CreateAnswer, Created, Refused, Unknown
-from holdfast.objects.probe.plan import (
+from holdfast.objects.probe.contest import (
     LARGE,
     LARGE_BYTES,
     NAMES,

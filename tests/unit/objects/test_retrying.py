@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, U
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.cloud import CloudStore
-from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
+from holdfast.objects.faults import FaultRates, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import Created, Listed, Refused, StoreDenies, Unknown
@@ -143,11 +143,11 @@ def test_many_names_are_removed_although_one_request_of_ten_fails() -> None:
         names = [f"{number}" for number in range(128)]
         for name in names:
             objects.create(name, b"")
-        faults = FaultyObjects(objects, Random(1), FaultRates(failed_delete=0.1))
-        store = RetryingStore(FaultyStore(faults), ANSWERING, sleep=at_once)
+        faults = FaultyStore(objects, Random(1), FaultRates(failed_delete=0.1))
+        store = RetryingStore(faults, ANSWERING, sleep=at_once)
         await store.delete(*names)
         assert len(objects) == 0
-        assert faults._requests < 128 * 9
+        assert faults.requests < 128 * 9
         assert store.metrics.delete.interruptions == 0
 
     asyncio.run(scenario())
@@ -178,10 +178,10 @@ def test_a_create_is_sent_once_whatever_comes_of_it() -> None:
     """A store that repeats a create turns its own success into a refusal."""
 
     async def scenario() -> None:
-        objects = FaultyObjects(MemoryObjects(), Random(3), FaultRates.all_at(0.1))
-        store = RetryingStore(FaultyStore(objects), sleep=at_once)
+        objects = FaultyStore(MemoryObjects(), Random(3), FaultRates.all_at(0.1))
+        store = RetryingStore(objects, sleep=at_once)
         answers = [await store.create(f"{number}", b"four") for number in range(60)]
-        assert objects._requests == 60
+        assert objects.requests == 60
         assert {type(answer) for answer in answers} == {Created, Refused, Unknown}
 
     asyncio.run(scenario())
@@ -197,8 +197,8 @@ def test_ten_thousand_reads_of_a_store_that_fails_meet_no_interruption(percent: 
         objects = MemoryObjects()
         objects.create("a", b"bytes")
         rate = percent / 100
-        faults = FaultyObjects(objects, Random(1), FaultRates(failed_read=rate, torn_listing=rate, failed_delete=rate))
-        store = RetryingStore(FaultyStore(faults), ANSWERING, sleep=at_once)
+        faults = FaultyStore(objects, Random(1), FaultRates(failed_read=rate, torn_listing=rate, failed_delete=rate))
+        store = RetryingStore(faults, ANSWERING, sleep=at_once)
         for _ in range(10_000):
             assert await store.read("a") == b"bytes"
         assert store.metrics.read.retries == sum(faults.faults.values()) > 0

@@ -1,11 +1,10 @@
 """Does this store keep the promises that the log depends on?
 
-plan        what a race creates                       pure
 verdict     what answers and reads of one name prove  pure
-contest     one name, raced until there is a verdict
+contest     what a race creates; one name, raced until there is a verdict
 at_start    the probe of each start: a short race in this process, and the order of listings
 race        the race of two processes, at ``holdfast log init`` and ``holdfast doctor --race``
-processes   the two processes, from outside; ``racer`` is what they run
+racer       the two processes
 results     what a race found, kept under ``meta/races/``
 """
 

@@ -16,8 +16,16 @@ from typing import Final
 
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Unknown
-from holdfast.objects.probe.contest import PREFIX, LocalSide, Patience, clean_up, finish_all, settle, unfit
-from holdfast.objects.probe.plan import plan_short_race
+from holdfast.objects.probe.contest import (
+    PREFIX,
+    LocalSide,
+    Patience,
+    clean_up,
+    finish_all,
+    plan_short_race,
+    settle,
+    unfit,
+)
 
 ATTEMPTS_MAX: Final = 5
 BODY: Final = b"the start-up probe"

@@ -1,6 +1,8 @@
-"""One name that several writers create at the same time: carry it out, and race another name while nothing is decided.
+"""One name that several writers create at the same time: what they create, and how it is raced until it is decided.
 
-A ``Side`` is a party of a race: this process (``LocalSide``), or one of the two of ``processes``.
+The offsets of one name are 50 ms times the fourth power of an even number: of 16 creates about six begin within the
+first millisecond, where a check without a lock is open, and the last ones near the end, when the winner has landed.
+A ``Side`` is a party of a race: this process (``LocalSide``), or one of the two of ``racer``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Final, NoReturn, Protocol, TypeVar, assert_never
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, ObjectStore
-from holdfast.objects.probe.plan import Contest, body_of, writer_of
 from holdfast.objects.probe.verdict import Fit, Read, Sight, Undecided, UnfitStore, judge
 
 PREFIX: Final = "probe/"
@@ -26,6 +27,64 @@ UNFIT_HINT: Final = "use one with conditional creates and ordered listings"
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
+
+NAMES: Final = 20
+WRITERS: Final = 16
+SPREAD_MS: Final = 50.0
+CROWDING: Final = 4
+SMALL_BYTES: Final = 256
+LARGE_BYTES: Final = 1 << 20
+LARGE: Final = frozenset({6, 13})
+"""Which of the names have a large body: a gateway that checks before it has the body is open while it receives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One name: writer ``w`` creates it with ``body_of(..., w)``, ``offsets_ms[w]`` after the start."""
+
+    name: str
+    size: int
+    offsets_ms: tuple[float, ...]
+
+
+def plan_race(prefix: str, draw: Callable[[], float]) -> list[Contest]:
+    """The race of two processes: ``NAMES`` names, each with ``WRITERS`` creates. ``draw``: numbers from 0 to 1."""
+    return [
+        Contest(
+            f"{prefix}.race.{number}",
+            LARGE_BYTES if number in LARGE else SMALL_BYTES,
+            tuple(SPREAD_MS * draw() ** CROWDING for _ in range(WRITERS)),
+        )
+        for number in range(NAMES)
+    ]
+
+
+SHORT_RACE: Final = {"one": SMALL_BYTES, "two": SMALL_BYTES, "large": 64 << 10}
+SHORT_WRITERS: Final = 4
+
+
+def plan_short_race(prefix: str) -> list[Contest]:
+    """The race of one process at a start: few names, all creates at once."""
+    at_once = (0.0,) * SHORT_WRITERS
+    return [Contest(f"{prefix}.{part}", size, at_once) for part, size in SHORT_RACE.items()]
+
+
+def body_of(name: str, size: int, writer: int) -> bytes:
+    """The bytes that a writer sends: the same line again and again, cut at ``size``.
+
+    >>> body_of("probe/a", 40, 3)
+    b'writer 03 of probe/a\\nwriter 03 of probe/'
+    """
+    line = f"writer {writer:02d} of {name}\n".encode()
+    return (line * (size // len(line) + 1))[:size]
+
+
+def writer_of(data: bytes, contest: Contest) -> Read:
+    """Whose body ``data`` is; foreign when it is not exactly one."""
+    first = data[: len("writer 00")].decode("ascii", "replace").removeprefix("writer ")
+    writer = int(first) if first.isascii() and first.isdigit() else -1
+    is_writer = 0 <= writer < len(contest.offsets_ms)
+    return writer if is_writer and data == body_of(contest.name, contest.size, writer) else Sight.FOREIGN
 
 
 class Side(Protocol):
@@ -137,8 +196,8 @@ async def _contend(sides: Sequence[Side], contest: Contest, start: float) -> Set
     shares = [writers[number :: len(sides)] for number in range(len(sides))]
     answered = await finish_all([side.create(contest, share, start) for side, share in zip(sides, shares, strict=True)])
     answers = [answered[writer % len(sides)][writer // len(sides)] for writer in writers]
-    seen = await finish_all([side.see([contest]) for side in sides])
-    return Settled(contest, answers, [read for reads in seen for read in reads])
+    views = await finish_all([side.see([contest]) for side in sides])
+    return Settled(contest, answers, [read for reads in views for read in reads])
 
 
 async def finish_all(asked: Sequence[Awaitable[T]]) -> list[T]:

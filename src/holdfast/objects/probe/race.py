@@ -23,17 +23,18 @@ from holdfast.objects.port import ObjectStore
 from holdfast.objects.probe.contest import (
     PREFIX,
     UNFIT,
+    Contest,
     LocalSide,
     Patience,
     Side,
     Sleep,
     clean_up,
     finish_all,
+    plan_race,
     settle,
     unfit,
 )
-from holdfast.objects.probe.plan import Contest, plan_race
-from holdfast.objects.probe.processes import PROCESSES, racing_processes
+from holdfast.objects.probe.racer import PROCESSES, racing_processes
 from holdfast.objects.probe.results import RaceResult, keep_result, result_of
 from holdfast.objects.probe.verdict import Fit, Undecided, UnfitStore, judge
 

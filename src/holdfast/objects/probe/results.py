@@ -20,8 +20,7 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavail
 from holdfast.extras import __version__
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
-from holdfast.objects.probe.contest import UNFIT, UNFIT_HINT
-from holdfast.objects.probe.plan import NAMES, WRITERS
+from holdfast.objects.probe.contest import NAMES, UNFIT, UNFIT_HINT, WRITERS
 
 META_PREFIX: Final = "meta/"
 RACES_PREFIX: Final = "meta/races/"

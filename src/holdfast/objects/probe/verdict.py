@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 
 from holdfast.objects.port import CreateAnswer, Created, Refused
 
@@ -32,10 +32,10 @@ from holdfast.objects.port import CreateAnswer, Created, Refused
 class Sight(Enum):
     """What a read showed that is not the bytes of one writer."""
 
-    ABSENT = auto()
-    FOREIGN = auto()
+    ABSENT = "absent"
+    FOREIGN = "foreign"
     """Bytes that no writer sent: parts of two bodies, or of one."""
-    SILENT = auto()
+    SILENT = "silent"
     """The read had no answer."""
 
 
@@ -70,15 +70,15 @@ def judge(answers: Sequence[CreateAnswer], rounds: Sequence[Sequence[Read]]) -> 
     sent after all creates had ended, and after the round before."""
     created = [writer for writer, answer in enumerate(answers) if isinstance(answer, Created)]
     reads = [read for each in rounds for read in each]
-    seen = sorted({read for read in reads if isinstance(read, int)})
-    broken = _broken(created, seen, rounds)
+    owners = sorted({read for read in reads if isinstance(read, int)})
+    broken = _broken(created, owners, rounds)
     if broken is not None:
         return UnfitStore(broken)
     if not reads or Sight.SILENT in reads:
         return Undecided("a read had no answer")
-    if not seen or Sight.ABSENT in reads:
+    if not owners or Sight.ABSENT in reads:
         return Undecided("no create took effect before it was read")
-    if not created and _is_refusal(answers[seen[0]]):
+    if not created and _is_refusal(answers[owners[0]]):
         return Undecided("a create was refused, and its bytes are there")
     if not _enough(answers):
         return Undecided("too few creates were answered")
@@ -104,11 +104,11 @@ def _broken(created: Sequence[int], seen: Sequence[int], rounds: Sequence[Sequen
 
 
 def _has_vanished(rounds: Sequence[Sequence[Read]]) -> bool:
-    shown = False
+    was_there = False
     for each in rounds:
-        if shown and Sight.ABSENT in each:
+        if was_there and Sight.ABSENT in each:
             return True
-        shown = shown or any(isinstance(read, int) for read in each)
+        was_there = was_there or any(isinstance(read, int) for read in each)
     return False
 
 
