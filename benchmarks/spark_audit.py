@@ -29,7 +29,6 @@ from holdfast.commit.format.transaction import Delete, Operation, PointRead, Ran
 from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
-    NeedHeaders,
     claim_header,
     encode_claim,
     plan_recovery,
@@ -83,9 +82,8 @@ class LogWriter:
         newest = sorted(self.sizes)[:1000]
         page = read_page([(object_name(slot), self.sizes[slot]) for slot in newest])
         headers: dict[Slot, bytes] = {}
-        while isinstance(plan := plan_recovery(page, headers, allow_new=True), NeedHeaders):
-            headers |= {slot: (self.root / object_name(slot)).read_bytes()[:HEADER_BYTES] for slot in plan.slots}
-        assert isinstance(plan, Frontier)
+        while not isinstance(plan := plan_recovery(page, headers, allow_new=True), Frontier):
+            headers[plan] = (self.root / object_name(plan)).read_bytes()[:HEADER_BYTES]
         seed = self.random.randbytes(32)
         identity = Identity(LeaderId(self.random.randbytes(16)), seed, "http://127.0.0.1:1")
         claim = claim_header(

@@ -41,7 +41,6 @@ from holdfast.commit.format.transaction import (
 from holdfast.commit.leadership.claims import (
     Frontier,
     Identity,
-    NeedHeaders,
     claim_header,
     encode_claim,
     plan_recovery,
@@ -67,9 +66,8 @@ class LogBuilder:
         rows = [(object_name(slot), len(data)) for slot, data in sorted(self.objects.items())]
         page = read_page(rows)
         headers: dict[Slot, bytes] = {}
-        while isinstance(plan := plan_recovery(page, headers, allow_new=True), NeedHeaders):
-            headers |= {slot: self.objects[slot][:HEADER_BYTES] for slot in plan.slots}
-        assert isinstance(plan, Frontier)
+        while not isinstance(plan := plan_recovery(page, headers, allow_new=True), Frontier):
+            headers[plan] = self.objects[plan][:HEADER_BYTES]
         identity = Identity(LeaderId(self.random.randbytes(16)), self.random.randbytes(16), "http://127.0.0.1:1")
         nonce = self.random.randbytes(16)
         claim = claim_header(plan, identity, nonce=nonce, log_id=self.log_id, now=Instant(0.0, 1_700_000_000_000))

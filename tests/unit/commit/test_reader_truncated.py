@@ -29,7 +29,7 @@ def headers() -> list[Header]:
 
 async def shown(store: MemoryStore, newest: Header, version: int) -> list[int]:
     """The slots that a reader gets who has seen everything up to ``version``, and what they say is after it."""
-    walker = await start_after(store, Leadership(FIRST, None), newest, version)
+    walker = await start_after(store, Leadership(FIRST, None, newest), version)
     return [batch.header.slot async for batch in follow(store, walker, until=newest.slot)]
 
 

@@ -22,7 +22,6 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.leadership.claims import (
     Frontier,
-    NeedHeaders,
     NewestKeys,
     claim_header,
     encode_claim,
@@ -43,9 +42,9 @@ def recovered(*headers: Header) -> Frontier:
     objects = {slot: stored[slot] for slot in first_headers(page)}
     for _ in range(4):
         plan = plan_recovery(page, objects, allow_new=False)
-        if not isinstance(plan, NeedHeaders):
+        if isinstance(plan, Frontier):
             return plan
-        objects |= {slot: stored[slot] for slot in plan.slots}
+        objects[plan] = stored[plan]
     raise AssertionError("recovery asks for headers without end")
 
 

@@ -36,8 +36,7 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY
-from holdfast.commit.leadership.role_records import read_records
-from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.leadership.takeover import TakeoverOptions, read_records, take_the_lead
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import verify_log, walker_after
 from holdfast.commit.stages.release import PROOF_MS_MAX

@@ -25,7 +25,7 @@ from tests.worlds.log.shape import protocol_width, silent
 
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.leadership.role import PROMOTED_KEY
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.copies import promoting, repairing, restoring

@@ -10,7 +10,7 @@ from tests.worlds.harness import Mutants
 from tests.worlds.log.foundations import run_foundations
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.leadership.role import Role
+from holdfast.commit.leadership.role import CopyRole
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.survey import LogCheck, verify_log
 from holdfast.copies import mirroring, promoting, repairing, restoring
@@ -97,7 +97,7 @@ _role = restoring._role
 )
 async def cut_is_computed_again(
     source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: restoring.Point
-) -> Role:
+) -> CopyRole:
     """The end of the source is as good a cut as the first one."""
     role = await _role(source, copy, frontier, lineage, point)
     return msgspec.structs.replace(role, cut_version=frontier[0].last_version)

@@ -51,8 +51,8 @@ _admit = sequence.Sequence._admit_attempt
 _resolve_init = resolve.Resolve.__init__
 _driven = takeover.Driver._carry_out
 _claim_header = claims.claim_header
-_first_found = TakeoverMachine._first_found
-_claim_answered = TakeoverMachine._claim_answered
+_find = TakeoverMachine._find
+_claim = TakeoverMachine._claim
 _judged = evidence.judge
 _looked = TakeoverMachine._looked
 _hear = TakeoverMachine._hear
@@ -402,31 +402,43 @@ def any_claim(head: object, claim: object, following: object) -> None:
 
 
 @MUTANTS.breaks("recovery lists W keys", "_find", TakeoverMachine, first_seed=70)
-def page_one_key_short(self: TakeoverMachine, now: Instant, found: Any) -> list[t.Effect]:
+def page_one_key_short(self: TakeoverMachine, *effects: t.Effect) -> Any:
     """Recovery lists one key less than W."""
-    self._found = found
-    return self._send(now, t.ListPage(max(1, batch.SPAN_MAX - 1)), self._page_listed)
+    find, event = _find(self, *effects), None
+    while True:
+        try:
+            sent = find.send(event)
+        except StopIteration:
+            return
+        short = t.ListPage(max(1, batch.SPAN_MAX - 1))
+        event = yield [short if isinstance(each, t.ListPage) else each for each in sent]
 
 
-@MUTANTS.breaks("the probe has passed before the claim is sent", "_first_found", TakeoverMachine)
-def claim_before_the_probe(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+@MUTANTS.breaks("the probe has passed before the claim is sent", "_pass_probe", TakeoverMachine)
+def claim_before_the_probe(self: TakeoverMachine) -> Any:
     """The claim is sent while the probe is under way."""
-    probing, self._probing = self._probing, False
-    effects = _first_found(self, now)
-    self._probing = probing
-    return effects
+    yield from ()
 
 
-@MUTANTS.breaks("R2: a claim without an answer is sent again", "_claim_answered", TakeoverMachine)
-def unknown_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
+@MUTANTS.breaks("R2: a claim without an answer is sent again", "_claim", TakeoverMachine)
+def unknown_claim_stands(self: TakeoverMachine, claim: Any) -> Any:
     """A claim without an answer is taken for created."""
-    return self._check(now) if isinstance(answer.answer, Unknown) else _claim_answered(self, now, answer)
+    sending, event = _claim(self, claim), None
+    while True:
+        try:
+            sent = sending.send(event)
+        except StopIteration as end:
+            return end.value
+        event = yield sent
+        if isinstance(event, t.ClaimAnswered) and isinstance(event.answer, Unknown):
+            return True
 
 
-@MUTANTS.breaks("R2: a refused claim is read", "_claim_read", TakeoverMachine)
-def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
+@MUTANTS.breaks("R2: a refused claim is read", "_standing_in", TakeoverMachine)
+def refused_claim_stands(self: TakeoverMachine, claim: Any) -> Any:
     """A claim that was refused is taken for one's own."""
-    return self._check(now)
+    yield from ()
+    return True
 
 
 @MUTANTS.breaks(
@@ -436,10 +448,11 @@ def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> li
     focus={"abrupt": True},
     first_seed=620,
 )
-def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+def no_ownership_check(self: TakeoverMachine, claim: Any) -> Any:
     """The new leader does not look whether another is past its claim, and says that it has."""
-    self._checked_ms = now.boot_ms
-    return self._lead(now)
+    self._sent_ms = self._now.boot_ms
+    yield from ()
+    return True
 
 
 @MUTANTS.breaks("R2: the claim is sent alone", "_carry_out", takeover.Driver)
@@ -466,10 +479,11 @@ def like(reply: evidence.Reply, **changes: Any) -> Any:
 
 
 @MUTANTS.breaks("row 1: a leader that answers lives", "_alive", TakeoverMachine, play=run_etiquette)
-def answers_do_not_count(self: TakeoverMachine, newest: Any) -> list[t.Effect]:
+def answers_do_not_count(self: TakeoverMachine) -> Any:
     """A leader that answers and shows no sign has gone."""
     self._reply = evidence.Reply.SILENT
-    return self._look(Instant(self._questioned_ms, 0))
+    yield from ()
+    return self._look
 
 
 MUTANTS.add(
@@ -536,22 +550,22 @@ async def no_signs_in_a_drain(self: CommitService) -> None:
 
 
 @MUTANTS.breaks("a batch counts as a sign", "_looked", TakeoverMachine, play=run_etiquette)
-def batches_are_no_signs(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
+def batches_are_no_signs(self: TakeoverMachine, answer: Any) -> Any:
     """Only signs are looked at."""
-    return _looked(self, now, t.Looked(answer.now, self._shown.slot, answer.sign))
+    return _looked(self, t.Looked(answer.now, self._shown.slot, answer.sign))
 
 
 @MUTANTS.breaks("a sign ages from when the leader named it", "_hear", TakeoverMachine, play=run_etiquette)
-def shown_is_not_heard(self: TakeoverMachine, now: Instant, answer: Any) -> None:
+def shown_is_not_heard(self: TakeoverMachine, answer: Any) -> None:
     """What a leader says that it has shown is not noted."""
-    _hear(self, now, msgspec.structs.replace(answer, shown=None))
+    _hear(self, msgspec.structs.replace(answer, shown=None))
 
 
 @MUTANTS.breaks("a start leaves a leader alone that shows signs", "_see", TakeoverMachine, play=run_etiquette)
-def signs_are_not_seen(self: TakeoverMachine, now: Instant, shown: Any) -> bool:
+def signs_are_not_seen(self: TakeoverMachine, shown: Any) -> bool:
     """A new sign does not make the leader any younger."""
     if self._shown.slot is None or self._shown.sign == 0:
-        return _see(self, now, shown)
+        return _see(self, shown)
     return False
 
 

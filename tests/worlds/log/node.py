@@ -186,7 +186,7 @@ class Node:
         self._shown = takeover.claim
         self._resolved = []
         self._resolved_shown = 0
-        service = CommitService.begin(
+        service = CommitService(
             Archive(self, live),
             takeover,
             identity,

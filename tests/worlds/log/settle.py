@@ -57,5 +57,5 @@ def _recover_afresh(world: World) -> None:
     except HoldfastError as error:
         raise PromiseBroken(f"recovery accepts an undamaged log: {error}") from error
     walker = world.promises.walker
-    if isinstance(plan, claims.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
+    if not isinstance(plan, claims.Frontier) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
         raise PromiseBroken(f"recovery and the chain agree: {plan} against {walker.next_slot}")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.format.log_clock import STEP_MS_MAX
+from holdfast.commit.format.log_clock import STEP_MS_MAX, wall_ms_of
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
@@ -46,7 +46,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 def accepted_of(header: Header) -> Accepted:
     """The record that accepts the wall clock as this header shows it."""
     boot_id = header.scope.boot_id if any(header.scope.boot_id) else header.leader_id
-    return Accepted(boot_id=boot_id.hex(), booted_ms=header.time_ms + header.ahead_s * 1000 - header.boot_ms)
+    return Accepted(boot_id=boot_id.hex(), booted_ms=wall_ms_of(header) - header.boot_ms)
 
 
 async def write_accepted(store: ObjectStore, record: Accepted) -> None:
@@ -56,13 +56,13 @@ async def write_accepted(store: ObjectStore, record: Accepted) -> None:
 
 async def read_accepted(store: ObjectStore) -> dict[str, Accepted]:
     """The records by name, at most ``RECORDS_MAX``. One that cannot be read is left out. Raises: Unavailable."""
-    found: dict[str, Accepted] = {}
+    records: dict[str, Accepted] = {}
     for row in await store.list(PREFIX, limit=RECORDS_MAX):
         try:
-            found[row.key] = msgspec.json.decode(await store.read(row.key), type=Accepted)
+            records[row.key] = msgspec.json.decode(await store.read(row.key), type=Accepted)
         except (NotFound, msgspec.DecodeError):
             continue
-    return found
+    return records
 
 
 async def remove_accepted(store: ObjectStore, keys: list[str]) -> None:

@@ -66,13 +66,6 @@ class NewestKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedHeaders:
-    """The decision needs the headers of these slots, which must be read and passed in as well."""
-
-    slots: tuple[Slot, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Frontier:
     """Where to claim. ``predecessor`` is None only at genesis; ``epoch`` is that of the claim to be written."""
 
@@ -131,18 +124,18 @@ def first_headers(page: NewestKeys) -> tuple[Slot, ...]:
     """The headers worth reading at once: the newest key, the newest claim listed, and every possible predecessor."""
     if not page.slots:
         return ()
-    wanted = [page.slots[0]]
+    guesses = [page.slots[0]]
     if page.claims:
-        wanted.append(min(page.claims))
+        guesses.append(min(page.claims))
     listed = frozenset(page.slots)
-    wanted += [slot for slot in page.slots[1:] if slot - 1 not in listed][: GUESSES_MAX - len(wanted)]
-    return tuple(dict.fromkeys(wanted))
+    guesses += [slot for slot in page.slots[1:] if slot - 1 not in listed][: GUESSES_MAX - len(guesses)]
+    return tuple(dict.fromkeys(guesses))
 
 
 def plan_recovery(
     page: NewestKeys, objects: Mapping[Slot, bytes], *, allow_new: bool, copy_from: Slot | None = None
-) -> Frontier | NeedHeaders:
-    """Decide the frontier, or say which headers are still needed.
+) -> Frontier | Slot:
+    """Decide the frontier, or name the slot whose header is still needed.
 
     Shape: ``objects`` holds the first 512 bytes of slots read so far. ``copy_from``: another log is being copied here,
     from this slot on, with several objects under way at once. So what is durable there may still be missing here (row 7
@@ -160,18 +153,18 @@ def plan_recovery(
         )
     newest = page.slots[0]
     if newest not in objects:
-        return NeedHeaders((newest,))
+        return newest
     head = decode_header(objects[newest], slot=newest)
     claim_slot = newest if head.kind is Kind.CLAIM else head.claim
     if page.claims:
         claim_slot = min(claim_slot, *page.claims)
     listed = frozenset(page.slots)
     if claim_slot in listed and claim_slot not in objects:
-        return NeedHeaders((claim_slot,))
+        return claim_slot
     claim = decode_header(objects[claim_slot], slot=claim_slot) if claim_slot in listed else None
     frontier, predecessor_slot = _frontier(page.slots, claim_slot, FIRST_SLOT if copy_from is None else copy_from)
     if predecessor_slot not in objects:
-        return NeedHeaders((predecessor_slot,))
+        return predecessor_slot
     predecessor = decode_header(objects[predecessor_slot], slot=predecessor_slot)
     if copy_from is None:
         _refuse_a_gap((head, predecessor) if claim is None else (head, claim, predecessor), frontier)

@@ -52,8 +52,8 @@ def answer_in(response: bytes) -> LeaderAnswer:
     if not liveness.leading:
         return LeaderAnswer(Reply.LEADS_NOT)
     slot = parse_slot(liveness.slot)
-    shown = None if slot is None else Shown(slot, liveness.sign)
-    return LeaderAnswer(Reply.LEADS, liveness.leader_id, shown)
+    signs = None if slot is None else Shown(slot, liveness.sign)
+    return LeaderAnswer(Reply.LEADS, liveness.leader_id, signs)
 
 
 async def _get_livez(address: str, advertised: str, tls: PeerTls) -> bytes:
@@ -65,8 +65,8 @@ async def _get_livez(address: str, advertised: str, tls: PeerTls) -> bytes:
         name = name.strip("[]").encode("idna").decode("ascii")
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         context = tls.context_for(address)
-        named = None if context is None else tls.name_for(advertised)
-        reader, writer = await asyncio.open_connection(name, int(port), ssl=context, server_hostname=named)
+        certificate_name = None if context is None else tls.name_for(advertised)
+        reader, writer = await asyncio.open_connection(name, int(port), ssl=context, server_hostname=certificate_name)
     try:
         writer.write(f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return await _read_to_end(reader)

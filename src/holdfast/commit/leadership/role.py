@@ -2,7 +2,7 @@
 
 | object | content | created |
 |---|---|---|
-| ``meta/role`` | ``Role`` as JSON | before the first object of a copy |
+| ``meta/role`` | ``CopyRole`` as JSON | before the first object of a copy |
 | ``meta/promoted`` | ``Promoted`` as JSON | before the fork claim that makes the copy a log of its own |
 
 Without ``meta/role`` a prefix is a log like any other. With it and without ``meta/promoted`` nobody may claim: a
@@ -26,7 +26,7 @@ ROLE_KEY: Final = "meta/role"
 PROMOTED_KEY: Final = "meta/promoted"
 
 
-class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CopyRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a copy is. ``log_id``: the id that a restored log gets. ``cut_version``: a restore ends with it.
 
     ``truncated_through``: what was removed from the source when the copy began. ``first_slot``: where the source began
@@ -63,9 +63,9 @@ class RoleRecords(msgspec.Struct, frozen=True):
     role: bytes | None = None
     promoted: bytes | None = None
 
-    def decoded(self) -> tuple[Role | None, Promoted | None]:
+    def decoded(self) -> tuple[CopyRole | None, Promoted | None]:
         """Both records. Raises: CorruptData."""
-        role = None if self.role is None else _decode(self.role, Role, ROLE_KEY)
+        role = None if self.role is None else _decode(self.role, CopyRole, ROLE_KEY)
         promoted = None if self.promoted is None else _decode(self.promoted, Promoted, PROMOTED_KEY)
         for log_id in (role.source_log_id if role else None, promoted.log_id if promoted else None):
             if log_id is not None and not is_log_id(log_id):
@@ -105,7 +105,7 @@ class RoleRecords(msgspec.Struct, frozen=True):
         return Copied(LogId(bytes.fromhex(promoted.log_id)), Version(role.truncated_through), _slot(role))
 
 
-def _slot(role: Role) -> Slot:
+def _slot(role: CopyRole) -> Slot:
     slot = parse_slot(role.first_slot)
     if slot is None:
         raise CorruptData("a record of a copied log names no slot", key=ROLE_KEY, given=role.first_slot[:64])
@@ -119,6 +119,6 @@ def _decode(data: bytes, kind: type[T], key: str) -> T:
         raise CorruptData("a record of a copied log is damaged", key=key, cause=str(error)) from error
 
 
-def encode_record(record: Role | Promoted) -> bytes:
+def encode_record(record: CopyRole | Promoted) -> bytes:
     """The JSON of a record."""
     return encode_sealed(record)

@@ -23,11 +23,11 @@ from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.addresses import on_host, on_loopback
 from holdfast.commit.leadership.claims import Identity, read_page
 from holdfast.commit.leadership.evidence import LeaderAnswer, ProcessPlace
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.role import PROMOTED_KEY, ROLE_KEY, RoleRecords
 from holdfast.commit.leadership.signs import SignReader
 from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
-from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
-from holdfast.objects.port import ObjectStore, Unknown
+from holdfast.errors import Closed, HoldfastError, Unavailable
+from holdfast.objects.port import ObjectReader, ObjectStore, Unknown, read_if_there
 from holdfast.objects.probe import clean_up, probe
 from holdfast.objects.store_clock import AGREES_MS, compare_with_store
 from holdfast.values import Instant, LogId, Slot, sign_interval_ms
@@ -72,6 +72,11 @@ def now() -> Instant:
     return Instant(clock_ns() / 1e6, time.time_ns() // 1_000_000)
 
 
+async def read_records(store: ObjectReader) -> RoleRecords:
+    """Both records of a prefix. Cost: two GETs at once. Raises: Unavailable."""
+    return RoleRecords(*await asyncio.gather(read_if_there(store, ROLE_KEY), read_if_there(store, PROMOTED_KEY)))
+
+
 async def newest_slot(store: ObjectStore) -> Slot | None:
     """The newest slot listed, None for an empty log. Raises: Unavailable, CorruptData."""
     rows = await store.list(PREFIX, limit=1)
@@ -92,17 +97,12 @@ async def take_the_lead(
 
 
 async def init_log(
-    store: ObjectStore,
-    identity: Identity,
-    log_id: LogId,
-    *,
-    stores_mode: StoresMode = StoresMode.DISK,
-    retry_budget_s: float = 60.0,
+    store: ObjectStore, identity: Identity, log_id: LogId, *, stores_mode: StoresMode = StoresMode.DISK
 ) -> bool:
     """Write the genesis claim if nothing is listed. False when the log exists. Raises: Unavailable, InvalidRequest."""
     if await store.list(PREFIX, limit=1):
         return False
-    options = TakeoverOptions(allow_new=True, stores_mode=stores_mode, retry_budget_ms=retry_budget_s * 1000.0)
+    options = TakeoverOptions(allow_new=True, stores_mode=stores_mode)
     rules = options.rules_for(store.url, only_new=True)
     try:
         await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
@@ -202,7 +202,8 @@ class Driver:
                 await asyncio.sleep(ms / 1000.0)
                 return t.TakeoverWoken(clock())
             case t.AskLeader():
-                answer = await self._ask_leader(effect)
+                assert self._options.ask_leader is not None, "only a machine that can ask does"
+                answer = await self._options.ask_leader(effect.address, effect.ms_max, effect.host)
                 return t.LeaderAnswered(clock(), answer)
             case t.SendClaim(slot=slot, data=data):
                 try:
@@ -220,17 +221,11 @@ class Driver:
                 except HoldfastError as error:
                     return t.Failed(clock(), error)
 
-    async def _ask_leader(self, question: t.AskLeader) -> LeaderAnswer:
-        assert self._options.ask_leader is not None, "only a machine that can ask does"
-        return await self._options.ask_leader(question.address, question.ms_max, question.host)
-
-    async def _ask_store(
-        self, effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.Look | t.ReadHeader | t.ReadClaim
-    ) -> t.Event:
+    async def _ask_store(self, effect: t.ListPage | t.ReadHeaders | t.Look | t.ReadHeader) -> t.Event:
         store, clock = self._store, self._clock
         match effect:
             case t.ListPage(limit=limit):
-                rows = await store.list(PREFIX, limit=limit)
+                rows = await store.list(PREFIX, limit=limit)  # before the look at the clock: no event is older
                 return t.PageListed(clock(), [(row.key, row.size) for row in rows])
             case t.ReadHeaders(slots=slots):
                 records, headers = await asyncio.gather(
@@ -238,26 +233,14 @@ class Driver:
                     asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots)),
                 )
                 return t.HeadersRead(clock(), dict(zip(slots, headers, strict=True)), records)
-            case t.ListNewest():
-                newest = await newest_slot(store)  # before the look at the clock: an event is no older than its answer
-                return t.NewestListed(clock(), newest)
             case t.Look(epoch=epoch, leader_id=leader_id):
                 newest, sign = await asyncio.gather(newest_slot(store), self._signs.newest(epoch, leader_id))
                 return t.Looked(clock(), newest, sign)
             case t.ReadHeader(slot=slot):
-                header = await self._header(slot)
+                header = await read_if_there(store, object_name(slot), length=HEADER_BYTES)
                 return t.HeaderRead(clock(), header)
-            case t.ReadClaim(slot=slot):
-                header = await self._header(slot)
-                return t.ClaimRead(clock(), header)
             case _:
                 assert_never(effect)
-
-    async def _header(self, slot: Slot) -> bytes | None:
-        try:
-            return await self._store.read(object_name(slot), length=HEADER_BYTES)
-        except NotFound:
-            return None
 
 
 NETWORK: Final = "/proc/self/ns/net"

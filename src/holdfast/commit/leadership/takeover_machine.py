@@ -22,11 +22,11 @@ is repeated, with capped exponential backoff and full jitter, until ``retry_budg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -80,6 +80,8 @@ class Takeover:
     steps_ms: dict[str, float] = field(default_factory=dict)
 
 
+NO_FACTS: Final[Mapping[str, object]] = {}
+
 # -- effects: each but the last four is answered by exactly one event ------------------------------------------------
 
 
@@ -99,10 +101,6 @@ class ReadHeaders(Struct, frozen=True):
     """
 
     slots: tuple[Slot, ...]
-
-
-class ListNewest(Struct, frozen=True):
-    """List the newest key. Answered by NewestListed or Failed."""
 
 
 class ReadHeader(Struct, frozen=True):
@@ -136,18 +134,12 @@ class SendClaim(Struct, frozen=True):
     data: bytes
 
 
-class ReadClaim(Struct, frozen=True):
-    """Read the header that stands in the claim's slot. Answered by ClaimRead or Failed."""
-
-    slot: Slot
-
-
 class TakeoverWait(Struct, frozen=True):
-    """Answer with ``TakeoverWoken`` after this many milliseconds. ``reason``: empty, or a line for the log."""
+    """Answer with Woken after this many milliseconds. ``reason`` is empty or a line for the log, with its facts."""
 
     ms: float
     reason: str = ""
-    facts: Mapping[str, object] = {}
+    facts: Mapping[str, object] = NO_FACTS
 
 
 class CleanUp(Struct, frozen=True):
@@ -173,7 +165,7 @@ class Fail(Struct, frozen=True):
     error: HoldfastError
 
 
-Request = ListPage | ReadHeaders | ListNewest | Look | ReadHeader | AskLeader | SendClaim | ReadClaim
+Request = ListPage | ReadHeaders | Look | ReadHeader | AskLeader | SendClaim
 Effect = Probe | Request | TakeoverWait | CleanUp | StandBy | Led | Fail
 
 
@@ -207,12 +199,6 @@ class HeadersRead(_Timed, frozen=True):
     records: RoleRecords = RoleRecords()
 
 
-class NewestListed(_Timed, frozen=True):
-    """The answer to ListNewest: None for an empty log."""
-
-    newest: Slot | None
-
-
 class HeaderRead(_Timed, frozen=True):
     """The answer to ReadHeader: the first 512 bytes, None for an empty slot."""
 
@@ -238,12 +224,6 @@ class ClaimAnswered(_Timed, frozen=True):
     answer: CreateAnswer
 
 
-class ClaimRead(_Timed, frozen=True):
-    """The answer to ReadClaim: the first 512 bytes, None for an empty slot."""
-
-    data: bytes | None
-
-
 class Failed(_Timed, frozen=True):
     """A request to the store had no usable answer."""
 
@@ -251,11 +231,12 @@ class Failed(_Timed, frozen=True):
 
 
 class TakeoverWoken(_Timed, frozen=True):
-    """The answer to ``TakeoverWait``."""
+    """The answer to Wait."""
 
 
-Answer = PageListed | HeadersRead | NewestListed | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | ClaimRead
-Event = Probed | Answer | Failed | TakeoverWoken
+Event = (
+    Probed | PageListed | HeadersRead | Looked | HeaderRead | LeaderAnswered | ClaimAnswered | Failed | TakeoverWoken
+)
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -315,25 +296,31 @@ class TakeoverRules:
     question_ms: float = 62.5
 
 
-_ANSWERS: Final[Mapping[type[Request], type[Answer]]] = {
-    ListPage: PageListed,
-    ReadHeaders: HeadersRead,
-    ListNewest: NewestListed,
-    Look: Looked,
-    ReadHeader: HeaderRead,
-    AskLeader: LeaderAnswered,
-    SendClaim: ClaimAnswered,
-    ReadClaim: ClaimRead,
+_ANSWERS: Final[Mapping[type[Effect], tuple[type[Event], ...]]] = {
+    ListPage: (PageListed, Failed),
+    ReadHeaders: (HeadersRead, Failed),
+    Look: (Looked, Failed),
+    ReadHeader: (HeaderRead, Failed),
+    AskLeader: (LeaderAnswered,),
+    SendClaim: (ClaimAnswered,),
+    TakeoverWait: (TakeoverWoken,),
+    Probe: (Probed,),
 }
 
-Then = Callable[[Instant], list[Effect]]
+T = TypeVar("T")
+A = TypeVar("A", bound=Event)
+Flow: TypeAlias = Generator[list[Effect], Event, T]
+"""Yields effects, and gets the event that answers the last of them."""
+State: TypeAlias = "Callable[[], Flow[State | Takeover]]"
+"""A state of the table: it makes its requests and returns the next state."""
 
 
 class TakeoverMachine:
     """One attempt to lead. Step it with the answer to each effect; it ends with Led or Fail.
 
-    Apart from the probe, at most one request or wait is under way. An answer that belongs to none raises and changes
-    nothing. After a crash: the claim may or may not stand; the next takeover decides by what it lists.
+    Apart from the probe, at most one request or wait is under way. The probe's answer is for a machine that waits for
+    nothing else. An answer that belongs to none raises and changes nothing.
+    After a crash: the claim may or may not stand; the next takeover decides by what it lists.
     """
 
     def __init__(self, identity: Identity, log_id: LogId, rules: TakeoverRules) -> None:
@@ -341,33 +328,22 @@ class TakeoverMachine:
         self._log_id = log_id
         self._rules = rules
         self.ended = False
-        self._request: Request | None = None
-        self._answered: Callable[[Instant, Answer], list[Effect]] = self._page_listed
-        self._waking: Then | None = None
-        self._since_ms = 0.0
-        self._round_ms = 0.0
+        self._flow = self._run()
+        self._awaited: tuple[type[Event], ...] = ()
+        self._now = Instant(0.0, 0)
+        # The requests: when the first of a round was sent and the last one, and what failed since.
+        self._since_ms = self._round_ms = self._sent_ms = 0.0
         self._missing_since_ms: float | None = None
-        self._tries = 0
-        self._draws = 0
-        self._probing = False
-        self._booted_ms: int | None = None
-        self._until_probed: Then | None = None
-        self._found: Then = self._consider
-        self._page = NewestKeys((), frozenset())
-        self._objects: dict[Slot, bytes] = {}
-        self._copied: Copied | None = None
+        self._tries = self._draws = 0
         self._waits = 0
-        self._damages: set[object] = set()
+        self._booted_ms: int | None = None
+        # The end of the log.
         self._frontier = Frontier(FIRST_SLOT, None, 1)
-        self._head: Header | None = None
-        self._steps_left = 0
-        self._chased: Callable[[Instant, Frontier | None], list[Effect]] = self._chased_for_a_claim
-        self._started_ms = 0.0
-        self._found_ms = 0.0
-        self._considered_ms = 0.0
-        self._waited_ms = 0.0
-        self._restarts = 0
-        self._changes = 0
+        self._copied: Copied | None = None
+        self._damages: set[object] = set()
+        self._started_ms = self._found_ms = self._considered_ms = 0.0
+        self._restarts = self._changes = 0
+        # The leader that is watched: what it has shown, and what its address replied.
         self._watched_id: LeaderId | None = None
         self._following = False
         self._sign: Sign | None = None
@@ -378,120 +354,89 @@ class TakeoverMachine:
         self._looked_ms = 0.0
         self._contact = Contact("", False)
         self._reply: Reply | None = None
-        self._reply_since_ms = 0.0
-        self._unanswered_since_ms = 0.0
+        self._reply_since_ms = self._unanswered_since_ms = 0.0
         self._another_leads = False
         self._problem = ""
         self._questioned_ms = self._asked_ms = 0.0
-        self._claim: Header | None = None
-        self._checked_ms = 0.0
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def begin(self, now: Instant) -> list[Effect]:
         """The first effects."""
-        self._started_ms = now.boot_ms
-        self._probing = self._rules.probe
-        probe: list[Effect] = [Probe()] if self._rules.probe else []
-        return probe + self._find(now, self._first_found)
+        self._now = now
+        return self._resume(lambda: next(self._flow))
 
     def step(self, event: Event) -> list[Effect]:
         """Take one event and return what is to be done about it."""
         if self.ended:
             return []
+        assert isinstance(event, self._awaited), "an answer fits its request"
+        self._now = event.now
+        return self._resume(lambda: self._flow.send(event))
+
+    def _resume(self, flow: Callable[[], list[Effect]]) -> list[Effect]:
         try:
-            return self._take(event)
+            effects = flow()
+        except StopIteration as end:
+            self.ended = True
+            return [Led(end.value)]
         except HoldfastError as error:
             self.ended = True
             return [Fail(error)]
+        self._awaited = _ANSWERS[type(effects[-1]) if effects else Probe]
+        return effects
 
-    def _take(self, event: Event) -> list[Effect]:
-        now = event.now
-        match event:
-            case Probed(error=error, booted_ms=booted_ms):
-                assert self._probing, "only a probe is answered by Probed"
-                if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.retry_budget_ms:
-                    return self._probe_again(error)
-                self._probing = False
-                if error is not None:
-                    raise error
-                # Kept as what is right: a standby claims long after it has asked.
-                self._booted_ms = booted_ms
-                then, self._until_probed = self._until_probed, None
-                return then(now) if then is not None else []
-            case TakeoverWoken():
-                waking, self._waking = self._waking, None
-                assert waking is not None, "only a wait is answered by TakeoverWoken"
-                return waking(now)
-            case Failed(error=error):
-                assert self._request is not None, "only a request fails"
-                return self._failed(now, error)
-            case _:
-                request = self._request
-                assert request is not None and isinstance(event, _ANSWERS[type(request)]), "an answer fits its request"
-                self._request = None
-                return self._answered(now, event)
+    def _run(self) -> Flow[Takeover]:
+        state: State | Takeover = self._start
+        while not isinstance(state, Takeover):
+            state = yield from state()
+        return state
 
-    def _probe_again(self, error: Unavailable) -> list[Effect]:
-        assert self._until_probed is not None, "the driver takes the probe's answer when the machine waits for it"
-        self._until_probed = lambda now: self._find(now, self._first_found)
-        ms = self._backoff_ms()
-        return self._wait(ms, lambda _: [Probe()], "store_unavailable", error=str(error), tries=self._tries)
+    def _send(self, request: Request, kind: type[A], *effects: Effect) -> Flow[A | Failed]:
+        """Send a request once, after other effects."""
+        self._sent_ms = self._now.boot_ms
+        event = yield [*effects, request]
+        assert isinstance(event, (kind, Failed)), "an answer fits its request"
+        return event
 
-    def _send(
-        self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]
-    ) -> list[Effect]:
-        """Send a request for the first time; its retry budget begins now."""
-        self._since_ms = self._round_ms = now.boot_ms
+    def _request(self, request: Request, kind: type[A], *effects: Effect) -> Flow[A]:
+        """The answer to a request that is sent again while it fails, within a retry budget that begins now."""
+        self._begin_tries()
+        while True:
+            answer = yield from self._send(request, kind, *effects)
+            if not isinstance(answer, Failed):
+                return answer
+            yield from self._wait_after(answer.error)
+            effects = ()
+
+    def _begin_tries(self) -> None:
+        self._since_ms = self._round_ms = self._now.boot_ms
         self._missing_since_ms, self._tries = None, 0
-        self._request, self._answered = request, answered
-        return [request]
 
-    def _go_on_with(self, request: Request, answered: Callable[[Instant, Answer], list[Effect]]) -> list[Effect]:
-        """Send the next request of a round, within that round's retry budget."""
-        self._request, self._answered = request, answered
-        return [request]
-
-    def _wait(self, ms: float, waking: Then, reason: str = "", **facts: object) -> list[Effect]:
-        self._waking = waking
-        return [TakeoverWait(ms, reason, facts)]
-
-    def _failed(self, now: Instant, error: HoldfastError) -> list[Effect]:
-        """A failed request is sent again, a round from its start, until the retry budget is exhausted."""
-        request, self._request = self._request, None
-        assert request is not None, "only a request fails"
-        if isinstance(request, ReadClaim):
-            if isinstance(error, Unavailable):
-                return self._claim_again(now, str(error))
-            return self._lost(now)
-        waited_ms = now.boot_ms - self._since_ms
+    def _wait_after(self, error: HoldfastError) -> Flow[None]:
+        """Wait before a failed request is sent again. Raises its error when the retry budget is exhausted."""
         if isinstance(error, NotFound) and error.code is Code.NOT_FOUND:
             # Removed by retention since it was listed: list again. What is still needed then was lost.
-            if self._is_lost(now):
+            if self._is_lost():
                 raise has_gone(error) from error
         elif not isinstance(error, Unavailable):
             raise error
-        elif waited_ms >= self._rules.retry_budget_ms:
+        elif self._now.boot_ms - self._since_ms >= self._rules.retry_budget_ms:
             retry_budget_s = self._rules.retry_budget_ms / 1000.0
             raise Unavailable("the store does not answer", patience_s=retry_budget_s, last=str(error)) from error
-        again = ListPage(SPAN_MAX) if isinstance(request, ListPage | ReadHeaders) else request
-        answered = self._page_listed if isinstance(again, ListPage) else self._answered
+        yield self._wait(self._backoff_ms(), "store_unavailable", error=str(error), tries=self._tries)
+        self._round_ms = self._now.boot_ms
 
-        def send_again(now: Instant) -> list[Effect]:
-            self._round_ms = now.boot_ms
-            if isinstance(again, ListNewest):
-                self._checked_ms = now.boot_ms
-            return self._go_on_with(again, answered)
+    def _wait(self, ms: float, reason: str = "", **facts: object) -> list[Effect]:
+        return [TakeoverWait(ms, reason, facts)]
 
-        return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
-
-    def _is_lost(self, now: Instant) -> bool:
+    def _is_lost(self) -> bool:
         """Whether an object has been missing for long, in a recent round: retention removes objects, too."""
+        now_ms = self._now.boot_ms
         if self._missing_since_ms is None:
-            self._missing_since_ms = now.boot_ms
-        missing_ms = now.boot_ms - self._missing_since_ms
-        is_fresh = now.boot_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
-        return is_fresh and missing_ms >= min(self._rules.retry_budget_ms, MISSING_MS_MAX)
+            self._missing_since_ms = now_ms
+        is_fresh = now_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
+        return is_fresh and now_ms - self._missing_since_ms >= min(self._rules.retry_budget_ms, MISSING_MS_MAX)
 
     def _backoff_ms(self) -> float:
         self._tries += 1
@@ -506,51 +451,87 @@ class TakeoverMachine:
 
     # -- find: where the log ends -------------------------------------------------------------------------------------
 
-    def _find(self, now: Instant, found: Then) -> list[Effect]:
-        self._found = found
-        return self._send(now, ListPage(SPAN_MAX), self._page_listed)
+    def _start(self) -> Flow[State | Takeover]:
+        """The first frontier, and the probe: nobody is asked and nothing is written before it passes."""
+        self._started_ms = self._now.boot_ms
+        yield from self._find(*([Probe()] if self._rules.probe else []))
+        if self._rules.probe:
+            yield from self._pass_probe()
+        return self._first_found()
 
-    def _page_listed(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, PageListed), "a page was asked for"
-        self._page = read_page(answer.rows)
-        self._see(now, Shown(self._page.slots[0] if self._page.slots else None, self._shown.sign))
-        self._objects = {}
-        self._waits = 1
-        return self._read(first_headers(self._page))
+    def _pass_probe(self) -> Flow[None]:
+        """Wait for the probe, which is repeated while the store does not answer; then the log is found again."""
+        effects: list[Effect] = []
+        while True:
+            probed = yield effects
+            assert isinstance(probed, Probed), "an answer fits its request"
+            error = probed.error
+            if error is None:
+                break
+            if (
+                not isinstance(error, Unavailable)
+                or self._now.boot_ms - self._started_ms >= self._rules.retry_budget_ms
+            ):
+                raise error
+            yield self._wait(self._backoff_ms(), "store_unavailable", error=str(error), tries=self._tries)
+            effects = [Probe()]
+        # Kept as what is right: a standby claims long after it has asked.
+        self._booted_ms = probed.booted_ms
+        if effects:
+            yield from self._find()
 
-    def _read(self, slots: tuple[Slot, ...]) -> list[Effect]:
-        self._waits += 1
-        return self._go_on_with(ReadHeaders(slots), self._headers_read)
-
-    def _headers_read(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, HeadersRead), "headers were asked for"
-        self._objects.update(answer.objects)
-        self._copied = answer.records.copied()
-        return self._decide(now)
-
-    def _decide(self, now: Instant) -> list[Effect]:
-        try:
-            allow_new, copy_from = self._rules.allow_new, self._copy_from()
-            plan = plan_recovery(self._page, self._objects, allow_new=allow_new, copy_from=copy_from)
-        except CorruptData as damage:
-            return self._damaged(damage)
-        if not isinstance(plan, Frontier):
-            return self._read(plan.slots)
+    def _find(self, *effects: Effect) -> Flow[None]:
+        """Set the frontier. A round that failed begins again with a listing."""
+        self._begin_tries()
         self._damages.clear()
-        plan.require_not_retired()
-        self._frontier = plan
-        return self._found(now)
+        while True:
+            end = yield from self._read_end(*effects)
+            match end:
+                case Failed(error=error):
+                    yield from self._wait_after(error)
+                case CorruptData():
+                    self._damaged(end)
+                case Frontier():
+                    end.require_not_retired()
+                    self._frontier = end
+                    return
+            effects = ()
 
-    def _copy_from(self) -> Slot | None:
+    def _read_end(self, *effects: Effect) -> Flow[Frontier | CorruptData | Failed]:
+        """One listing, and the headers that decide where the log ends."""
+        listed = yield from self._send(ListPage(SPAN_MAX), PageListed, *effects)
+        if isinstance(listed, Failed):
+            return listed
+        page = read_page(listed.rows)
+        self._see(Shown(page.slots[0] if page.slots else None, self._shown.sign))
+        objects: dict[Slot, bytes] = {}
+        self._waits, needs = 1, first_headers(page)
+        while True:
+            self._waits += 1
+            answer = yield from self._send(ReadHeaders(needs), HeadersRead)
+            if isinstance(answer, Failed):
+                return answer
+            objects.update(answer.objects)
+            self._copied = answer.records.copied()
+            try:
+                copy_from = self._copy_from(page, objects)
+                plan = plan_recovery(page, objects, allow_new=self._rules.allow_new, copy_from=copy_from)
+            except CorruptData as damage:
+                return damage
+            if isinstance(plan, Frontier):
+                return plan
+            needs = (plan,)
+
+    def _copy_from(self, page: NewestKeys, objects: Mapping[Slot, bytes]) -> Slot | None:
         """Where a promoted copy begins while the newest claim is the parent's: it has none of its own yet."""
-        if self._copied is None or not self._objects:
+        if self._copied is None or not objects:
             return None
         # Without a claim in the page the newest object is its leader's own.
-        slot = min(self._page.claims & self._objects.keys(), default=min(self._objects))
-        own = decode_header(self._objects[slot], slot=slot).log_id == self._copied.log_id
+        slot = min(page.claims & objects.keys(), default=min(objects))
+        own = decode_header(objects[slot], slot=slot).log_id == self._copied.log_id
         return None if own else self._copied.first_slot
 
-    def _damaged(self, damage: CorruptData) -> list[Effect]:
+    def _damaged(self, damage: CorruptData) -> None:
         """Damage counts when a second listing shows it at the same slot. A listing is not a snapshot: after the store
         has read the newer keys, the leader may write more, and retention may remove an older object.
         """
@@ -558,23 +539,19 @@ class TakeoverMachine:
         if slot in self._damages or len(self._damages) >= RESTARTS_MAX:
             raise damage
         self._damages.add(slot)
-        return self._go_on_with(ListPage(SPAN_MAX), self._page_listed)
 
-    def _first_found(self, now: Instant) -> list[Effect]:
-        """The first frontier: wait for the probe, because nobody is asked and nothing is written before it passes."""
-        if self._probing:
-            self._until_probed = self._first_found
-            return []
+    def _first_found(self) -> State:
+        """A frontier of a new attempt."""
         if self._rules.only_new and self._frontier.predecessor is not None:
             raise _alive("the log exists", self._frontier.predecessor)
-        self._found_ms = now.boot_ms
+        self._found_ms = self._now.boot_ms
         self._changes = 0
-        return self._consider(now)
+        return self._consider()
 
     # -- consider and ask: is it polite to claim now? -----------------------------------------------------------------
 
-    def _consider(self, now: Instant) -> list[Effect]:
-        self._considered_ms = now.boot_ms
+    def _consider(self) -> State:
+        self._considered_ms = self._now.boot_ms
         self._following, self._watched_since_ms, self._shown_at_peace = False, None, None
         self._reply = None
         newest = self._frontier.predecessor
@@ -583,8 +560,8 @@ class TakeoverMachine:
             self._watched_id, self._sign = watched_id, None
             self._shown = Shown(self._shown.slot)
         if newest is None or self._rules.take_over or self._forks or _may_be_followed_at_once(newest):
-            return self._at_peace(now)
-        return self._look(now)
+            return self._at_peace
+        return self._look
 
     @property
     def _forks(self) -> bool:
@@ -597,83 +574,81 @@ class TakeoverMachine:
         assert newest is not None, "only a leader is asked and watched"
         return newest
 
-    def _ask(self, now: Instant) -> list[Effect]:
+    def _ask(self) -> Flow[State | Takeover]:
         newest, sign = self._watched_leader(), self._sign
-        self._asked_ms = now.boot_ms
+        self._asked_ms = self._now.boot_ms
         bound = None if sign is None else Address(sign.address, sign.scope)
         self._contact = contact(Address(newest.address, newest.scope), bound, self._identity.here)
         if self._contact.known is not None or not self._rules.asks:
-            return self._replied(now, LeaderAnswer(self._contact.known or Reply.UNREACHABLE))
-        ms_max = min(ANSWER_MS_MAX, max(ANSWER_MS_MIN, self._interval_ms / LOOKS_OF_AN_INTERVAL))
-        return self._send(now, AskLeader(self._contact.address, ms_max, self._contact.host), self._leader_answered)
-
-    def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        return self._replied(now, answer.answer)
-
-    def _hear(self, now: Instant, answer: LeaderAnswer) -> None:
-        """Note the reply, and what the leader says that it has shown."""
-        reply, newest = answer.reply, self._watched_leader()
-        if reply is Reply.LEADS and answer.leader_id != newest.leader_id.hex():
-            reply = Reply.LEADS_NOT
-        if self._reply in (None, Reply.LEADS):
-            self._unanswered_since_ms = now.boot_ms
-        if reply is not self._reply:
-            self._reply, self._reply_since_ms = reply, now.boot_ms
-        self._another_leads, self._problem = bool(answer.leader_id), answer.problem
-        self._questioned_ms = now.boot_ms
-        if reply is Reply.LEADS and answer.shown is not None:
-            self._see(now, answer.shown)
-
-    def _replied(self, now: Instant, answer: LeaderAnswer) -> list[Effect]:
-        """The leader lives; or resigned, or another has come; or it is watched for signs of life."""
-        self._hear(now, answer)
-        newest = self._watched_leader()
+            self._hear(LeaderAnswer(self._contact.known or Reply.UNREACHABLE))
+        else:
+            ms_max = min(ANSWER_MS_MAX, max(ANSWER_MS_MIN, self._interval_ms / LOOKS_OF_AN_INTERVAL))
+            yield from self._question(ms_max)
         if self._reply is Reply.LEADS:
-            return self._alive(newest)
+            return (yield from self._alive())
         if self._following:
             # It may have resigned, or another has come to lead since it was followed.
             self._following = False
-            return self._find(now, self._followed_found)
+            return self._find_followed
         if self._reply is Reply.LEADS_NOT and not self._another_leads and self._watched_since_ms is None:
             # It may have been asked to step down by the very question.
-            return self._chase(now, self._chased_for_a_resign)
-        verdict = self._verdict(now)
+            end = yield from self._chase()
+            is_resigned = end is not None and end.predecessor is not None and end.predecessor.kind is Kind.RESIGN
+            return self._at_peace if is_resigned else self._look
+        verdict = self._verdict()
         # Only a proof does without a look: a sign may have appeared since the last one.
-        return self._weigh(now) if verdict.is_proof and verdict.gone_in_ms <= 0.0 else self._look(now)
+        return (yield from self._weigh(verdict)) if verdict.is_proof and verdict.gone_in_ms <= 0.0 else self._look
 
-    def _alive(self, newest: Header) -> list[Effect]:
+    def _question(self, ms_max: float) -> Flow[None]:
+        event = yield [AskLeader(self._contact.address, ms_max, self._contact.host)]
+        assert isinstance(event, LeaderAnswered), "an answer fits its request"
+        self._hear(event.answer)
+
+    def _hear(self, answer: LeaderAnswer) -> None:
+        """Note the reply, and what the leader says that it has shown."""
+        now_ms, reply = self._now.boot_ms, answer.reply
+        if reply is Reply.LEADS and answer.leader_id != self._watched_leader().leader_id.hex():
+            reply = Reply.LEADS_NOT
+        if self._reply in (None, Reply.LEADS):
+            self._unanswered_since_ms = now_ms
+        if reply is not self._reply:
+            self._reply, self._reply_since_ms = reply, now_ms
+        self._another_leads, self._problem = bool(answer.leader_id), answer.problem
+        self._questioned_ms = now_ms
+        if reply is Reply.LEADS and answer.shown is not None:
+            self._see(answer.shown)
+
+    def _alive(self) -> Flow[State | Takeover]:
+        """The leader lives: a standby follows it, and asks again."""
+        newest = self._watched_leader()
         if not self._rules.standby:
             raise _alive("another leader is alive", newest)
         self._following, self._watched_since_ms = True, None
         # Drawn, so that several standbys do not claim together.
         ms = self._rules.question_ms * (1.0 + self._draw())
-        return [StandBy(newest.leader_id.hex(), newest.address), *self._wait(ms, self._ask)]
+        yield [StandBy(newest.leader_id.hex(), newest.address), *self._wait(ms)]
+        return self._ask
 
-    def _followed_found(self, now: Instant) -> list[Effect]:
-        """The end of the log after a leader that was followed gave another reply."""
+    def _find_followed(self) -> Flow[State | Takeover]:
+        """The end of the log after a leader that was followed gave another reply, or has written."""
+        yield from self._find()
         newest = self._frontier.predecessor
         if newest is None or _may_be_followed_at_once(newest) or newest.leader_id != self._watched_id:
-            return self._consider(now)
-        return self._look(now)
-
-    def _chased_for_a_resign(self, now: Instant, end: Frontier | None) -> list[Effect]:
-        if end is not None and end.predecessor is not None and end.predecessor.kind is Kind.RESIGN:
-            return self._at_peace(now)
-        return self._look(now)
+            return self._consider()
+        return self._look
 
     # -- watch: does the leader show signs of life? -------------------------------------------------------------------
 
-    def _look(self, now: Instant) -> list[Effect]:
+    def _look(self) -> Flow[State | Takeover]:
         """Look for new keys and signs. The times in them do not count: they are another machine's clock."""
         newest = self._watched_leader()
-        return self._send(now, Look(newest.epoch, newest.leader_id), self._looked)
+        return (yield from self._looked((yield from self._request(Look(newest.epoch, newest.leader_id), Looked))))
 
-    def _see(self, now: Instant, shown: Shown) -> bool:
+    def _see(self, shown: Shown) -> bool:
         """Note what the leader has shown. Returns whether it changed."""
         if shown == self._shown:
             return False
-        self._shown, self._shown_ms = shown, now.boot_ms
+        self._shown, self._shown_ms = shown, self._now.boot_ms
         return True
 
     @property
@@ -681,241 +656,215 @@ class TakeoverMachine:
         interval_ms = self._rules.sign_interval_ms if self._sign is None else self._sign.interval_ms
         return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, interval_ms))
 
-    def _verdict(self, now: Instant) -> LeaderVerdict:
-        newest = self._watched_leader()
+    def _verdict(self) -> LeaderVerdict:
+        newest, now_ms = self._watched_leader(), self._now.boot_ms
         assert self._reply is not None, "a leader is asked before it is judged"
         return judge(
             Evidence(
                 self._reply,
                 is_same_place=self._contact.is_same_place,
                 may_come_to_lead=newest.kind is Kind.CLAIM and not self._shown.sign and not self._another_leads,
-                reply_ms=now.boot_ms - self._reply_since_ms,
-                unanswered_ms=now.boot_ms - self._unanswered_since_ms,
-                unchanged_ms=now.boot_ms - self._shown_ms,
+                reply_ms=now_ms - self._reply_since_ms,
+                unanswered_ms=now_ms - self._unanswered_since_ms,
+                unchanged_ms=now_ms - self._shown_ms,
                 interval_ms=self._interval_ms,
             )
         )
 
-    def _looked(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, Looked), "signs were looked for"
+    def _looked(self, answer: Looked) -> Flow[State | Takeover]:
         self._sign = answer.sign if answer.sign is not None else self._sign
         number = self._shown.sign if answer.sign is None else answer.sign.number
-        newest_before, changed = self._shown.slot, self._see(now, Shown(answer.newest, number))
-        looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
+        newest_before, changed = self._shown.slot, self._see(Shown(answer.newest, number))
+        looked_ms, self._looked_ms = self._looked_ms, self._now.boot_ms
         if self._reply is None:
-            return self._ask(now)
+            return self._ask
+        verdict = self._verdict()
         if self._watched_since_ms is None:
-            self._watched_since_ms = now.boot_ms
-            return self._begin_to_watch(now)
-        if changed and not self._verdict(now).is_proof:
+            self._watched_since_ms = self._now.boot_ms
+            return (yield from self._weigh(verdict, *self._why_it_waits(verdict)))
+        if changed and not verdict.is_proof:
             if self._rules.standby and answer.newest != newest_before:
-                return self._find(now, self._followed_found)
+                return self._find_followed
             if not self._rules.standby and looked_ms >= self._watched_since_ms + IN_FLIGHT_MS:
                 raise _alive("another leader shows signs of life", self._watched_leader())
-        return self._weigh(now)
+        return (yield from self._weigh(verdict))
 
-    def _begin_to_watch(self, now: Instant) -> list[Effect]:
-        newest, verdict = self._watched_leader(), self._verdict(now)
-        if verdict.gone_in_ms <= 0.0:
-            return self._weigh(now)
+    def _why_it_waits(self, verdict: LeaderVerdict) -> tuple[str, Mapping[str, object]]:
+        """A line for the log."""
         if self._reply is Reply.UNVERIFIED:
-            return self._wait_to_look(
-                verdict,
-                "leader_not_verified",
-                leader_address=self._contact.address,
-                problem=self._problem,
-                hint="its signs of life decide; server.peer_ca_file (of a job SSL_CERT_FILE) names whom to trust, and "
-                "server.peer_name the name in its certificate where its address is an IP address",
+            hint = (
+                "its signs of life decide; server.peer_ca_file (of a job SSL_CERT_FILE) names whom to trust, and "
+                "server.peer_name the name in its certificate where its address is an IP address"
             )
-        return self._wait_to_look(
-            verdict,
-            "waiting_for_signs_of_life",
-            reply=None if self._reply is None else self._reply.value,
-            wait_ms=round(verdict.gone_in_ms),
-            leader_id=newest.leader_id.hex(),
-            leader_address=newest.address or None,
-        )
+            facts = {"leader_address": self._contact.address, "problem": self._problem, "hint": hint}
+            return "leader_not_verified", facts
+        newest = self._watched_leader()
+        return "waiting_for_signs_of_life", {
+            "reply": None if self._reply is None else self._reply.value,
+            "wait_ms": round(verdict.gone_in_ms),
+            "leader_id": newest.leader_id.hex(),
+            "leader_address": newest.address or None,
+        }
 
-    def _wait_to_look(self, verdict: LeaderVerdict, reason: str = "", **facts: object) -> list[Effect]:
-        """Ask and look again: the last time so that both end right when the leader counts as gone."""
+    def _weigh(
+        self, verdict: LeaderVerdict, reason: str = "", facts: Mapping[str, object] = NO_FACTS
+    ) -> Flow[State | Takeover]:
+        """A leader that counts as gone is left. Otherwise ask and look again: the last time so that both end right when
+        it does."""
+        assert verdict.gone_in_ms < inf, "a leader that answers is not watched"
+        if verdict.gone_in_ms <= 0.0:
+            self._shown_at_peace = None if verdict.is_proof else self._shown
+            return self._at_peace
         period_ms = PROOF_LOOK_MS if verdict.is_proof else self._interval_ms / LOOKS_OF_AN_INTERVAL
         question_ms = self._questioned_ms - self._asked_ms
         if not verdict.is_proof and verdict.gone_in_ms <= question_ms:
-            return self._wait(verdict.gone_in_ms, self._look, reason, **facts)
+            yield self._wait(verdict.gone_in_ms, reason, **facts)
+            return self._look
         left_ms = verdict.gone_in_ms if verdict.is_proof else verdict.gone_in_ms - question_ms
-        return self._wait(max(1.0, min(period_ms, left_ms)), self._ask, reason, **facts)
+        yield self._wait(max(1.0, min(period_ms, left_ms)), reason, **facts)
+        return self._ask
 
-    def _weigh(self, now: Instant) -> list[Effect]:
-        verdict = self._verdict(now)
-        assert verdict.gone_in_ms < inf, "a leader that answers is not watched"
-        if verdict.gone_in_ms > 0.0:
-            return self._wait_to_look(verdict)
-        self._shown_at_peace = None if verdict.is_proof else self._shown
-        return self._at_peace(now)
-
-    def _at_peace(self, now: Instant) -> list[Effect]:
+    def _at_peace(self) -> Flow[State | Takeover]:
         """A claim is allowed. The frontier is found again when it is too old."""
-        if now.boot_ms - self._considered_ms <= STALE_MS:
-            return self._stake(now)
-        return self._find(now, self._found_again)
-
-    def _found_again(self, now: Instant) -> list[Effect]:
+        if self._now.boot_ms - self._considered_ms <= STALE_MS:
+            return self._stake
+        yield from self._find()
         newest = self._frontier.predecessor
         if newest is None or _may_be_followed_at_once(newest):
-            return self._stake(now)
-        if newest.leader_id == self._watched_id:
-            return self._found_silent(now, newest)
-        # Another leader has claimed meanwhile, and has not been asked yet.
-        self._changes += 1
-        if self._changes >= RESTARTS_MAX and not self._rules.standby:
-            raise _changing_hands()
-        return self._consider(now)
-
-    def _found_silent(self, now: Instant, newest: Header) -> list[Effect]:
-        """A leader that was watched may have written since the last look, or answer again after a pause."""
+            return self._stake
+        if newest.leader_id != self._watched_id:
+            # Another leader has claimed meanwhile, and has not been asked yet.
+            self._changes += 1
+            if self._changes >= RESTARTS_MAX and not self._rules.standby:
+                raise _changing_hands()
+            return self._consider()
+        # A leader that was watched may have written since the last look, or answer again after a pause.
         if self._shown_at_peace is None:
-            return self._stake(now)
+            return self._stake
         if self._shown != self._shown_at_peace:
             if self._rules.standby:
-                return self._look(now)
+                return self._look
             raise _alive("another leader is writing", newest)
         asks = self._rules.asks and self._contact.known is None
-        if now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX or not asks:
-            return self._stake(now)
-        question = AskLeader(self._contact.address, ANSWER_MS_MAX, self._contact.host)
-        return self._send(now, question, self._last_answered)
-
-    def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, LeaderAnswered), "a leader was asked"
-        self._hear(now, answer.answer)
-        return self._alive(self._watched_leader()) if self._reply is Reply.LEADS else self._stake(now)
+        if self._now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX or not asks:
+            return self._stake
+        yield from self._question(ANSWER_MS_MAX)
+        return (yield from self._alive()) if self._reply is Reply.LEADS else self._stake
 
     # -- claim and check ----------------------------------------------------------------------------------------------
 
-    def _stake(self, now: Instant) -> list[Effect]:
-        """R2: send the claim alone until it is created or refused."""
+    def _stake(self) -> Flow[State | Takeover]:
+        waited_ms = self._now.boot_ms - self._found_ms
+        claim = self._claim_here()
+        if (yield from self._claim(claim)) and (yield from self._check(claim)):
+            before = self._frontier.predecessor
+            was_deposed = before is not None and before.kind is not Kind.RESIGN
+            return Takeover(
+                claim,
+                self._sent_ms,
+                waits=self._waits + 2,
+                took_ms=self._now.boot_ms - self._started_ms,
+                restarts=self._restarts,
+                deposed_leader_id=before.leader_id.hex() if before is not None and was_deposed else None,
+                steps_ms={"polite_wait": waited_ms},
+            )
+        self._restarts += 1
+        if self._restarts >= RESTARTS_MAX:
+            raise _changing_hands()
+        end = (yield from self._chase()) if self._rules.take_over else None
+        if end is None:
+            yield from self._find()
+            return self._first_found()
+        self._frontier = end
+        return self._stake
+
+    def _claim_here(self) -> Header:
+        """The claim at the frontier."""
         identity, move = self._identity, self._rules.moves_stores
         if move is not None:
             _require_nothing_between(self._frontier, move)
         counted = self._restarts.to_bytes(4, "little") + b"claim"
-        self._waited_ms = now.boot_ms - self._found_ms
-        self._claim = claim = claim_header(
+        return claim_header(
             self._frontier,
             identity,
             nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
             log_id=self._log_id,
-            now=now,
-            believed=self._agrees_with_store(now),
+            now=self._now,
+            believed=self._agrees_with_store(),
             fork=self._copied if self._forks else None,
             retires=self._rules.retires,
             stores_mode=self._rules.stores_mode if move is None else move.mode,
             moves=move is not None,
         )
-        return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
 
-    def _agrees_with_store(self, now: Instant) -> bool:
+    def _agrees_with_store(self) -> bool:
         """Whether the store's clock, where it has one, does not contradict the wall clock."""
-        booted_ms = now.wall_ms - int(now.boot_ms)
+        booted_ms = self._now.wall_ms - int(self._now.boot_ms)
         return self._booted_ms is None or abs(booted_ms - self._booted_ms) <= STORE_AGREES_MS
 
-    def _claim_answered(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, ClaimAnswered) and self._claim is not None, "a claim was sent"
-        match answer.answer:
-            case Created():
-                return self._check(now)
-            case Unknown(final=True, detail=detail):
-                slot = slot_text(self._claim.slot)
-                raise Unavailable("the store takes nothing any more", slot=slot, cause=detail)
-            case Unknown(detail=detail):
-                return self._claim_again(now, detail)
+    def _claim(self, claim: Header) -> Flow[bool]:
+        """R2: send the claim alone until it is created or refused. Returns whether it stands."""
+        self._begin_tries()
+        slot, data = slot_text(claim.slot), encode_claim(claim)
+        while True:
+            event = yield [SendClaim(claim.slot, data)]
+            assert isinstance(event, ClaimAnswered), "an answer fits its request"
+            match event.answer:
+                case Created():
+                    return True
+                case Unknown(final=True, detail=detail):
+                    raise Unavailable("the store takes nothing any more", slot=slot, cause=detail)
+                case Unknown(detail=detail):
+                    pass
+                case _:
+                    standing = yield from self._standing_in(claim)
+                    if isinstance(standing, bool):
+                        return standing
+                    detail = standing
+            if self._now.boot_ms - self._since_ms >= self._rules.retry_budget_ms:
+                raise Unavailable("the store did not take the claim", slot=slot, answer=detail)
+            yield self._wait(self._backoff_ms(), "claim_sent_again", slot=slot, tries=self._tries, answer=detail)
+
+    def _standing_in(self, claim: Header) -> Flow[bool | str]:
+        """Whether the object that refused the claim is this very claim; why that is not known."""
+        match (yield from self._send(ReadHeader(claim.slot), HeaderRead)):
+            case HeaderRead(data=None):
+                return "refused, but nothing there"
+            case HeaderRead(data=bytes(data)):
+                try:
+                    return decode_header(data, slot=claim.slot).nonce == claim.nonce
+                except HoldfastError:
+                    return False
+            case Failed(error=Unavailable() as error):
+                return str(error)
             case _:
-                return self._go_on_with(ReadClaim(self._claim.slot), self._claim_read)
+                return False
 
-    def _claim_read(self, now: Instant, answer: Answer) -> list[Effect]:
-        """The object that refused the claim: this very claim, another object, or none."""
-        assert isinstance(answer, ClaimRead) and self._claim is not None, "a claim was sent"
-        if answer.data is None:
-            return self._claim_again(now, "refused, but nothing there")
-        try:
-            own = decode_header(answer.data, slot=self._claim.slot).nonce == self._claim.nonce
-        except HoldfastError:
-            own = False
-        return self._check(now) if own else self._lost(now)
-
-    def _claim_again(self, now: Instant, detail: str) -> list[Effect]:
-        claim = self._claim
-        assert claim is not None, "a claim was sent"
-        if now.boot_ms - self._since_ms >= self._rules.retry_budget_ms:
-            raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=detail)
-
-        def send_again(_: Instant) -> list[Effect]:
-            return self._go_on_with(SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
-
-        ms = self._backoff_ms()
-        slot = slot_text(claim.slot)
-        return self._wait(ms, send_again, "claim_sent_again", slot=slot, tries=self._tries, answer=detail)
-
-    def _check(self, now: Instant) -> list[Effect]:
-        """Check for a later leader. The listing proves ownership from the time it was sent."""
-        self._checked_ms = now.boot_ms
-        return [CleanUp(), *self._send(now, ListNewest(), self._checked)]
-
-    def _checked(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, NewestListed) and self._claim is not None, "the newest key was asked for"
-        if has_successor(answer.newest, oldest_free=jump(self._claim.slot)):
-            return self._lost(now)
-        return self._lead(now)
-
-    def _lead(self, now: Instant) -> list[Effect]:
-        assert self._claim is not None, "a claim stands"
-        self.ended = True
-        before = self._frontier.predecessor
-        takeover = Takeover(
-            self._claim,
-            self._checked_ms,
-            waits=self._waits + 2,
-            took_ms=now.boot_ms - self._started_ms,
-            restarts=self._restarts,
-            deposed_leader_id=before.leader_id.hex() if before is not None and before.kind is not Kind.RESIGN else None,
-            steps_ms={"polite_wait": self._waited_ms},
-        )
-        return [Led(takeover)]
-
-    def _lost(self, now: Instant) -> list[Effect]:
-        assert self._claim is not None, "a claim was sent"
-        self._restarts += 1
-        if self._restarts >= RESTARTS_MAX:
-            raise _changing_hands()
-        if self._rules.take_over:
-            return self._chase(now, self._chased_for_a_claim)
-        return self._find(now, self._first_found)
+    def _check(self, claim: Header) -> Flow[bool]:
+        """Whether no later leader is past the claim. The listing proves ownership from the time it was sent."""
+        listed = yield from self._request(ListPage(1), PageListed, CleanUp())
+        newest = read_page(listed.rows).slots
+        return not has_successor(newest[0] if newest else None, oldest_free=jump(claim.slot))
 
     # -- walking on after a leader that writes faster than a listing answers ------------------------------------------
 
-    def _chase(self, now: Instant, chased: Callable[[Instant, Frontier | None], list[Effect]]) -> list[Effect]:
+    def _chase(self) -> Flow[Frontier | None]:
         """Walk from the old end of the log to its present end; None when a listing is needed."""
-        self._chased, self._steps_left, self._head = chased, SPAN_MAX, self._frontier.predecessor
-        if self._head is None:
-            return chased(now, None)
-        return self._send(now, ReadHeader(next_slot(self._head)), self._walked)
-
-    def _walked(self, now: Instant, answer: Answer) -> list[Effect]:
-        assert isinstance(answer, HeaderRead) and self._head is not None, "a header was asked for"
-        slot = next_slot(self._head)
-        step = walk_on(self._head, None if answer.data is None else decode_header(answer.data, slot=slot))
-        self._steps_left -= 1
-        if not isinstance(step, Header):
-            return self._chased(now, step)
-        if not self._steps_left:
-            return self._chased(now, None)
-        self._head = step
-        return self._go_on_with(ReadHeader(next_slot(step)), self._walked)
-
-    def _chased_for_a_claim(self, now: Instant, end: Frontier | None) -> list[Effect]:
-        if end is None:
-            return self._find(now, self._first_found)
-        self._frontier = end
-        return self._stake(now)
+        head = self._frontier.predecessor
+        if head is None:
+            return None
+        self._begin_tries()
+        for _ in range(SPAN_MAX):
+            slot = next_slot(head)
+            answer = yield from self._send(ReadHeader(slot), HeaderRead)
+            while isinstance(answer, Failed):
+                yield from self._wait_after(answer.error)
+                answer = yield from self._send(ReadHeader(slot), HeaderRead)
+            step = walk_on(head, None if answer.data is None else decode_header(answer.data, slot=slot))
+            if not isinstance(step, Header):
+                return step
+            head = step
+        return None
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:
