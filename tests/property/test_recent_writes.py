@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
-from holdfast.commit.window import DeletedRanges, Merge, RecentWrites, Run, Shape, WindowGeneration
+from holdfast.commit.window import DeletedRanges, Merge, RecentWrites, Run, WindowGeneration, WindowShape
 
 ROOMY = 1 << 30
 SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
 
-SMALLEST = Shape(
+SMALLEST = WindowShape(
     leaf_keys=1,
     slice_keys=2,
     generation_keys=6,
@@ -83,7 +83,7 @@ class World:
         self.lag = self.random.choice([2, 10, 60])
         self.span = self.random.choice([15, 60, 200])
         self.range_deletes = self.random.choice([0.0, 0.0, 0.1, 0.5])
-        shape = Shape(
+        shape = WindowShape(
             leaf_keys=draw(1, 6),
             slice_keys=draw(1, 24),
             generation_keys=draw(4, 80),

@@ -36,7 +36,7 @@ from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import CommitEntry, Position
 from holdfast.commit.stages.judge import RANGE_READ_WORK
 from holdfast.commit.stages.resolve import PART_OPERATIONS, RANGE_DELETE_WORK
-from holdfast.commit.window import SHAPE, RecentWrites, Shape
+from holdfast.commit.window import SHAPE, RecentWrites, WindowShape
 
 CELLS = 48
 """The keys of the grid are 0 to 47, and every range begins and ends at one."""
@@ -66,7 +66,7 @@ class Counted(RecentWrites):
 
     __slots__ = ("begins_with_last", "costs")
 
-    def __init__(self, floor: int, *, bytes_max: int, shape: Shape) -> None:
+    def __init__(self, floor: int, *, bytes_max: int, shape: WindowShape) -> None:
         super().__init__(floor, bytes_max=bytes_max, shape=shape)
         self.costs: list[int] = []
         self.begins_with_last = False
@@ -134,7 +134,9 @@ class Sizes:
 class World:
     """Transactions of given sizes with random contents, decided in steps of ``work`` and compared one by one."""
 
-    def __init__(self, sizes: Sequence[Sizes], work: int, seed: int, shape: Shape, code: ModuleType = resolve) -> None:
+    def __init__(
+        self, sizes: Sequence[Sizes], work: int, seed: int, shape: WindowShape, code: ModuleType = resolve
+    ) -> None:
         self.random = Random(seed)
         self.work = work
         with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +240,7 @@ SIZES = st.builds(Sizes, reads=st.sampled_from(READS), operations=st.sampled_fro
 )
 @settings(max_examples=200, deadline=None)
 def test_a_verdict_equals_the_plain_definition_wherever_its_work_runs_out(
-    sizes: list[Sizes], work: int, seed: int, shape: Shape
+    sizes: list[Sizes], work: int, seed: int, shape: WindowShape
 ) -> None:
     World(sizes, work, seed, shape).run()
 

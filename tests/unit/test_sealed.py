@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.unit.snapshots.test_snapshots import MANIFEST
 
-from holdfast.commit.leadership.role import Promoted, Role, RoleRecords, encode_record
+from holdfast.commit.leadership.role import CopyRole, Promoted, RoleRecords, encode_record
 from holdfast.errors import CorruptData
 from holdfast.retention.policies import Generation, Hold, Policy, decode_generation, encode_generation
 from holdfast.sealed import encode_sealed
 from holdfast.snapshots.manifest import decode_manifest, encode_manifest
 from holdfast.stores import checkpoint_objects as checkpoint
 
-ROLE = Role(
+ROLE = CopyRole(
     role="restoring", source_log_id="ab" * 16, truncated_through=7, first_slot="0" * 20, cut_version=9, log_id="cd" * 16
 )
 PROMOTED = Promoted(log_id="cd" * 16)

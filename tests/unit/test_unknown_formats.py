@@ -12,20 +12,20 @@ from tests.unit.test_sealed import RECORDS
 
 from holdfast.commit.leadership.log_remains import BINDING_NAME, bind_stores, bound_log
 from holdfast.errors import CorruptData
-from holdfast.foundations.record import FoundationsRecord as FoundationRecord
-from holdfast.foundations.record import key_of, newest_record
+from holdfast.foundations.readings import FoundationsRecord as FoundationRecord
+from holdfast.foundations.readings import key_of, newest_record
 from holdfast.objects.memory import MemoryStore
 from holdfast.sealed import encode_sealed
-from holdfast.spark.bulk.load import LoadProgress
-from holdfast.spark.ingest.record import GroupRecord
-from holdfast.spark.sink.record import PartitionProgress, SinkRecord, decode
+from holdfast.spark.bulk.load_record import LoadProgress, decode_progress
+from holdfast.spark.ingest.record import GroupRecord, decode_group
+from holdfast.spark.sink.record import Progress, SinkRecord, decode
 from holdfast.stores.repair.backup import MANIFEST_NAME, BackupManifest, check_copy
 
 JOB_RECORDS = [
     (SinkRecord("intent", "9f" * 16, 7), lambda data: decode(data, "job", SinkRecord)),
-    (PartitionProgress(0, "0:0"), lambda data: decode(data, "job", PartitionProgress)),
-    (LoadProgress("input", None, 1, 0, 0, ()), lambda data: decode(data, "job", LoadProgress)),
-    (GroupRecord(0, 0, ()), lambda data: decode(data, "job", GroupRecord)),
+    (Progress(0, "0:0"), lambda data: decode(data, "job", Progress)),
+    (LoadProgress("input", None, 1, 0, 0, ()), lambda data: decode_progress(data, "job")),
+    (GroupRecord(0, 0, ()), lambda data: decode_group(data, "job")),
 ]
 
 

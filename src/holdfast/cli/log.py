@@ -41,7 +41,7 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.commit.reading.survey import Survey, check_reached, survey, verify_log, walker_after
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.foundations.verification import verify_all
+from holdfast.foundations.state import verify_all
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore

@@ -17,11 +17,11 @@ from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, log_url_
 from holdfast.cli.output import Exit, print_fields, print_json, print_line, print_table, progress, utc_text
 from holdfast.copies.mirroring import Mirror, Mirrored, MirrorOptions
 from holdfast.copies.promoting import promote as promote_mirror
+from holdfast.copies.promoting import retire
 from holdfast.copies.repairing import Damage, DamageSurvey, Repaired, look
 from holdfast.copies.repairing import repair as repair_log
 from holdfast.copies.restoring import Point, Restored
 from holdfast.copies.restoring import restore as restore_log
-from holdfast.copies.retiring import retire
 from holdfast.errors import InvalidRequest
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store

@@ -44,7 +44,7 @@ class _Span:
             counts[place] = 1
         else:
             self.lost += 1
-            self.counts = {known: count - 1 for known, count in counts.items() if count > 1}
+            self.counts = {other: count - 1 for other, count in counts.items() if count > 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class ConflictKeys:
         for span in spans:
             for place, count in span.counts.items():
                 counts[place] = counts.get(place, 0) + count
-        found = sorted(counts.items(), key=lambda item: (-item[1], item[0][0]))
+        places = sorted(counts.items(), key=lambda item: (-item[1], item[0][0]))
         return TopConflicts(
             (now_ms - spans[0].began_ms) / 1000,
             sum(span.total for span in spans),
             sum(span.lost for span in spans),
-            tuple(found[:limit]),
+            tuple(places[:limit]),
         )
 
     def _span(self, now_ms: float) -> _Span:

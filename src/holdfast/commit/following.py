@@ -16,9 +16,9 @@ from holdfast.commit.format.batch import Header, Kind
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.feed import Feed
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier, follow
+from holdfast.commit.reading.reader import find_frontier, follow, require_frontier
 from holdfast.commit.reading.verify import DamageLog
-from holdfast.errors import Code, CorruptData, Fenced, HoldfastError, NotFound
+from holdfast.errors import Code, CorruptData, Fenced, HoldfastError
 from holdfast.objects.port import ObjectStore
 
 log = structlog.get_logger("holdfast.commit.following")
@@ -50,10 +50,7 @@ class FollowedLog:
     @classmethod
     async def begin(cls, store: ObjectStore, *, bytes_max: int = FEED_BYTES_MAX) -> Self:
         """Stand at the end of the log. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
-        frontier = await find_frontier(store)
-        if frontier is None:
-            raise NotFound("log is empty", code=Code.LOG_EMPTY)
-        head, claim = frontier
+        head, claim = await require_frontier(store)
         return cls(store, head, claim, await lineage_of(store, claim), bytes_max=bytes_max)
 
     async def run(self) -> None:
@@ -61,25 +58,21 @@ class FollowedLog:
         clock = asyncio.get_running_loop().time
         seen_s = clock()
         try:
-            while True:
+            while not self.ended.done():
+                pause = POLL_SECONDS
                 try:
-                    moved = await self._walk()
-                    if self.ended.done():
-                        return
-                    if not moved and clock() - seen_s >= LOOK_SECONDS:
+                    if await self._walk():
+                        seen_s = clock()
+                    elif clock() - seen_s >= LOOK_SECONDS:
                         seen_s = clock()
                         await self._look()
-                        if self.ended.done():
-                            return
-                    elif moved:
-                        seen_s = clock()
-                    await asyncio.sleep(POLL_SECONDS)
                 except CorruptData as error:
                     self.damage.note("follow", error)
-                    await asyncio.sleep(LOOK_SECONDS)
+                    pause = LOOK_SECONDS
                 except HoldfastError as error:
                     log.warning("following_waits", error=str(error))
-                    await asyncio.sleep(RETRY_SECONDS)
+                    pause = RETRY_SECONDS
+                await asyncio.wait({self.ended}, timeout=pause)
         finally:
             self._end("stopped")
 

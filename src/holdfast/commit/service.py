@@ -22,15 +22,12 @@ import structlog
 from msgspec import Struct
 
 from holdfast.commit.format.batch import (
-    FIRST_SLOT,
     HEADER_BYTES,
-    PREFIX,
     Header,
     StoresMode,
     decode_header,
     object_name,
 )
-from holdfast.commit.format.chain import broken
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.format.transaction import Committed, Unanswered
 from holdfast.commit.leadership.claims import Identity
@@ -48,8 +45,7 @@ from holdfast.commit.leadership.takeover import (
 from holdfast.commit.leadership.takeover_machine import Takeover
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.reading.feed import Feed, TransactionEvent
-from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.lineage import Lineage, lineage_of, require_genesis
 from holdfast.commit.reading.status import AttemptHistory, FirstCommit
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.commit.stages import events
@@ -118,7 +114,7 @@ class ServiceEnd(Struct, frozen=True):
 
 
 class CommitService:
-    """One leader. Make it with ``lead``; it ends when ``ended`` is set, and never leads again."""
+    """The leader of a claim that stands and was checked: see ``lead``. It ends when ``ended`` is set, for good."""
 
     def __init__(
         self,
@@ -171,6 +167,8 @@ class CommitService:
         self._draining = False
         self.lineage: Lineage | None = None
         """The log's ancestors; None until they are known, which takes a moment in a log that was forked."""
+        self._spawn(self._watch_for_successors())
+        self._spawn(self._show_signs())
 
     @classmethod
     async def lead(
@@ -186,29 +184,13 @@ class CommitService:
         here = local_place(options.bound)
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, scope, here)
         how = replace(options, retry_budget_ms=options.rules.persist.give_up_after_ms)
-        genesis = await _require_genesis(store)
+        genesis = await require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
-        service = cls.begin(store, takeover, identity, options, own, clock)
+        service = cls(store, takeover, identity, options, own, clock)
         if genesis is None or genesis.log_id == takeover.claim.log_id:
             service.lineage = Lineage(service.log_id)
         else:
             service._spawn(service._find_lineage())
-        return service
-
-    @classmethod
-    def begin(
-        cls,
-        store: ObjectStore,
-        takeover: Takeover,
-        identity: Identity,
-        options: ServiceOptions,
-        own: ObjectStore | None = None,
-        clock: Clock = now,
-    ) -> CommitService:
-        """The leader of a claim that stands and was checked. Arguments as for ``lead``."""
-        service = cls(store, takeover, identity, options, own, clock)
-        service._spawn(service._watch_for_successors())
-        service._spawn(service._show_signs())
         return service
 
     async def _find_lineage(self) -> None:
@@ -370,9 +352,9 @@ class CommitService:
         if min_version > self.pipeline.sequence.assigned:
             # No ban reaches so far. A later leader may have handed the version out: then this one is Fenced here.
             await self.version()
-            known = self.pipeline.committed_version(request_id) or self._history.committed_version(request_id)
-            if known is not None:
-                return StatusAnswer("committed", known)
+            version = self.pipeline.committed_version(request_id) or self._history.committed_version(request_id)
+            if version is not None:
+                return StatusAnswer("committed", version)
             if min_version > self.pipeline.sequence.assigned:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
         if self.pipeline.sequence.attempts.is_full:
@@ -391,9 +373,9 @@ class CommitService:
                 results = None if record is None else self._results_of(record)
                 return StatusAnswer("committed", result.txn.version, results)
             truncated = result.truncated
-        known = self._history.committed_version(request_id)
-        if known is not None:
-            return StatusAnswer("committed", known)
+        version = self._history.committed_version(request_id)
+        if version is not None:
+            return StatusAnswer("committed", version)
         if truncated:
             return StatusAnswer("log_truncated")
         await self.version()
@@ -621,18 +603,18 @@ class CommitService:
                     self.feed.skip_resolved(entry.version)
                     break
             return
-        shown: list[TransactionEvent] = []
+        transactions: list[TransactionEvent] = []
         size, time_ms, leader_id = 0, self._clock().wall_ms, self.leader_id
         for entry in entries:
             if entry.accepted:
                 txn, prev = entry.txn, self._last_accepted
-                shown.append(
+                transactions.append(
                     TransactionEvent(entry.version, prev, txn.request_id, leader_id, time_ms, txn.operations, False)
                 )
                 self._last_accepted = entry.version  # type: ignore[assignment]
                 size += entry.size
-        if shown:
-            self.feed.publish_resolved(shown, size)
+        if transactions:
+            self.feed.publish_resolved(transactions, size)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -693,19 +675,6 @@ class CommitService:
     def _tick(self) -> None:
         self._timer = None
         self._step(events.Tick(self._clock()))
-
-
-async def _require_genesis(store: ObjectStore) -> Header | None:
-    """Refuse a log without its first claim, which every reader needs. Returns the claim. Raises: CorruptData."""
-    try:
-        genesis = await read_header(store, FIRST_SLOT)
-        if genesis is not None or not await store.list(PREFIX, limit=1):
-            return genesis
-        if await read_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
-            raise broken("the first claim has gone", FIRST_SLOT)
-    except Unavailable:
-        pass
-    return None
 
 
 def _complete(ticket: object, value: object) -> None:

@@ -25,7 +25,7 @@ from holdfast.commit.reading.feed import (
     TransactionEvent,
 )
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.commit.reading.reader import Leadership, damage_unless_truncated, follow, leaderships_back, start_after
+from holdfast.commit.reading.reader import Leadership, LeadershipWalk, damage_unless_truncated, follow, start_after
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.errors import (
     Backpressure,
@@ -227,9 +227,8 @@ async def _catch_up(
             batch = _tail(shared, after)
             yield batch, max(after, batch.last_version)
         return
-    leadership = Leadership(service.claim, None)
     until = service.durable_header()
-    walker = await start_after(service.store, leadership, until, after)
+    walker = await start_after(service.store, Leadership(service.claim, None, until), after)
     async for batch, reached in _read(service, walker, until, after):
         yield batch, reached
         if channel.find(reached) is not None:
@@ -282,12 +281,11 @@ async def _older(
 
 async def _rolled_back_to(service: FeedSource, older: OlderHistory, after: int) -> tuple[int, str] | None:
     """Where the stream must go back to when a deposed leader assigned ``after``; None for most."""
-    async with aclosing(leaderships_back(service.store, service.claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.rolls_back(after):
-                return leadership.rolled_back_to, leadership.claim.leader_id.hex()
-            if leadership.base <= after or leadership.is_first:
-                return None
+    async for leadership in LeadershipWalk(service.store, service.claim, service.durable_header()):
+        if leadership.rolls_back(after):
+            return leadership.rolled_back_to, leadership.claim.leader_id.hex()
+        if leadership.base <= after or leadership.is_first:
+            return None
     # Retention removed the end of an older leadership: only the older history knows what came before.
     return await older.rolled_back_to(after)
 
@@ -300,9 +298,8 @@ async def _of_log(service: FeedSource, after: int, durable: bool) -> AsyncIterat
             version=after,
             truncated_through=service.truncated_through,
         )
-    later: Header | None = None
     leadership: Leadership | None = None
-    async for leadership in leaderships_back(service.store, service.claim):
+    async for leadership in LeadershipWalk(service.store, service.claim, service.durable_header()):
         if leadership.rolls_back(after):
             if durable:
                 raise RolledBack(leadership.rolled_back_to, leadership.claim.leader_id.hex())
@@ -311,12 +308,10 @@ async def _of_log(service: FeedSource, after: int, durable: bool) -> AsyncIterat
             log_id = (leadership.claim.parent_log_id or leadership.claim.log_id).hex()
             yield EventBatch(leadership.rolled_back_to, 64, log_id, (change,)), leadership.rolled_back_to
             after = leadership.rolled_back_to
-        if leadership.base <= after or leadership.before is None:
+        if leadership.base <= after:
             break
-        later = leadership.before
     assert leadership is not None, "a log has a genesis"
-    newest = later if later is not None else service.durable_header()
-    walker = await start_after(service.store, leadership, newest, after)
+    walker = await start_after(service.store, leadership, after)
     async for batch, reached in _read(service, walker, service.durable_header(), after):
         yield batch, reached
 

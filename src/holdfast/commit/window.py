@@ -38,7 +38,7 @@ BOUND_BYTES: Final = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WindowShape:
     """The sizes that trade pauses against the number of places to search. Tests make them small.
 
     ``slice_keys`` bounds the longest sort, about 0.7 ms. ``generation_keys`` is the number of entries at which a
@@ -56,7 +56,7 @@ class Shape:
     generation_bounds: int = 4_096
 
 
-SHAPE: Final = Shape()
+SHAPE: Final = WindowShape()
 
 
 class Run:
@@ -264,7 +264,7 @@ class Merge:
 
     __slots__ = ("_positions", "_shape", "_sources", "content_bytes", "generation", "runs")
 
-    def __init__(self, generation: WindowGeneration, shape: Shape) -> None:
+    def __init__(self, generation: WindowGeneration, shape: WindowShape) -> None:
         self.generation = generation
         self._shape = shape
         self._sources = [run.keys for run in generation.runs]
@@ -331,7 +331,7 @@ class RecentWrites:
         "_releasing_versions", "_shape", "_slice_bytes_max", "_sorted_open_keys", "_young", "floor", "last_version",
     )  # fmt: skip
 
-    def __init__(self, floor: int, *, bytes_max: int, shape: Shape = SHAPE) -> None:
+    def __init__(self, floor: int, *, bytes_max: int, shape: WindowShape = SHAPE) -> None:
         self.floor = floor
         self.last_version = floor
         self._bytes_max = bytes_max

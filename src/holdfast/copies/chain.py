@@ -16,9 +16,7 @@ Copied = Callable[[Header], None]
 """Called for each object, in the order of the chain, when it and everything before it are in the copy."""
 
 
-async def carry(
-    objects: AsyncIterator[LoggedBatch], copy: ObjectStore, copied: Copied, window: CopyWindow | None = None
-) -> None:
+async def carry(objects: AsyncIterator[LoggedBatch], copy: ObjectStore, copied: Copied) -> None:
     """Create every object in ``copy``, and return when all of them are durable there.
 
     An object that is there already counts when it has the same bytes. After a crash, or an error: the copy has
@@ -26,7 +24,7 @@ async def carry(
     Raises: InvalidRequest (``log_mismatch``: another object has a name), CorruptData (a body is damaged: it is not
     copied), Unavailable, and what ``objects`` raises.
     """
-    window = window or CopyWindow()
+    window = CopyWindow()
     under_way: dict[asyncio.Task[None], Header] = {}
 
     async def land_some() -> None:

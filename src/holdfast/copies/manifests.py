@@ -70,7 +70,7 @@ async def _copy_new(
 
 
 async def _copy(family: Family[M], source: ObjectStore, copy: ObjectStore, manifest: M, flaws: list[Flaw]) -> bool:
-    named = family.manifest_key(manifest.version)
+    manifest_key = family.manifest_key(manifest.version)
 
     async def create(key: str, data: bytes) -> None:
         if not await create_exactly(copy, key, data):
@@ -82,9 +82,9 @@ async def _copy(family: Family[M], source: ObjectStore, copy: ObjectStore, manif
         if await family.read_manifest(source, manifest.version) is None:
             return False
     except CorruptData as error:
-        flaw = Flaw(family.name(manifest.version), named, error.message)
+        flaw = Flaw(family.name(manifest.version), manifest_key, error.message)
     if flaw is not None:
         flaws.append(flaw)
         return False
-    await create(named, family.encode(manifest))
+    await create(manifest_key, family.encode(manifest))
     return True

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,10 +25,10 @@ import structlog
 
 from holdfast.commit.format.batch import PREFIX, Header, object_name
 from holdfast.commit.format.chain import next_slot
-from holdfast.commit.leadership.role import Role
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.role import CopyRole
+from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header
+from holdfast.commit.reading.reader import LoggedBatch, find_frontier, read_header, require_frontier
 from holdfast.copies.chain import carry
 from holdfast.copies.holding import NOTHING, Held, held, hold_id, set_source_hold
 from holdfast.copies.manifests import copy_foundations, newest_needed
@@ -37,7 +37,7 @@ from holdfast.copies.source import ended_early, first_slot_of, objects_from, sta
 from holdfast.errors import Closed, Code, NotFound, Unavailable
 from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.keeping import KeptSnapshots
-from holdfast.foundations.record import require_end
+from holdfast.foundations.readings import require_end
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
 from holdfast.retention.cut import slot_through
@@ -67,7 +67,7 @@ class MirrorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class MirrorLag:
     """What the source has and the mirror lacks.
 
     ``bytes`` counts at most ``LAG_OBJECTS_MAX`` objects. ``seconds`` is between the newest objects of both, by the
@@ -87,7 +87,7 @@ class Mirrored:
     version: int
     objects: int
     snapshots: int
-    lag: Lag
+    lag: MirrorLag
     retired: bool
 
 
@@ -141,14 +141,11 @@ class Mirror:
 
     async def round(self) -> Mirrored:
         """One round of the table above. Raises: as ``run``."""
-        frontier = await find_frontier(self._source)
-        if frontier is None:
-            raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=self._source.url)
-        newest, claim = frontier
+        newest, claim = frontier = await require_frontier(self._source, "the source")
         await require_end(self._source, frontier)
         lineage = await lineage_of(self._source, claim)
         role = await self._role(lineage, frontier)
-        async with self._held_for_a_round(role, lineage, newest):
+        async with self._round_hold(role, lineage, newest):
             head, own_claim = await self._copy_all(role, lineage, newest)
         await self._hold(head)
         await self._truncate(role, head, own_claim)
@@ -161,14 +158,12 @@ class Mirror:
             retired=self._retired,
         )
 
-    def _held_for_a_round(self, role: Role, lineage: Lineage, newest: Header) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def _round_hold(self, role: CopyRole, lineage: Lineage, newest: Header) -> AsyncGenerator[None]:
         """The hold of a mirror that does not follow; one that follows has its own."""
         if not self._options.hold or self._options.follow:
-            return nullcontext()
-        return self._round_hold(role, lineage, newest)
-
-    @asynccontextmanager
-    async def _round_hold(self, role: Role, lineage: Lineage, newest: Header) -> AsyncGenerator[None]:
+            yield
+            return
         reached = await find_frontier(self._copy)
         through = max(role.truncated_through, 0 if reached is None else reached[0].last_version)
         needed = NOTHING
@@ -177,12 +172,11 @@ class Mirror:
         async with held(self._source, self._hold_id, through, needed):
             yield
 
-    async def _copy_all(self, role: Role, lineage: Lineage, newest: Header) -> tuple[Header, Header]:
+    async def _copy_all(self, role: CopyRole, lineage: Lineage, newest: Header) -> tuple[Header, Header]:
         """Copy until nothing is left or a truncation cannot be followed. Returns where the mirror ends then."""
         while True:
             stopped = await self._carry(role, newest)
-            reached = await find_frontier(self._copy)
-            assert reached is not None, "a mirror has at least the first claim of its source"
+            reached = await require_frontier(self._copy, "the mirror")
             self._head = reached[0]
             copied = await copy_foundations(
                 self._source, self._copy, lineage, role.truncated_through, reached[0].last_version
@@ -194,7 +188,7 @@ class Mirror:
                 return reached
 
     async def _require_state(
-        self, role: Role, reached: tuple[Header, Header], truncates: int, passed_over: list[Flaw]
+        self, role: CopyRole, reached: tuple[Header, Header], truncates: int, passed_over: list[Flaw]
     ) -> None:
         """Return if the mirror can produce its state, also once everything up to ``truncates`` has gone.
 
@@ -212,11 +206,11 @@ class Mirror:
             if not there:
                 await make_snapshot(self._copy)
         depth = Depth.READ if self._walked else Depth.CHAIN
-        found = await require_state(
+        state = await require_state(
             self._copy, reached, head.last_version, depth=depth, truncated_through=through, passed_over=passed_over
         )
         self._walked = True
-        self._whole_through = 0 if found.snapshot is None else found.snapshot.version
+        self._whole_through = 0 if state.snapshot is None else state.snapshot.version
 
     async def _wait_for_more(self) -> None:
         """Until the source has the next object; a whole round goes by in any case after ``IDLE_SECONDS``."""
@@ -229,7 +223,7 @@ class Mirror:
             except Unavailable as error:
                 log.warning("mirror_waits", error=str(error))
 
-    async def _role(self, lineage: Lineage, frontier: tuple[Header, Header]) -> Role:
+    async def _role(self, lineage: Lineage, frontier: tuple[Header, Header]) -> CopyRole:
         role, promoted = (await read_records(self._copy)).decoded()
         if role is not None:
             require_role(role, "mirror", lineage)
@@ -241,7 +235,7 @@ class Mirror:
                 log_id=promoted.log_id,
             )
         if role is None:
-            role = Role(
+            role = CopyRole(
                 role="mirror",
                 source_log_id=lineage.log_id,
                 truncated_through=frontier[0].truncated_through,
@@ -251,7 +245,7 @@ class Mirror:
             require_role(role, "mirror", lineage)
         return role
 
-    async def _carry(self, role: Role, newest: Header) -> Header | None:
+    async def _carry(self, role: CopyRole, newest: Header) -> Header | None:
         """Copy to the end of the source. Returns the object before which it stopped, because it truncates."""
         before = self._head
         passed = _Passed(max(role.truncated_through, self._whole_through))
@@ -262,8 +256,8 @@ class Mirror:
         try:
             standing = await standing_of(self._source, self._copy, truncated_through=role.truncated_through)
             objects = objects_from(self._source, standing, role)
-            async with aclosing(objects), aclosing(passed.of(objects)) as wanted:
-                await carry(wanted, self._copy, copied)
+            async with aclosing(objects), aclosing(passed.of(objects)) as parts:
+                await carry(parts, self._copy, copied)
         except NotFound as gone:
             raise _removed(role) from gone
         self._retired = self._retired or passed.retired
@@ -273,7 +267,7 @@ class Mirror:
         # The source had ``newest`` before this round: either it was truncated meanwhile, or it has a hole.
         if self._retired and reached is not None and reached[0].slot == newest.prev:
             return None
-        raise await ended_early(self._source, None if reached is None else reached[0])
+        raise await ended_early(self._source, self._copy)
 
     async def _hold(self, head: Header) -> None:
         """Keep the source from truncating what is not copied yet. A policy is what truncates, so none needs none."""
@@ -286,13 +280,13 @@ class Mirror:
         held_on = await set_source_hold(self._source, self._hold_id, head.last_version, lasts_ms=HOLD_LASTS_MS)
         self._hold_refused = held_on is Held.REFUSED
 
-    async def _truncate(self, role: Role, head: Header, claim: Header) -> None:
+    async def _truncate(self, role: CopyRole, head: Header, claim: Header) -> None:
         """Delete what the log says was truncated. A whole snapshot has the state: the objects that say so are here."""
         through = head.truncated_through
         if through <= max(self._truncated_through, role.truncated_through):
             return
-        kept = KeptSnapshots(self._copy, claim, keep=self._options.snapshots_keep)
-        oldest = await kept.oldest(())
+        snapshots = KeptSnapshots(self._copy, claim, keep=self._options.snapshots_keep)
+        oldest = await snapshots.oldest(())
         if oldest is None or oldest < through:
             return
         slot = await slot_through(self._copy, claim, head, through)
@@ -301,16 +295,16 @@ class Mirror:
             await sweep(self._copy, slot, lambda: head.slot, per_second=per_second, swept=Swept())
         self._truncated_through = through
 
-    async def _lag(self, head: Header) -> Lag:
+    async def _lag(self, head: Header) -> MirrorLag:
         frontier = await find_frontier(self._source)
         if frontier is None or frontier[0].retires:
-            return Lag(0, 0, 0.0)
+            return MirrorLag(0, 0, 0.0)
         newest = frontier[0]
         if newest.slot >= head.slot:
-            return Lag(0, 0, 0.0)
+            return MirrorLag(0, 0, 0.0)
         rows = await self._source.list(PREFIX, limit=LAG_OBJECTS_MAX)
         name = object_name(head.slot)
-        return Lag(
+        return MirrorLag(
             newest.last_version - head.last_version,
             sum(row.size for row in rows if row.key < name),
             max(0, newest.time_ms - head.time_ms) / 1000.0,
@@ -340,7 +334,7 @@ class _Passed:
             yield batch
 
 
-def _removed(role: Role) -> NotFound:
+def _removed(role: CopyRole) -> NotFound:
     return NotFound(
         "the source has removed what this mirror has not copied yet",
         code=Code.LOG_TRUNCATED,

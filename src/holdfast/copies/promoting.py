@@ -1,4 +1,5 @@
-"""Make a copy a log of its own: the record that permits it, then the fork claim.
+"""Make a copy a log of its own: the record that permits it, then the fork claim. And end a log, so that a planned
+switch to its mirror loses nothing.
 
     step      action                                              a crash after this step leaves
     verify    the mirror can produce its state                    a mirror
@@ -12,16 +13,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from holdfast.commit.format.batch import PREFIX, Header, object_name
 from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.role import PROMOTED_KEY, Promoted, encode_record
-from holdfast.commit.leadership.role_records import read_records
-from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, take_the_lead
-from holdfast.commit.reading.reader import find_frontier, leaderships_back
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.commit.leadership.takeover import TakeoverOptions, local_scope, read_records, take_the_lead
+from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, require_frontier
+from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
@@ -60,9 +59,7 @@ async def promote(copy: ObjectStore, on_progress: Callable[[int, int | None], No
             hint="a log is led by `holdfast serve`; a restore ends by itself",
             url=copy.url,
         )
-    frontier = await find_frontier(copy)
-    if frontier is None:
-        raise NotFound("the mirror is empty", code=Code.LOG_EMPTY, hint="run `holdfast log mirror` first")
+    frontier = await require_frontier(copy, "the mirror", hint="run `holdfast log mirror` first")
     head, _ = frontier
     is_done = promoted is not None and head.log_id.hex() == promoted.log_id
     await require_state(
@@ -92,14 +89,13 @@ async def fork(copy: ObjectStore, log_id: str) -> Header:
         if other is None:
             raise CorruptData("a record of a copied log was removed while it was read", key=PROMOTED_KEY)
         log_id = other.log_id
-    wanted = LogId(bytes.fromhex(log_id))
-    found = await _fork_claim(copy, wanted)
-    if found is None:
-        identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
-        await take_the_lead(copy, identity, wanted, TakeoverOptions(take_over=True))
-        found = await _fork_claim(copy, wanted)
-    assert found is not None, "the claim that was just created begins the new log"
-    return found
+    own_id = LogId(bytes.fromhex(log_id))
+    claim = await _fork_claim(copy, own_id)
+    if claim is None:
+        await take_the_lead(copy, _identity(), own_id, TakeoverOptions(take_over=True))
+        claim = await _fork_claim(copy, own_id)
+    assert claim is not None, "the claim that was just created begins the new log"
+    return claim
 
 
 async def _fork_claim(copy: ObjectStore, log_id: LogId) -> Header | None:
@@ -107,8 +103,25 @@ async def _fork_claim(copy: ObjectStore, log_id: LogId) -> Header | None:
     frontier = await find_frontier(copy)
     if frontier is None or frontier[0].log_id != log_id:
         return None
-    async with aclosing(leaderships_back(copy, frontier[1])) as leaderships:
-        async for leadership in leaderships:
-            if leadership.claim.is_fork and leadership.claim.log_id == log_id:
-                return leadership.claim
+    async for leadership in LeadershipWalk(copy, frontier[1], frontier[0]):
+        if leadership.claim.is_fork and leadership.claim.log_id == log_id:
+            return leadership.claim
     raise CorruptData("the log has the id of a fork and no fork claim", slot=str(frontier[1].slot))
+
+
+def _identity() -> Identity:
+    """A claimant that serves nobody."""
+    return Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), "", local_scope(""))
+
+
+async def retire(source: ObjectStore) -> Header:
+    """End a log. Its leader is deposed and answers no commit any more; readers read on. Returns the last claim.
+
+    A log that is retired already stays as it is. After a crash: the claim stands, or it does not.
+    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    head, _ = await require_frontier(source, "the source")
+    if head.retires:
+        return head
+    takeover = await take_the_lead(source, _identity(), LogId(bytes(16)), TakeoverOptions(take_over=True, retires=True))
+    return takeover.claim

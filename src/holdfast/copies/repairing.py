@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from msgspec import UNSET
@@ -39,8 +39,8 @@ from holdfast.commit.format.batch import (
 )
 from holdfast.commit.format.chain import next_slot
 from holdfast.commit.format.transaction import JobChange
-from holdfast.commit.leadership.role import Role
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.role import CopyRole
+from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import LoggedBatch, find_frontier
 from holdfast.copies.chain import carry
@@ -50,12 +50,11 @@ from holdfast.copies.promoting import fork
 from holdfast.copies.restoring import begin_copy, require_role, verify_copy
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.foundations.families import Flaw
-from holdfast.foundations.record import require_end
+from holdfast.foundations.readings import require_end
 from holdfast.foundations.state import Depth, find_foundation
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectStore, Pages
 from holdfast.values import VERSION_MAX, Slot, Version, slot_text
 
-PAGE: Final = 1_000
 HEADERS: Final = 20
 
 Progress = Callable[[int, int | None], None]
@@ -135,9 +134,9 @@ class DamagedLog:
         await self._find_end(claims)
         head: Header | None = None
         claim_slot: int = FIRST_SLOT
-        wanted: int = FIRST_SLOT
-        while wanted >= self._end:
-            batch, reason = await self._read(Slot(wanted))
+        next_wanted: int = FIRST_SLOT
+        while next_wanted >= self._end:
+            batch, reason = await self._read(Slot(next_wanted))
             if batch is not None and self._fits(batch.header, head, claim_slot):
                 header = batch.header
                 self._note_lost(header)
@@ -150,16 +149,16 @@ class DamagedLog:
                 yield batch
                 head = header
                 claim_slot = header.claim
-                wanted = next_slot(header)
+                next_wanted = next_slot(header)
                 continue
             after = 0 if head is None else head.last_version
-            following = await self._next_readable(wanted, claim_slot)
-            self._waiting.append((Slot(wanted), reason or "object is not of the leader that claimed", after))
+            following = await self._next_readable(next_wanted, claim_slot)
+            self._waiting.append((Slot(next_wanted), reason or "object is not of the leader that claimed", after))
             if following is None:
                 break
-            claim_slot, wanted = following
+            claim_slot, next_wanted = following
         self._note_lost(None)
-        await self._note_lost_end(head, wanted)
+        await self._note_lost_end(head, next_wanted)
 
     async def _note_lost_end(self, head: Header | None, following: int) -> None:
         """The log may have ended later once: a leader wrote down what was durable."""
@@ -181,24 +180,12 @@ class DamagedLog:
 
     async def _list(self) -> list[Slot]:
         """List the log. Returns the slots of objects of a claim's size."""
-        after = ""
-        slots: list[Slot] = []
-        claims: list[Slot] = []
-        while True:
-            rows = await self._source.list(PREFIX, after=after, limit=PAGE)
-            for row in rows:
-                slot = slot_of(row.key)
-                if slot is not None:
-                    slots.append(slot)
-                    if row.size == CLAIM_BYTES:
-                        claims.append(slot)
-            if len(rows) < PAGE:
-                break
-            after = rows[-1].key
-        if not slots:
+        rows = [row async for page in Pages(self._source, PREFIX) for row in page]
+        sizes = {slot: row.size for row in rows if (slot := slot_of(row.key)) is not None}
+        if not sizes:
             raise NotFound("log is empty", code=Code.LOG_EMPTY)
-        self._slots = sorted(slots, reverse=True)
-        return claims
+        self._slots = sorted(sizes, reverse=True)
+        return [slot for slot, size in sizes.items() if size == CLAIM_BYTES]
 
     async def _find_end(self, claims: list[Slot]) -> None:
         """The newest slot of the log: what its newest object says was durable, and what follows that without a gap."""
@@ -223,10 +210,10 @@ class DamagedLog:
     async def _read(self, slot: Slot) -> tuple[LoggedBatch | None, str]:
         batch, reason = await _whole(self._source, slot)
         if batch is None and self._backup is not None:
-            kept, _ = await _whole(self._backup, slot)
-            if kept is not None:
-                self.found.damage.append(Damage(slot_text(slot), reason, kept.header.prev_version, from_backup=True))
-                return kept, reason
+            spare, _ = await _whole(self._backup, slot)
+            if spare is not None:
+                self.found.damage.append(Damage(slot_text(slot), reason, spare.header.prev_version, from_backup=True))
+                return spare, reason
         return batch, reason
 
     @staticmethod
@@ -311,19 +298,19 @@ async def repair(
         raise InvalidRequest(
             "a repair begins at an empty prefix, and this one holds a copy", hint="choose another prefix", url=copy.url
         )
-    found = await look(source, backup, on_progress)
-    lineage, through = found.lineage(), found.truncated_through
-    cut = VERSION_MAX if found.cut is None else found.cut
+    finding = await look(source, backup, on_progress)
+    lineage, through = finding.lineage(), finding.truncated_through
+    cut = VERSION_MAX if finding.cut is None else finding.cut
     stores = (source,) if backup is None else (source, backup)
     await _require_foundation(stores, lineage, cut, through)
     role = await begin_copy(
         copy,
-        Role(
+        CopyRole(
             role="restoring",
-            source_log_id=found.log_id,
+            source_log_id=finding.log_id,
             truncated_through=through,
-            first_slot=slot_text(found.first_slot),
-            cut_version=found.cut,
+            first_slot=slot_text(finding.first_slot),
+            cut_version=finding.cut,
             log_id=secrets.token_hex(16),
         ),
     )
@@ -332,12 +319,12 @@ async def repair(
     needed = await newest_needed(source, lineage, through, cut)
     async with held(source, hold_id("repair", copy), through, needed):
         log = DamagedLog(source, backup)
-        async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as wanted:
-            await carry(wanted, copy, lambda _: None)
+        async with aclosing(log.batches()) as batches, aclosing(_before_damage(batches, log)) as parts:
+            await carry(parts, copy, lambda _: None)
         reached = await find_frontier(copy)
         if reached is None:
             raise CorruptData("nothing of the log can be read: its first claim is damaged", url=source.url)
-        if log.found.cut != found.cut or log.found.truncated_through != through:
+        if log.found.cut != finding.cut or log.found.truncated_through != through:
             raise Unavailable("the source changed while it was repaired", hint="repair it again, to an empty prefix")
         flaws: list[Flaw] = []
         for each in stores:
@@ -345,7 +332,7 @@ async def repair(
     await verify_copy(copy, through, passed_over=flaws)
     claim = await fork(copy, role.log_id)
     appended = left_out = 0
-    if found.cut is not None:
+    if finding.cut is not None:
         rest = DamagedLog(source, backup)
 
         def leave_out(entries: int) -> None:
@@ -358,7 +345,7 @@ async def repair(
 
         async with aclosing(rest.batches()) as batches, aclosing(_appended(batches, claim, leave_out)) as objects:
             await carry(objects, copy, count)
-    return Repaired(role.log_id, found.log_id, claim.forked_at, appended, found.damage, left_out)
+    return Repaired(role.log_id, finding.log_id, claim.forked_at, appended, finding.damage, left_out)
 
 
 async def _require_foundation(stores: Sequence[ObjectStore], lineage: Lineage, cut: int, truncated: int) -> None:
@@ -425,28 +412,20 @@ def _record(
     slot = next_slot(head)
     last = transactions[-1].version if transactions else head.last_version
     newest = last if transactions else head.last_transaction_version
-    header = Header(
+    header = replace(
+        claim,
         kind=kind,
-        log_id=claim.log_id,
         slot=slot,
-        claim=claim.slot,
         prev=head.slot,
-        epoch=claim.epoch,
-        leader_id=claim.leader_id,
         nonce=secrets.token_bytes(16),
         first_version=Version(transactions[0].version if transactions else head.last_version),
         last_version=Version(last),
         prev_version=head.last_transaction_version,
-        stores_mode=claim.stores_mode,
         newest_transaction=Version(newest if claim.stores_mode else 0),
-        window_floor=claim.window_floor,
         durable=claim.slot,
-        truncated_through=claim.truncated_through,
-        time_ms=claim.time_ms,
-        lived_ms=claim.lived_ms,
-        clock_steps=claim.clock_steps,
-        address="",
         transactions=len(transactions),
+        parent_log_id=None,
+        forked_at=Version(0),
     )
     data = encode_object(header, body)
     return LoggedBatch(decode_header(data, slot=slot), data)

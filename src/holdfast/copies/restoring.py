@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.commit.format.batch import Header
-from holdfast.commit.leadership.role import ROLE_KEY, Role, encode_record
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.role import ROLE_KEY, CopyRole, encode_record
+from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier
+from holdfast.commit.reading.reader import require_frontier
 from holdfast.commit.reading.survey import LogCheck, verify_log
 from holdfast.copies.chain import carry
 from holdfast.copies.holding import held, hold_id, wall_ms
@@ -33,7 +33,7 @@ from holdfast.copies.manifests import copy_foundations, newest_needed
 from holdfast.copies.promoting import fork
 from holdfast.copies.source import Cut, ended_early, first_slot_of, objects_from, standing_of
 from holdfast.copies.times import place_of
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.state import Depth, Foundation, require_state
 from holdfast.objects.creating import create_exactly
@@ -85,9 +85,7 @@ async def restore(
     disagree), CorruptData, Unavailable.
     """
     report = on_progress or _no_report
-    frontier = await find_frontier(source)
-    if frontier is None:
-        raise NotFound("the source is empty", code=Code.LOG_EMPTY, url=source.url)
+    frontier = await require_frontier(source, "the source")
     lineage = await lineage_of(source, frontier[1])
     place = None if point.time_ms is None else await place_of(source, frontier, point.time_ms)
     if place is not None:
@@ -100,7 +98,7 @@ async def restore(
         await _copy(source, copy, frontier, role, report)
     claim = await fork(copy, role.log_id)
     check, restored = await verify_copy(copy)
-    kept, _ = await SNAPSHOTS.between(copy, await lineage_of(copy, claim), 0, claim.forked_at)
+    snapshots, _ = await SNAPSHOTS.between(copy, await lineage_of(copy, claim), 0, claim.forked_at)
     assert restored.version >= claim.forked_at, "it was verified to its end"
     return Restored(
         log_id=role.log_id,
@@ -108,7 +106,7 @@ async def restore(
         version=claim.forked_at,
         objects=check.objects,
         transactions=check.transactions,
-        snapshots=len(kept),
+        snapshots=len(snapshots),
         base=claim.last_version,
         time_ms=None if place is None else place.chosen.time_ms,
         next_time_ms=None if place is None or place.following is None else place.following.time_ms,
@@ -116,7 +114,7 @@ async def restore(
 
 
 async def _copy(
-    source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], role: Role, report: Progress
+    source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], role: CopyRole, report: Progress
 ) -> None:
     """The steps before the claim. Raises: as ``restore``."""
     cut, truncated_through = role.cut_version, role.truncated_through
@@ -129,13 +127,12 @@ async def _copy(
 
     async with held(source, hold_id("restore", copy), truncated_through, needed):
         standing = await standing_of(source, copy, truncated_through=truncated_through)
-        wanted = Cut(cut, standing)
+        part = Cut(cut, standing)
         objects = objects_from(source, standing, role)
-        async with aclosing(objects), aclosing(wanted.of(objects)) as parts:
+        async with aclosing(objects), aclosing(part.of(objects)) as parts:
             await carry(parts, copy, copied)
-        if not wanted.is_reached:
-            reached = await find_frontier(copy)
-            raise await ended_early(source, None if reached is None else reached[0])
+        if not part.is_reached:
+            raise await ended_early(source, copy)
         copied_too = await copy_foundations(source, copy, lineage, truncated_through, cut)
         await _copy_policies(source, copy, truncated_through)
     check, _ = await verify_copy(
@@ -162,9 +159,8 @@ async def verify_copy(
     Raises: CorruptData, NotFound (``log_truncated``: its foundation is missing), Unavailable.
     """
     check = await verify_log(copy, on_progress, truncated_through=truncated_through)
-    frontier = await find_frontier(copy)
-    assert frontier is not None, "it was read just now"
-    found = await require_state(
+    frontier = await require_frontier(copy, "the copy")
+    foundation = await require_state(
         copy,
         frontier,
         frontier[0].last_version if version is None else version,
@@ -172,7 +168,7 @@ async def verify_copy(
         truncated_through=truncated_through,
         passed_over=passed_over,
     )
-    return check, found
+    return check, foundation
 
 
 def _no_report(step: str, done: int, total: int | None) -> None:
@@ -181,12 +177,12 @@ def _no_report(step: str, done: int, total: int | None) -> None:
 
 async def _role(
     source: ObjectStore, copy: ObjectStore, frontier: tuple[Header, Header], lineage: Lineage, point: Point
-) -> Role:
+) -> CopyRole:
     """The role of the copy, created now or by an earlier run. Raises: as ``restore``."""
     role, _ = (await read_records(copy)).decoded()
     if role is None:
         cut = await _cut(source, frontier, point)
-        role = Role(
+        role = CopyRole(
             role="restoring",
             source_log_id=lineage.log_id,
             cut_version=cut,
@@ -219,7 +215,7 @@ async def _cut(source: ObjectStore, frontier: tuple[Header, Header], point: Poin
     return cut
 
 
-async def begin_copy(copy: ObjectStore, role: Role) -> Role:
+async def begin_copy(copy: ObjectStore, role: CopyRole) -> CopyRole:
     """Create ``meta/role`` at an empty prefix. Returns the role that is there now: another copier may be faster.
 
     Raises: InvalidRequest (the prefix holds something else), Unavailable.
@@ -240,7 +236,7 @@ async def begin_copy(copy: ObjectStore, role: Role) -> Role:
     return begun
 
 
-def require_role(role: Role, wanted: Literal["mirror", "restoring"], source: Lineage) -> None:
+def require_role(role: CopyRole, wanted: Literal["mirror", "restoring"], source: Lineage) -> None:
     """Return if a copy may go on with this source as this. Raises: InvalidRequest."""
     if role.role != wanted:
         raise InvalidRequest(

@@ -12,10 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.commit.format.batch import (
-    CLAIM_BYTES,
     FIRST_SLOT,
     FLAG_LZ4,
-    PREFIX,
     Header,
     Kind,
     Logged,
@@ -25,22 +23,22 @@ from holdfast.commit.format.batch import (
     encode_body,
     encode_object,
     object_name,
-    slot_of,
 )
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership.role import Role
+from holdfast.commit.leadership.role import CopyRole
 from holdfast.commit.reading.reader import (
     LoggedBatch,
+    claims_after,
     find_frontier,
     follow,
     read_header,
+    require_frontier,
+    walker_from,
 )
-from holdfast.commit.reading.survey import walker_from
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot, Version, slot_text
 
-PAGE: Final = 1_000
 PREFETCH: Final = 64
 
 
@@ -93,7 +91,9 @@ async def _is_truncated(source: ObjectStore, head: Header) -> bool:
     return frontier is not None and head.last_version <= frontier[0].truncated_through
 
 
-async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: Role) -> AsyncGenerator[LoggedBatch]:
+async def objects_from(
+    source: ObjectStore, standing: ChainWalker | None, role: CopyRole
+) -> AsyncGenerator[LoggedBatch]:
     """The objects of a log after where a copy stands, claims included, to the end of the log.
 
     A copy of a truncated log begins with the very slot that ``role`` names: recovery takes what is missing after it for
@@ -102,10 +102,7 @@ async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: 
     """
     walker = ChainWalker() if standing is None else standing
     if standing is None and role.truncated_through:
-        frontier = await find_frontier(source)
-        if frontier is None:
-            raise NotFound("log is empty", code=Code.LOG_EMPTY)
-        walker = await walker_from(source, frontier, role.truncated_through)
+        walker = await walker_from(source, await require_frontier(source), role.truncated_through)
         if slot_text(walker.next_slot) != role.first_slot:
             raise NotFound(
                 "the source was truncated further since this copy began",
@@ -113,9 +110,9 @@ async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: 
                 hint="begin another copy at an empty prefix",
                 began_at=role.first_slot,
             )
-        async with aclosing(_claims_before(source, walker.next_slot)) as claims:
-            async for claim in claims:
-                yield claim
+        for slot in reversed(await claims_after(source, walker.next_slot)):
+            data = await source.read(object_name(slot))
+            yield LoggedBatch(decode_header(data, slot=slot), data)
         if walker.head is not None and walker.head.kind is not Kind.CLAIM:
             # It stands on what was removed, or is about to be.
             walker = ChainWalker.behind_removed(walker.next_slot, _claim_of(walker))
@@ -127,21 +124,6 @@ async def objects_from(source: ObjectStore, standing: ChainWalker | None, role: 
 def _claim_of(walker: ChainWalker) -> Header:
     assert walker.claim is not None, "a walk that stands somewhere knows its claim"
     return walker.claim
-
-
-async def _claims_before(source: ObjectStore, slot: Slot) -> AsyncGenerator[LoggedBatch]:
-    """The claims in older slots than ``slot``, oldest first."""
-    slots: list[Slot] = []
-    after = object_name(slot)
-    while True:
-        rows = await source.list(PREFIX, after=after, limit=PAGE)
-        slots += [found for row in rows if row.size == CLAIM_BYTES and (found := slot_of(row.key)) is not None]
-        if len(rows) < PAGE:
-            break
-        after = rows[-1].key
-    for found in reversed(slots):
-        data = await source.read(object_name(found))
-        yield LoggedBatch(decode_header(data, slot=found), data)
 
 
 class Cut:
@@ -171,29 +153,29 @@ class Cut:
 
     def _part(self, batch: LoggedBatch) -> LoggedBatch | None:
         header = batch.header
-        kept = [logged for logged in _all_of(batch) if logged.version <= self._version]
-        if not kept:
+        rest = [logged for logged in _all_of(batch) if logged.version <= self._version]
+        if not rest:
             return None
-        transactions = [logged.version for logged in kept if isinstance(logged, LoggedTransaction)]
+        transactions = [logged.version for logged in rest if isinstance(logged, LoggedTransaction)]
         newest = transactions[-1] if transactions else header.prev_version
         part = replace(
             header,
-            last_version=Version(kept[-1].version),
+            last_version=Version(rest[-1].version),
             transactions=len(transactions),
-            entries=len(kept) - len(transactions),
+            entries=len(rest) - len(transactions),
             newest_transaction=Version(newest if header.stores_mode else 0),
         )
-        data = encode_object(part, encode_body(kept, compress=bool(header.flags & FLAG_LZ4)))
+        data = encode_object(part, encode_body(rest, compress=bool(header.flags & FLAG_LZ4)))
         return LoggedBatch(decode_header(data, slot=header.slot), data)
 
 
-async def ended_early(source: ObjectStore, copied: Header | None) -> HoldfastError:
-    """Why the source ended before an object that it had when the copy began. ``copied``: how far the copy is.
+async def ended_early(source: ObjectStore, copy: ObjectStore) -> HoldfastError:
+    """Why the source ended before an object that it had when the copy began.
 
     Raises: CorruptData, Unavailable.
     """
-    now = await find_frontier(source)
-    through = None if copied is None else copied.last_version
+    now, reached = await find_frontier(source), await find_frontier(copy)
+    through = None if reached is None else reached[0].last_version
     if now is not None and (through or 0) < now[0].truncated_through:
         return NotFound(
             "the source has removed what was not copied yet",

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, jump
 from holdfast.commit.format.chain import next_slot
-from holdfast.commit.format.log_clock import STEP_MS_MAX
-from holdfast.commit.reading.reader import Leadership, leaderships_back, newest_where, read_header
+from holdfast.commit.format.log_clock import STEP_MS_MAX, wall_ms_of
+from holdfast.commit.reading.reader import Leadership, LeadershipWalk, newest_where, read_header
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.port import ObjectStore
 
@@ -103,11 +103,6 @@ def _jump_ms(header: Header, later: Header) -> int:
     return max(0, later.time_ms - header.time_ms - passed_ms)
 
 
-def wall_ms(header: Header) -> int:
-    """What the wall clock of the writer showed."""
-    return header.time_ms + header.ahead_s * 1000
-
-
 def _disagrees(header: Header) -> bool:
     return abs(header.ahead_s) * 1000 > STEP_MS_MAX
 
@@ -121,21 +116,17 @@ async def place_of(source: ObjectStore, frontier: tuple[Header, Header], time_ms
     """
     newest, claim = frontier
     doubts = _Doubts()
-    async with aclosing(leaderships_back(source, claim)) as leaderships:
-        async for leadership in leaderships:
-            async with aclosing(_parts_back(source, leadership, newest)) as parts:
-                async for part in parts:
-                    doubts.reach(part.last)
-                    if part.first.time_ms <= time_ms:
-                        return await _chosen(source, part, time_ms, doubts)
-                    doubts.pass_over(part)
-                    if len(doubts.behind) > PARTS_MAX:
-                        raise InvalidRequest(
-                            "clocks have stepped too often since this time", hint="choose a version", time_ms=time_ms
-                        )
-            if leadership.before is None:
-                break
-            newest = leadership.before
+    async with aclosing(_parts_back(source, claim, newest)) as parts:
+        async for part in parts:
+            doubts.reach(part.last)
+            if part.first.time_ms <= time_ms:
+                return await _chosen(source, part, time_ms, doubts)
+            doubts.pass_over(part)
+            newest = part.leadership.newest
+            if len(doubts.behind) > PARTS_MAX:
+                raise InvalidRequest(
+                    "clocks have stepped too often since this time", hint="choose a version", time_ms=time_ms
+                )
     raise _too_old(newest, time_ms)
 
 
@@ -148,43 +139,42 @@ def _too_old(newest: Header, time_ms: int) -> NotFound:
     )
 
 
-async def _parts_back(source: ObjectStore, leadership: Leadership, newest: Header) -> AsyncGenerator[_Part]:
-    """The parts of a leadership from its newest object back to its claim, or to what retention has removed."""
-    claim, last, following = leadership.claim, newest, None
-    while True:
-        if claim.clock_steps == last.clock_steps:
-            yield _Part(leadership, claim, last, following)
-            return
-        slot, before = await newest_where(source, leadership, last, _before_step(last.clock_steps))
-        first = await read_header(source, jump(claim.slot) if slot is None else slot - 1)
-        part = _Part(leadership, last if first is None else first, last, following)
-        yield part
-        if slot is not None and before is None:
-            return
-        last, following = before or claim, part.first
+async def _parts_back(source: ObjectStore, claim: Header, newest: Header) -> AsyncGenerator[_Part]:
+    """The parts of each leadership, from the newest object back to the first claim or to what retention removed."""
+    async for leadership in LeadershipWalk(source, claim, newest):
+        last, following, is_whole = leadership.newest, None, True
+        while is_whole and leadership.claim.clock_steps != last.clock_steps:
+            until_last = replace(leadership, newest=last)
+            slot, before = await newest_where(source, until_last, _before_step(last.clock_steps))
+            first = await read_header(source, jump(leadership.claim.slot) if slot is None else slot - 1)
+            part = _Part(leadership, last if first is None else first, last, following)
+            yield part
+            is_whole = slot is None or before is not None
+            last, following = before or leadership.claim, part.first
+        if is_whole:
+            yield _Part(leadership, leadership.claim, last, following)
 
 
 def _before_step(steps: int) -> Callable[[Header], bool]:
     return lambda header: header.clock_steps < steps
 
 
-async def _newest_with(
-    source: ObjectStore, leadership: Leadership, newest: Header, holds: Callable[[Header], bool]
-) -> Header | None:
-    """The newest object of a leadership for which ``holds``, its claim where no other does; None if it was removed."""
-    slot, header = await newest_where(source, leadership, newest, holds)
-    return leadership.claim if slot is None else header
+async def _newest_with(source: ObjectStore, part: _Part, holds: Callable[[Header], bool]) -> Header | None:
+    """The newest object up to the end of a part for which ``holds``, the claim where no other does; None if it was
+    removed."""
+    slot, header = await newest_where(source, replace(part.leadership, newest=part.last), holds)
+    return part.leadership.claim if slot is None else header
 
 
 async def _reached(source: ObjectStore, part: _Part, time_ms: int) -> Header | None:
     """The newest object before the wall clock had passed the time in a part; the one before the part for none."""
-    if wall_ms(part.first) > time_ms:
+    if wall_ms_of(part.first) > time_ms:
         return await read_header(source, part.first.prev)
 
     def is_early(header: Header) -> bool:
-        return header.clock_steps < part.last.clock_steps or wall_ms(header) <= time_ms
+        return header.clock_steps < part.last.clock_steps or wall_ms_of(header) <= time_ms
 
-    return await _newest_with(source, part.leadership, part.last, is_early)
+    return await _newest_with(source, part, is_early)
 
 
 async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubts) -> TimePlace:
@@ -193,7 +183,7 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     def is_early(header: Header) -> bool:
         return header.time_ms <= time_ms
 
-    chosen = await _newest_with(source, part.leadership, part.last, is_early)
+    chosen = await _newest_with(source, part, is_early)
     if chosen is None:
         raise _too_old(part.last, time_ms)
     place = TimePlace(chosen, await read_header(source, next_slot(chosen)))
@@ -209,9 +199,9 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
     for each in doubts.behind:
         if place.following is None:
             continue
-        if wall_ms(each.first) < place.following.time_ms or place.following.time_ms - early_ms <= time_ms:
+        if wall_ms_of(each.first) < place.following.time_ms or place.following.time_ms - early_ms <= time_ms:
             candidates.append(await _reached(source, each, time_ms) or each.first)
-    if _disagrees(chosen) and wall_ms(chosen) > time_ms and not part.is_undone:
+    if _disagrees(chosen) and wall_ms_of(chosen) > time_ms and not part.is_undone:
         candidates.append(await _reached(source, part, time_ms) or part.first)
     if any(each.last_version != chosen.last_version for each in candidates):
         raise _ambiguous(place, [chosen, *candidates], time_ms)
@@ -221,18 +211,13 @@ async def _chosen(source: ObjectStore, part: _Part, time_ms: int, doubts: _Doubt
 async def _jumped_ms(source: ObjectStore, within: Leadership, place: TimePlace) -> int:
     """By how much the log's time may be ahead after this place: as much as it has jumped until then, within boots.
     Cost: a search for each step of a clock before."""
-    jumped_ms, newest, after = 0, place.chosen, place.following or place.chosen
-    async with aclosing(leaderships_back(source, within.claim)) as leaderships:
-        async for leadership in leaderships:
-            async with aclosing(_parts_back(source, leadership, newest)) as parts:
-                async for each in parts:
-                    if each.last.scope.boot_id == after.scope.boot_id:
-                        jumped_ms += _jump_ms(each.last, after)
-                    jumped_ms += _jump_ms(each.first, each.last)
-                    after = each.first
-            if leadership.before is None:
-                break
-            newest = leadership.before
+    jumped_ms, after = 0, place.following or place.chosen
+    async with aclosing(_parts_back(source, within.claim, place.chosen)) as parts:
+        async for each in parts:
+            if each.last.scope.boot_id == after.scope.boot_id:
+                jumped_ms += _jump_ms(each.last, after)
+            jumped_ms += _jump_ms(each.first, each.last)
+            after = each.first
     return jumped_ms
 
 

@@ -20,11 +20,9 @@ class CopyWindow:
     """The objects in flight. Objects are offered in the order of the chain; ``head`` is the newest that has landed
     together with everything before it."""
 
-    def __init__(self, *, objects_max: int = OBJECTS_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self) -> None:
         self._in_flight: OrderedDict[int, tuple[Header, bool]] = OrderedDict()
         self._bytes = 0
-        self._objects_max = objects_max
-        self._bytes_max = bytes_max
         self.head: Header | None = None
 
     def may_send(self, header: Header) -> bool:
@@ -36,8 +34,8 @@ class CopyWindow:
             header.kind is not Kind.CLAIM
             and oldest.kind is not Kind.CLAIM
             and oldest.slot - header.slot < SPAN_MAX
-            and len(self._in_flight) < self._objects_max
-            and self._bytes + header.object_bytes() <= self._bytes_max
+            and len(self._in_flight) < OBJECTS_MAX
+            and self._bytes + header.object_bytes() <= BYTES_MAX
         )
 
     def sent(self, header: Header) -> None:

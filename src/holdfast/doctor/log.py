@@ -15,10 +15,10 @@ from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.leadership.evidence import LeaderAnswer, Reply
 from holdfast.commit.leadership.peer_tls import UNVERIFIED_FIX
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import check_truncated, find_frontier, leaderships_back, read_header
+from holdfast.commit.reading.reader import LeadershipWalk, check_truncated, find_frontier, read_header
 from holdfast.doctor.finding import Finding, Level
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
-from holdfast.foundations.record import FoundationReport, newest_record
+from holdfast.foundations.readings import FoundationReport, newest_record
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.endpoint import endpoint_of, is_shared
 from holdfast.objects.port import ObjectStore
@@ -144,7 +144,7 @@ async def _beginning(store: ObjectStore, head: Header, claim: Header) -> Finding
             f"restore batches/{slot_text(FIRST_SLOT)} from a copy; no lifecycle rule may delete under the log's prefix",
         )  # fmt: skip
     seen = 0
-    async for leadership in leaderships_back(store, claim):
+    async for leadership in LeadershipWalk(store, claim, head):
         check_truncated(leadership, head)
         seen += 1
         if seen == LEADERSHIPS_MAX:

@@ -13,13 +13,12 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import CorruptData, NotFound
-from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.objects.port import ObjectReader, ObjectStore, Pages
 from holdfast.sealed import encode_sealed
 from holdfast.snapshots import manifest as snapshot
 from holdfast.snapshots import reading
 from holdfast.stores import checkpoint_objects as checkpoint
 
-PAGE: Final = 1_000
 THREAD_BYTES_MIN: Final = 1 << 20
 
 
@@ -74,7 +73,7 @@ class Family(Generic[M]):
 
         Raises: Unavailable.
         """
-        found: list[M] = []
+        manifests: list[M] = []
         flaws: list[tuple[int, Flaw]] = []
         for version in await self.list_versions(store):
             if not lowest <= version <= highest:
@@ -85,8 +84,8 @@ class Family(Generic[M]):
                 flaws.append((version, Flaw(self.name(version), self.manifest_key(version), error.message)))
                 continue
             if manifest is not None and lineage.holds(manifest.log_id, manifest.version):
-                found.append(manifest)
-        return found, flaws
+                manifests.append(manifest)
+        return manifests, flaws
 
     async def has_gone(self, store: ObjectStore, version: int) -> bool:
         """Whether it was removed: a leader removes the manifest before the parts. Raises: Unavailable."""
@@ -134,14 +133,7 @@ async def _digest(data: bytes) -> str:
 
 
 async def _sizes(store: ObjectStore, folder: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    after = ""
-    while True:
-        rows = await store.list(folder, after=after, limit=PAGE)
-        found |= {row.key: row.size for row in rows}
-        if len(rows) < PAGE:
-            return found
-        after = rows[-1].key
+    return {row.key: row.size async for rows in Pages(store, folder) for row in rows}
 
 
 def _parts_of_snapshot(manifest: snapshot.Manifest) -> Iterable[tuple[str, int, str]]:

@@ -14,12 +14,11 @@ from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.errors import CorruptData, Unavailable
 from holdfast.foundations.families import SNAPSHOTS, Flaw
 from holdfast.foundations.readings import Readings
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectStore, Pages
 from holdfast.snapshots.manifest import PREFIX, Manifest, manifest_key, part_key
 from holdfast.snapshots.reading import list_versions, read_manifest
 
 KEEP_MIN: Final = 2
-PAGE: Final = 1_000
 RETRY_MS: Final = 1_000
 
 
@@ -130,26 +129,20 @@ class StrayParts:
 
     async def sweep(self, now_ms: float) -> int:
         """Look once. Returns how many parts were removed. Raises: Unavailable."""
-        named: set[str] = set()
-        listed: list[str] = []
-        after = ""
-        while True:
-            rows = await self._store.list(PREFIX, after=after, limit=PAGE)
-            listed += [row.key for row in rows if row.key.endswith((".parquet", ".pq"))]
-            if len(rows) < PAGE:
-                break
-            after = rows[-1].key
+        names: set[str] = set()
+        rows = [row async for page in Pages(self._store, PREFIX) for row in page]
+        listed = [row.key for row in rows if row.key.endswith((".parquet", ".pq"))]
         # The manifests are read after the listing: a manifest that was created since names parts that were listed.
         for version in sorted({int(key.split("/")[1]) for key in listed if key.split("/")[1].isdigit()}):
             try:
                 manifest = await read_manifest(self._store, version)
             except CorruptData:
                 # Its parts may be what a repair needs.
-                named |= {key for key in listed if key.startswith(f"{PREFIX}{version:020d}/")}
+                names |= {key for key in listed if key.startswith(f"{PREFIX}{version:020d}/")}
                 continue
             if manifest is not None:
-                named |= {part_key(version, part.name) for part in manifest.files}
-        self._seen_ms = {key: self._seen_ms.get(key, now_ms) for key in listed if key not in named}
+                names |= {part_key(version, part.name) for part in manifest.files}
+        self._seen_ms = {key: self._seen_ms.get(key, now_ms) for key in listed if key not in names}
         old = [key for key, since_ms in self._seen_ms.items() if now_ms - since_ms >= self._min_age_ms]
         for key in old:
             await self._store.delete(key)

@@ -2,7 +2,7 @@
 
 A pass reads each of them once, the newest first. It takes a day, or ``days`` where that is less, and no more than
 ``bytes_per_second``. What retention reads of snapshots counts as well. The results go into the log's store, where a
-start and ``holdfast doctor`` find them (``record``).
+start and ``holdfast doctor`` find them (``readings``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from holdfast.commit.leadership.takeover import now
 from holdfast.commit.reading.lineage import Lineage, lineage_of
 from holdfast.commit.reading.verify import FOUNDATIONS, OBJECT_BYTES_MIN, DamageLog
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
-from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, M
-from holdfast.foundations.readings import Reading, Readings
-from holdfast.foundations.record import FoundationReport, FoundationsRecord, newest_record, require_end, write_record
+from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS
+from holdfast.foundations.readings import (
+    FoundationReport,
+    FoundationsRecord,
+    Reading,
+    Readings,
+    newest_record,
+    require_end,
+    write_record,
+)
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
-from holdfast.values import VERSION_MAX
 
 DAY_SECONDS: Final = 86_400.0
 TICK_SECONDS: Final = 10.0
@@ -151,34 +157,18 @@ class FoundationScrub:
         if self._pass_seconds is None:
             return
         lineage = await self._lineage()
-        due = await self._read_family(SNAPSHOTS, lineage) + await self._read_family(CHECKPOINTS, lineage)
+        due = await self._readings.read_family(SNAPSHOTS, self._store, lineage, self._is_due, self._paced)
+        due += await self._readings.read_family(CHECKPOINTS, self._store, lineage, self._is_due, self._paced)
         self.passes += due > 0
 
-    async def _read_family(self, family: Family[M], lineage: Lineage) -> int:
-        manifests, unreadable = await family.between(self._store, lineage, 0, VERSION_MAX)
-        there = [each.version for each in manifests] + [version for version, _ in unreadable]
-        self._readings.forget_others(family, there)
-        for version, flaw in unreadable:
-            if self._is_due(flaw.name):
-                self._readings.note_unreadable(family, version, flaw)
-        due = [each for each in reversed(manifests) if self._is_due(family.name(each.version))]
-        for manifest in due:
-            await self._read(family, manifest)
-        return len(due)
+    async def _paced(self, _: str, data: bytes) -> None:
+        await self._pause(max(len(data), OBJECT_BYTES_MIN) / self._bytes_per_second)
 
     def _is_due(self, name: str) -> bool:
         """Whether a pass has gone by since this was read. What is new was read by retention, or is read at once."""
         read_s = self._read_s.get(name)
         assert self._pass_seconds is not None, "it is asked by a scrub that reads"
         return read_s is None or self._seconds() - read_s >= self._pass_seconds
-
-    async def _read(self, family: Family[M], manifest: M) -> None:
-        async def paced(_: str, data: bytes) -> None:
-            await self._pause(max(len(data), OBJECT_BYTES_MIN) / self._bytes_per_second)
-
-        flaw = await self._readings.read(family, self._store, manifest, paced)
-        if flaw is not None and await family.has_gone(self._store, manifest.version):
-            self._readings.forget(family, manifest.version)
 
     def _noted(self, reading: Reading) -> None:
         self._read_s[reading.name] = self._seconds()
@@ -187,13 +177,13 @@ class FoundationScrub:
 
     async def _write(self) -> None:
         """Write down what changed at once, and that something was read again once an hour. Raises: Unavailable."""
-        found = self._readings.all(), self._met()
-        if _results(found) == _results(self._written) and (
-            found == self._written or self._seconds() - self._written_s < RECORD_SECONDS
+        report = self._readings.all(), self._met()
+        if _results(report) == _results(self._written) and (
+            report == self._written or self._seconds() - self._written_s < RECORD_SECONDS
         ):
             return
-        await write_record(self._store, self._durable_header(), *found, lacks=self._lacks)
-        self._written, self._written_s = found, self._seconds()
+        await write_record(self._store, self._durable_header(), *report, lacks=self._lacks)
+        self._written, self._written_s = report, self._seconds()
 
 
 def _results(found: tuple[list[Reading], str | None]) -> tuple[list[tuple[str, str | None]], str | None]:

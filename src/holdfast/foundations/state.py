@@ -10,19 +10,17 @@ A log can produce its state at version V from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeVar
 
 from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import leaderships_back
-from holdfast.commit.reading.survey import verify_log
+from holdfast.commit.reading.reader import LeadershipWalk, require_frontier
+from holdfast.commit.reading.survey import LogCheck, verify_log
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.foundations.families import CHECKPOINTS, SNAPSHOTS, Family, Flaw, OfALog
-from holdfast.foundations.readings import Readings
-from holdfast.foundations.record import require_end
+from holdfast.foundations.readings import Reading, Readings, require_end
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest as Snapshot
 from holdfast.stores.checkpoint_objects import Manifest as Checkpoint
@@ -75,7 +73,7 @@ async def require_state(
     ``truncated_through``: what else was removed, or is to be: more than the log says, in a copy or before a truncation.
     ``readings``: what was read before, and is fresh, is not read again.
     ``passed_over``: what a copier did not copy because it is damaged, to be named in the error.
-    A log that lost its end cannot (``record.require_end``).
+    A log that lost its end cannot (``readings.require_end``).
     Cost: by ``depth``: a LIST and the manifests; every part of a snapshot and of a checkpoint; the chain after them.
     Raises: NotFound (``log_truncated``; ``oldest`` is the oldest version that can be produced), CorruptData,
     Unavailable.
@@ -85,7 +83,7 @@ async def require_state(
     lineage = await lineage_of(store, claim)
     await require_end(store, frontier)
     stores = await _stores_begin(store, claim, version, truncated)
-    found = await find_foundation(
+    foundation = await find_foundation(
         store,
         lineage,
         version,
@@ -97,11 +95,11 @@ async def require_state(
         highest=head.last_version,
     )
     if depth is Depth.CHAIN:
-        begins = 0 if found.snapshot is None else found.snapshot.version
+        begins = 0 if foundation.snapshot is None else foundation.snapshot.version
         if stores is not None:
-            begins = min(begins, 0 if found.checkpoint is None else found.checkpoint.version)
+            begins = min(begins, 0 if foundation.checkpoint is None else foundation.checkpoint.version)
         await verify_log(store, on_progress, truncated_through=truncated, after=begins, through=version)
-    return found
+    return foundation
 
 
 async def find_foundation(
@@ -147,9 +145,9 @@ class _Look:
         """The newest whole one. Without a truncation the beginning is as good, so nothing has to be read for it."""
         if not lowest and self.depth is not Depth.CHAIN:
             return None
-        found, unreadable = await family.between(self.store, self.lineage, lowest, highest)
+        manifests, unreadable = await family.between(self.store, self.lineage, lowest, highest)
         flaws += [flaw for _, flaw in unreadable]
-        for manifest in reversed(found):
+        for manifest in reversed(manifests):
             flaw = await self._flaw(family, manifest)
             if flaw is None:
                 return manifest
@@ -157,8 +155,8 @@ class _Look:
         return None
 
     async def oldest(self, family: Family[M], lowest: int, highest: int) -> M | None:
-        found, _ = await family.between(self.store, self.lineage, lowest, highest)
-        for manifest in found:
+        manifests, _ = await family.between(self.store, self.lineage, lowest, highest)
+        for manifest in manifests:
             if await self._flaw(family, manifest) is None:
                 return manifest
         return None
@@ -188,13 +186,53 @@ def _nothing_left(message: str, version: int, truncated: int, later: OfALog | No
 async def _stores_begin(store: ObjectStore, claim: Header, version: int, truncated_through: int) -> int | None:
     """The lowest version of a checkpoint that the log after it completes; 0 where the log alone has all, None where the
     stores are not in the log. Cost: two header reads for each leadership in which the stores were in the log."""
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.base > version and leadership.before is not None:
-                continue
-            if leadership.claim.stores_mode is not StoresMode.LOG:
-                return None
-            before = leadership.before
-            if before is not None and before.stores_mode is not StoresMode.LOG:
-                return max(before.last_version, truncated_through)
+    async for leadership in LeadershipWalk(store, claim, claim):
+        if leadership.base > version and leadership.before is not None:
+            continue
+        if leadership.claim.stores_mode is not StoresMode.LOG:
+            return None
+        before = leadership.before
+        if before is not None and before.stores_mode is not StoresMode.LOG:
+            return max(before.last_version, truncated_through)
     return truncated_through
+
+
+UNLIMITED: Final = 1
+"""A rate of one byte per second: a reading of this process stays fresh as long as it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCheck:
+    """``state``: what the state at the end was made of. ``readings``: every foundation; all of them are whole."""
+
+    log: LogCheck
+    state: Foundation
+    readings: list[Reading]
+
+
+async def verify_all(
+    store: ObjectStore, on_progress: Callable[[int, int | None], None] | None = None, *, through: int | None = None
+) -> StateCheck:
+    """As ``verify_log``, and read every part of every snapshot and checkpoint of the log.
+
+    Raises: as ``verify_log``; as ``require_state`` when the log cannot produce its state at ``through``, by default at
+    its end; CorruptData when it can, and a foundation is damaged.
+    """
+    check = await verify_log(store, on_progress, through=through)
+    frontier = await require_frontier(store)
+    lineage = await lineage_of(store, frontier[1])
+    readings = Readings(UNLIMITED)
+    await readings.read_family(SNAPSHOTS, store, lineage)
+    await readings.read_family(CHECKPOINTS, store, lineage)
+    version = frontier[0].last_version if through is None else through
+    state = await require_state(store, frontier, version, depth=Depth.READ, readings=readings)
+    damaged = [each for each in readings.all() if each.flaw is not None]
+    if damaged:
+        raise CorruptData(
+            "a snapshot or checkpoint is damaged; the log can produce its state without it",
+            code=Code.CORRUPT_LOG,
+            hint="delete its manifest; `holdfast log snapshot` makes another snapshot",
+            damaged="; ".join(f"{each.name}: {each.flaw}" for each in damaged[:FLAWS_NAMED_MAX]),
+            state_from="the beginning" if state.snapshot is None else SNAPSHOTS.name(state.snapshot.version),
+        )
+    return StateCheck(check, state, readings.all())

@@ -7,19 +7,17 @@ cut: about log2(objects) reads for each leadership that it passes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.commit.format.batch import PREFIX, SPAN_MAX, Header, slot_of
 from holdfast.commit.format.log_clock import Moment
-from holdfast.commit.reading.reader import leaderships_back, newest_where
-from holdfast.objects.port import ObjectStore
+from holdfast.commit.reading.reader import LeadershipWalk, newest_where
+from holdfast.objects.port import ObjectStore, Pages
 from holdfast.retention.job_holds import JobBorder, JobHold, longest
 from holdfast.retention.policies import Content, Hold, Policy
 from holdfast.values import Slot
 
-PAGE: Final = 1_000
 NOTHING: Final = 0
 """The version from which a log is kept when all of it is needed."""
 
@@ -120,14 +118,10 @@ async def find_cut(
     def goes(header: Header) -> bool:
         return all(border.lets_go(header) for border in borders)
 
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            slot, header = await newest_where(store, leadership, newest, goes)
-            if slot is not None:
-                return header
-            if leadership.before is None:
-                return None
-            newest = leadership.before
+    async for leadership in LeadershipWalk(store, claim, newest):
+        slot, header = await newest_where(store, leadership, goes)
+        if slot is not None:
+            return header
     return None
 
 
@@ -136,14 +130,12 @@ async def slot_through(store: ObjectStore, claim: Header, newest: Header, versio
 
     Arguments and errors as for ``find_cut``.
     """
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            slot, _ = await newest_where(store, leadership, newest, lambda header: header.last_version <= version)
-            if slot is not None:
-                return slot
-            if leadership.before is None:
-                return None if leadership.is_first else leadership.claim.prev
-            newest = leadership.before
+    async for leadership in LeadershipWalk(store, claim, newest):
+        slot, _ = await newest_where(store, leadership, lambda header: header.last_version <= version)
+        if slot is not None:
+            return slot
+        if leadership.before is None and not leadership.is_first:
+            return leadership.claim.prev
     return None
 
 
@@ -153,15 +145,10 @@ async def slot_of_bytes(store: ObjectStore, bytes_max: int) -> int:
     Dead objects count like live ones, because they take space as well. Cost: a LIST for each 1,000 objects that are
     kept. Raises: Unavailable.
     """
-    total, after = 0, ""
-    while True:
-        rows = await store.list(PREFIX, after=after, limit=PAGE)
+    total = 0
+    async for rows in Pages(store, PREFIX):
         for row in rows:
             total += row.size
-            if total >= bytes_max:
-                slot = slot_of(row.key)
-                if slot is not None:
-                    return slot
-        if len(rows) < PAGE:
-            return 1 << 64
-        after = rows[-1].key
+            if total >= bytes_max and (slot := slot_of(row.key)) is not None:
+                return slot
+    return 1 << 64

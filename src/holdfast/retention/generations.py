@@ -12,20 +12,20 @@ a create counts only if the newest is at most ``AHEAD_MAX`` ahead of it: a creat
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.commit.format.batch import FIRST_SLOT
 from holdfast.errors import Backpressure, NotFound, Unavailable
-from holdfast.objects.port import Created, ObjectStore, Unknown
+from holdfast.objects.creating import create_exactly
+from holdfast.objects.port import ObjectStore, read_if_there
 from holdfast.retention.policies import Change, Content, Generation, decode_generation, encode_generation
 
 PREFIX: Final = "meta/retention/"
 AHEAD_MAX: Final = 1_000
 TRIES: Final = 20
-PAUSE_SECONDS: Final = 0.2
+PAUSES: Final = (0.2,) * (TRIES - 1)
 OLD_MS: Final = 86_400_000
 PAGE: Final = 1_000
 
@@ -65,9 +65,9 @@ class Generations:
         Backpressure after ``TRIES`` faster writers. After a crash: the change is made, or it is not.
         """
         for _ in range(TRIES):
-            made = await self.follow(await self.newest(), change, author)
-            if made is not None:
-                return made
+            generation = await self.follow(await self.newest(), change, author)
+            if generation is not None:
+                return generation
         raise Backpressure("too many writers change the retention policies", retry_after_ms=1_000)
 
     async def follow(self, before: Generation | None, change: Change, author: str) -> Generation | None:
@@ -79,7 +79,7 @@ class Generations:
         after = change(now)
         if before is not None and after == now:
             return before
-        wanted = Generation(
+        following = Generation(
             number=1 if before is None else before.number + 1,
             policies=after.policies,
             holds=after.holds,
@@ -88,36 +88,14 @@ class Generations:
             time_ms=self._wall_ms(),
             nonce=secrets.token_hex(16),
         )
-        return wanted if await self._create(wanted) else None
+        return following if await self._create(following) else None
 
     async def _create(self, wanted: Generation) -> bool:
         """Whether ``wanted`` is in the sequence now. False: another generation has its number."""
-        key, data = key_of(wanted.number), encode_generation(wanted)
-        trouble = ""
-        for _ in range(TRIES):
-            match await self._store.create(key, data):
-                case Created():
-                    return await self._counts(wanted)
-                case Unknown(detail=detail, final=final):
-                    trouble = detail
-                    if final:
-                        break
-                case _:
-                    found = await self._read(key)
-                    if found is not None:
-                        return found.nonce == wanted.nonce and await self._counts(wanted)
-            await asyncio.sleep(PAUSE_SECONDS)
-        raise Unavailable("the store did not take the retention policies", key=key, cause=trouble or "refused")
-
-    async def _read(self, key: str) -> Generation | None:
-        try:
-            return decode_generation(await self._store.read(key), key)
-        except NotFound:
-            return None
-
-    async def _counts(self, created: Generation) -> bool:
+        if not await create_exactly(self._store, key_of(wanted.number), encode_generation(wanted), PAUSES):
+            return False
         newest = await self.newest()
-        return newest is not None and newest.number - created.number <= AHEAD_MAX
+        return newest is not None and newest.number - wanted.number <= AHEAD_MAX
 
     async def remove_old(self, newest: Generation) -> int:
         """Remove a page of generations more than ``AHEAD_MAX`` behind the newest and older than a day.
@@ -128,8 +106,8 @@ class Generations:
             return 0
         removed = 0
         for row in await self._store.list(PREFIX, after=key_of(newest.number - AHEAD_MAX), limit=PAGE):
-            generation = await self._read(row.key)
-            if generation is not None and self._wall_ms() - generation.time_ms > OLD_MS:
+            data = await read_if_there(self._store, row.key)
+            if data is not None and self._wall_ms() - decode_generation(data, row.key).time_ms > OLD_MS:
                 await self._store.delete(row.key)
                 removed += 1
         return removed

@@ -81,7 +81,7 @@ def longest(holds: Sequence[JobHold]) -> list[JobHold]:
 
 def _seconds(data: bytes) -> int:
     try:
-        asked = decode_each_once(data, HoldRecord).seconds
+        seconds = decode_each_once(data, HoldRecord).seconds
     except UNDECODABLE:
         return SECONDS_MAX
-    return min(max(asked, 0), SECONDS_MAX)
+    return min(max(seconds, 0), SECONDS_MAX)

@@ -119,10 +119,10 @@ _HINT: Final = (
 
 def require_valid(policy: Policy) -> None:
     """Check the values of a policy. Raises: InvalidRequest naming the field."""
-    given = [name for name in policy.__struct_fields__ if getattr(policy, name) is not None]
-    if len(given) != 1:
-        found = "none" if not given else " and ".join(given)
-        raise InvalidRequest(f"a policy has exactly one field; this one has {found}", hint=_HINT)
+    fields = [name for name in policy.__struct_fields__ if getattr(policy, name) is not None]
+    if len(fields) != 1:
+        names = "none" if not fields else " and ".join(fields)
+        raise InvalidRequest(f"a policy has exactly one field; this one has {names}", hint=_HINT)
     if policy.keep_from_version is not None and not 0 < policy.keep_from_version <= VERSION_MAX:
         raise InvalidRequest(f"keep_from_version is a version from 1 to {VERSION_MAX}", given=policy.keep_from_version)
     if policy.max_age_seconds is not None and not 0 < policy.max_age_seconds < float("inf"):

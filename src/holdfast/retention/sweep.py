@@ -14,10 +14,9 @@ from typing import Final
 
 from holdfast.commit.format.batch import CLAIM_BYTES, PREFIX, SPAN_MAX, object_name, slot_of
 from holdfast.errors import CorruptData
-from holdfast.objects.port import Listed, ObjectStore
+from holdfast.objects.port import Listed, ObjectStore, Pages
 from holdfast.values import Slot
 
-PAGE: Final = 1_000
 REQUESTS_PER_SECOND: Final = 10
 """Small requests at a steady pace: the commits wait for a large one, and a store serves the two in turn."""
 AT_ONCE_MAX: Final = 128
@@ -48,17 +47,15 @@ async def freed(
 
     Cost: a LIST for each 1,000 objects, of which at most about ``objects_max`` are counted. Raises: Unavailable.
     """
-    objects, size, after = 0, 0, object_name(newest_freed - 1)
-    while objects < objects_max:
-        rows = await store.list(PREFIX, after=after, limit=PAGE)
+    objects, size = 0, 0
+    async for rows in Pages(store, PREFIX, after=object_name(newest_freed - 1)):
         within = [row for row in rows if end is None or (slot_of(row.key) or 0) < end]
         going = [row for row in within if _may_go(row, newest_freed, watermark)]
         objects += len(going)
         size += sum(row.size for row in going)
-        if len(within) < PAGE:
-            return Freed(objects, size, True)
-        after = rows[-1].key
-    return Freed(objects, size, False)
+        if len(within) < Pages.size or objects >= objects_max:
+            return Freed(objects, size, len(within) < Pages.size)
+    return Freed(objects, size, True)
 
 
 async def sweep(
@@ -72,17 +69,14 @@ async def sweep(
     # Listings go from new to old. First note where each page begins, then delete page by page from the oldest.
     begins: list[str] = []
     after = object_name(newest_freed - 1)
-    while True:
-        rows = await store.list(PREFIX, after=after, limit=PAGE)
+    async for rows in Pages(store, PREFIX, after=after):
         if any(row.size != CLAIM_BYTES for row in rows):
             begins.append(after)
-        if len(rows) < PAGE:
-            break
-        after = rows[-1].key
+        after = rows[-1].key if rows else after
     at_once = max(1, min(AT_ONCE_MAX, round(per_second / REQUESTS_PER_SECOND)))
     pause = at_once / per_second
     for begin in reversed(begins):
-        rows = await store.list(PREFIX, after=begin, limit=PAGE)
+        rows = await store.list(PREFIX, after=begin, limit=Pages.size)
         going = [row for row in reversed(rows) if _may_go(row, newest_freed, watermark())]
         for start in range(0, len(going), at_once):
             some = going[start : start + at_once]

@@ -34,9 +34,9 @@ from holdfast.foundations.keeping import KeptSnapshots, StrayParts
 from holdfast.foundations.readings import Readings
 from holdfast.foundations.state import Depth, require_state
 from holdfast.objects.port import ObjectStore
+from holdfast.retention.ages import HeldBytes
 from holdfast.retention.cut import NOTHING, Border, Needs, border_of, borders_of, find_cut, slot_of_bytes, slot_through
 from holdfast.retention.generations import Generations
-from holdfast.retention.held import HeldBytes
 from holdfast.retention.job_holds import JobHold
 from holdfast.retention.policies import (
     CONFIGURATION,
@@ -121,13 +121,11 @@ class RetentionState:
 
 
 def _held_snapshots(content: Content, now: Moment) -> list[int]:
-    held = {hold.snapshot for hold in content.holds.values() if hold.holds(now)}
-    return sorted(version for version in held if version is not None)
+    return [hold.snapshot for hold in content.holds.values() if hold.snapshot is not None and hold.holds(now)]
 
 
 def _held_checkpoints(content: Content, now: Moment) -> list[int]:
-    held = {hold.checkpoint for hold in content.holds.values() if hold.holds(now)}
-    return sorted(version for version in held if version is not None)
+    return [hold.checkpoint for hold in content.holds.values() if hold.checkpoint is not None and hold.holds(now)]
 
 
 def _warning(content: Content, needs: Needs) -> str | None:
@@ -268,14 +266,14 @@ class Truncator:
             name: await find_cut(self._store, claim, newest, [border_of(policy, now, bytes_border)])
             for name, policy in content.policies.items()
         }
-        held = await self._held.look(
+        sizes = await self._held.look(
             newest.slot, {name: None if cut is None else cut.slot for name, cut in cuts.items()}
         )
         self.state.kept = {
             name: PolicyExtent(
                 (newest.truncated_through if cut is None else cut.last_version) + 1,
                 age_ms(now, await self._oldest(newest) if cut is None else cut) / 1000.0,
-                held[name],
+                sizes[name],
             )
             for name, cut in cuts.items()
         }
@@ -358,9 +356,9 @@ class Truncator:
         return [] if read is None else sorted(await read(self._service.local_version()), key=lambda each: each.version)
 
     async def _shown(self, hold: JobHold) -> HoldState:
-        known = self.state.jobs.get(hold.job)
-        if known is not None and known.from_version == hold.version:
-            return known
+        before = self.state.jobs.get(hold.job)
+        if before is not None and before.from_version == hold.version:
+            return before
         newest = self._service.durable_header()
         slot = await slot_through(self._store, self._service.claim, newest, hold.version)
         header = None if slot is None else await read_header(self._store, slot)
@@ -392,26 +390,24 @@ class Truncator:
             more = await cut_at(jump(newest.slot))
             if more is not None and cut.slot - more.slot >= self._options.slots_min:
                 watermark, cut = jump(newest.slot), more
-        end = None if not through else await slot_through(self._store, claim, newest, through)
-        found = await freed(self._store, cut.slot, end, watermark, objects_max=PLANNED_OBJECTS_MAX)
-        return RetentionPlan(cut.last_version, found.objects, found.bytes, through, found.is_whole)
+        end = await self._newest_truncated(newest)
+        waste = await freed(self._store, cut.slot, end, watermark, objects_max=PLANNED_OBJECTS_MAX)
+        return RetentionPlan(cut.last_version, waste.objects, waste.bytes, through, waste.is_whole)
 
     async def _is_worth_it(self, cut: Header, newest: Header) -> bool:
         if cut.last_version <= newest.truncated_through:
             return False
-        before: int = FIRST_SLOT
-        if newest.truncated_through:
-            found = await slot_through(self._store, self._service.claim, newest, newest.truncated_through)
-            before = FIRST_SLOT if found is None else found
-        return before - cut.slot >= self._options.slots_min
+        before = await self._newest_truncated(newest)
+        return (FIRST_SLOT if before is None else before) - cut.slot >= self._options.slots_min
+
+    async def _newest_truncated(self, newest: Header) -> Slot | None:
+        through = newest.truncated_through
+        return await slot_through(self._store, self._service.claim, newest, through) if through else None
 
     async def _oldest(self, newest: Header) -> Header:
         """The oldest object that is not truncated."""
-        slot: int = FIRST_SLOT
-        if newest.truncated_through:
-            found = await slot_through(self._store, self._service.claim, newest, newest.truncated_through)
-            slot = FIRST_SLOT if found is None else found - 1
-        header = await read_header(self._store, Slot(slot))
+        before = await self._newest_truncated(newest)
+        header = await read_header(self._store, FIRST_SLOT if before is None else before - 1)
         return newest if header is None else header
 
     def _warn_of_held_back(self, content: Content) -> None:
@@ -419,12 +415,12 @@ class Truncator:
         boot_ms = self._clock().boot_ms
         if boot_ms - self._held_back_ms < HELD_BACK_AGAIN_MS:
             return
-        for name, kept in self.state.kept.items():
+        for name, part in self.state.kept.items():
             is_fixed = content.policies[name].keep_from_version is not None
-            if is_fixed and kept.seconds > self._options.warn_after_seconds:
+            if is_fixed and part.seconds > self._options.warn_after_seconds:
                 self._held_back_ms = boot_ms
                 hint = "move it, or remove it with `holdfast retention rm`"
-                log.warning("policy_holds_back", policy=name, seconds=round(kept.seconds), bytes=kept.bytes, hint=hint)
+                log.warning("policy_holds_back", policy=name, seconds=round(part.seconds), bytes=part.bytes, hint=hint)
 
     async def _permit(self, computed_from: Content, through: int) -> bool:
         """Create the generation that permits the truncation. False: the policies have changed meanwhile."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.commit.leadership.takeover import now
 from holdfast.errors import Backpressure, Code, HoldfastError, NotFound, Unavailable
-from holdfast.foundations.record import FoundationReport
+from holdfast.foundations.readings import FoundationReport
 from holdfast.foundations.scrubbing import FoundationScrub
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.commit.routes import LivezRequest

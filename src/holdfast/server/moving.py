@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -27,9 +26,9 @@ from holdfast.commit.format.batch import Header, StoresMode
 from holdfast.commit.leadership.leader_question import ask_leader
 from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.commit.leadership.takeover_machine import StoresMove
-from holdfast.commit.reading.reader import find_frontier, leaderships_back
+from holdfast.commit.reading.reader import LeadershipWalk, require_frontier
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.errors import Closed, Code, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.files.durable_directory import make_durable_directory, sync_directory
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
@@ -86,10 +85,7 @@ async def move_stores(store: ObjectStore, settings: Settings, durability: str) -
             hint="set stores.directory to a directory on a local disk, and stores.enabled to true",
             key="stores.directory",
         )
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY, url=store.url)
-    head, claim = frontier
+    head, claim = await require_frontier(store)
     mover = _Mover(store, settings, directory, head)
     into_log = durability == StoresMode.LOG.durability
     if head.stores_mode.durability == durability:
@@ -184,9 +180,7 @@ class _Mover:
     async def _raise_version(self) -> None:
         """Claim as a service does that starts: checkpoints of the version before do not count for the next move."""
         await self._claim(None)
-        frontier = await find_frontier(self._store)
-        assert frontier is not None, "a log that was claimed is not empty"
-        self._head = frontier[0]
+        self._head, _ = await require_frontier(self._store)
         if self._head.stores_mode is StoresMode.LOG:
             raise Closed("another process has moved the stores into the log", code=Code.LEADER_ALIVE)
 
@@ -215,15 +209,14 @@ class _Mover:
                 wanted = file.read()
         except FileNotFoundError:
             return False
-        async with aclosing(leaderships_back(self._store, claim)) as leaderships:
-            async for leadership in leaderships:
-                before = leadership.before
-                if before is not None and before.stores_mode is StoresMode.LOG:
-                    if wanted != slot_text(before.slot):
-                        return False  # these files were to be of another move, which did not come to its end
-                    os.unlink(marker)
-                    sync_directory(self._directory)
-                    return True
+        async for leadership in LeadershipWalk(self._store, claim, claim):
+            before = leadership.before
+            if before is not None and before.stores_mode is StoresMode.LOG:
+                if wanted != slot_text(before.slot):
+                    return False  # these files were to be of another move, which did not come to its end
+                os.unlink(marker)
+                sync_directory(self._directory)
+                return True
         return False
 
     async def _claim(self, mode: StoresMode | None) -> Header:

@@ -23,7 +23,7 @@ from typing import Final
 
 from holdfast.commit.format.batch import Header
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier, follow
+from holdfast.commit.reading.reader import follow, require_frontier
 from holdfast.commit.reading.survey import check_reached, walker_after
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.files.temporary_files import temporary_directory, temporary_work
@@ -104,10 +104,7 @@ async def start_of(store: ObjectStore, at: int | None) -> Start | Manifest:
 
     Raises: InvalidRequest (``future_version``), NotFound (``log_empty``), CorruptData, Unavailable.
     """
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    head, claim = frontier
+    head, claim = await require_frontier(store)
     version = head.last_version if at is None else at
     if not 0 <= version <= head.last_version:
         raise InvalidRequest(

@@ -6,13 +6,12 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Final
 
 import pyarrow as pa
 
 from holdfast.commit.reading.lineage import Lineage
-from holdfast.errors import CorruptData, NotFound
-from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.errors import CorruptData
+from holdfast.objects.port import ObjectReader, ObjectStore, Pages, read_if_there
 from holdfast.snapshots.manifest import (
     PREFIX,
     Manifest,
@@ -29,28 +28,17 @@ from holdfast.view.storage import Position, Row
 # pyarrow ships no types, so its tables are unknown to the checker; ours are not.
 # pyright: reportUnknownParameterType=false
 
-PAGE: Final = 1000
-
 
 async def list_versions(store: ObjectStore) -> list[int]:
     """The versions that have a manifest, oldest first. Cost: a LIST for each 1,000 objects. Raises: Unavailable."""
-    versions: list[int] = []
-    after = ""
-    while True:
-        rows = await store.list(PREFIX, after=after, limit=PAGE)
-        versions += [version for row in rows if (version := version_of_manifest(row.key)) is not None]
-        if len(rows) < PAGE:
-            return versions
-        after = rows[-1].key
+    keys = [row.key async for rows in Pages(store, PREFIX) for row in rows]
+    return [version for key in keys if (version := version_of_manifest(key)) is not None]
 
 
 async def read_manifest(store: ObjectReader, version: int) -> Manifest | None:
     """The manifest at ``version``, None where there is none. Raises: CorruptData, Unavailable."""
-    try:
-        data = await store.read(manifest_key(version))
-    except NotFound:
-        return None
-    return decode_manifest(data, version)
+    data = await read_if_there(store, manifest_key(version))
+    return None if data is None else decode_manifest(data, version)
 
 
 async def list_snapshots(store: ObjectStore) -> list[Manifest]:

@@ -18,13 +18,12 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import read_header
 from holdfast.commit.service import CommitService
 from holdfast.errors import HoldfastError
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectStore, Pages
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import newest_snapshot
 
 log = structlog.get_logger("holdfast.snapshots")
 
-PAGE: Final = 1_000
 AGAIN_SECONDS: Final = 600.0
 """After a failure, before the next try."""
 
@@ -105,15 +104,12 @@ class SnapshotSchedule:
         self._newest = await newest_snapshot(self._store, lineage, head.last_version)
         slot = FIRST_SLOT if self._newest is None else int(self._newest.slot)
         self._counted = self._written()
-        total, after = 0, ""
-        while total < self._options.every_bytes:
-            rows = await self._store.list(PREFIX, after=after, limit=PAGE)
+        self._bytes_before = 0
+        async for rows in Pages(self._store, PREFIX):
             newer = [row for row in rows if (number := slot_of(row.key)) is not None and number < slot]
-            total += sum(row.size for row in newer)
-            if len(newer) < PAGE:
+            self._bytes_before += sum(row.size for row in newer)
+            if len(newer) < len(rows) or self._bytes_before >= self._options.every_bytes:
                 break
-            after = rows[-1].key
-        self._bytes_before = total
         header = await read_header(self._store, slot)
         # Where retention removed the object, the snapshot is older than everything that stays.
         self._made_ms = 0.0 if header is None else header.time_ms

@@ -29,7 +29,7 @@ from holdfast.errors import CorruptData, InternalError, NotFound
 from holdfast.files.durable_directory import make_durable_directory, sync_directory, sync_tree
 from holdfast.files.private_files import private
 from holdfast.objects.creating import create_exactly
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectStore, Pages, read_if_there
 from holdfast.sealed import decode_sealed, encode_sealed
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.index import INDEX_NAME
@@ -38,7 +38,6 @@ PREFIX: Final = "stores/checkpoints/"
 FILES_PREFIX: Final = "stores/files/"
 FORMAT: Final = 1
 KEEP_MIN: Final = 2
-PAGE: Final = 1_000
 UNFINISHED: Final = ".unfinished"
 _MANIFEST: Final = re.compile(rf"{PREFIX}(\d{{20}})\.json")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -103,23 +102,13 @@ async def list_versions(store: ObjectStore) -> list[int]:
 
 
 async def _list_all(store: ObjectStore, prefix: str) -> list[str]:
-    keys: list[str] = []
-    after = ""
-    while True:
-        rows = await store.list(prefix, after=after, limit=PAGE)
-        keys += [row.key for row in rows]
-        if len(rows) < PAGE:
-            return keys
-        after = rows[-1].key
+    return [row.key async for rows in Pages(store, prefix) for row in rows]
 
 
 async def read_manifest(store: ObjectStore, version: int) -> Manifest | None:
     """The manifest of a checkpoint, None where there is none. Raises: CorruptData, Unavailable."""
-    try:
-        data = await store.read(manifest_key(version))
-    except NotFound:
-        return None
-    return decode_manifest(data, version)
+    data = await read_if_there(store, manifest_key(version))
+    return None if data is None else decode_manifest(data, version)
 
 
 async def make_checkpoint(service: StoreService, store: ObjectStore, log_id: str) -> Manifest:

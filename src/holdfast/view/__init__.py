@@ -13,7 +13,7 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.view.latest import Checkpointed, CommittedTransaction, View
+    from holdfast.view.latest import View
     from holdfast.view.storage import ViewStorage
 
-__all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]
+__all__ = ["View", "ViewStorage"]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
@@ -30,39 +30,6 @@ from holdfast.view.storage import (
     ViewStorage,
     page_of,
 )
-
-
-class CommittedTransaction(Protocol):
-    """A durable transaction, as ``TransactionEvent`` of the client and of the service are."""
-
-    @property
-    def version(self) -> int:
-        """Its position in the total order."""
-        ...
-
-    @property
-    def prev_version(self) -> int:
-        """The version of the transaction before it."""
-        ...
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """In order; later ones win."""
-        ...
-
-    @property
-    def durable(self) -> bool:
-        """A view takes durable transactions only."""
-        ...
-
-
-class Checkpointed(Protocol):
-    """A notice that everything at or below ``committed_version`` was delivered, as both ``Checkpoint`` types are."""
-
-    @property
-    def committed_version(self) -> int:
-        """Everything up to here was delivered."""
-        ...
 
 
 class View:
@@ -127,11 +94,11 @@ class View:
         version, last, log_id = self._version, self._last_transaction, self._log_id
         txns: list[tuple[int, Sequence[Operation]]] = []
         for event in events:
-            named: str | None = getattr(event, "log_id", None)
-            if named is not None and named != log_id:
+            event_log_id: str | None = getattr(event, "log_id", None)
+            if event_log_id is not None and event_log_id != log_id:
                 if log_id is not None and not self._goes_on(event, version, last):
                     continue
-                log_id = named
+                log_id = event_log_id
             operations: Sequence[Operation] | None = getattr(event, "operations", None)
             if operations is None:
                 version = max(version, _checkpoint_version(event))

@@ -115,9 +115,9 @@ class NewestChanges:
         """A key's value and version at ``version``, None where it is deleted; ``NOT_HERE``: a view has it."""
         for part in self._parts:
             layer = part.layer
-            found = layer.changes.get(key, NOT_HERE)
-            if found is not NOT_HERE:
-                return found
+            stored = layer.changes.get(key, NOT_HERE)
+            if stored is not NOT_HERE:
+                return stored
             if layer.cleared and layer.hides(key):
                 return None
         return NOT_HERE
@@ -146,16 +146,16 @@ class NewestChanges:
         def find(key: bytes, left: int) -> Stored | Larger | None:
             nonlocal index, is_missing
             index += 1
-            found = self.find(key)
-            if found is NOT_HERE:
+            stored = self.find(key)
+            if stored is NOT_HERE:
                 view = seen.get(index, NOT_HERE)
                 if view is NOT_HERE:
                     is_missing = True
                     return Larger(0)
                 assert not isinstance(view, Page), "a key has a value"
-                found = view
+                stored = view
                 news.append((key, view))
-            return within(found, left)
+            return within(stored, left)
 
         def read_page(asked: KeyRange, left: int) -> Page | Larger:
             nonlocal index, is_missing

@@ -49,7 +49,7 @@ def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
     try:
         _prepare(connection, path)
         _tune(connection)
-        return connection, _read_position(connection, path)
+        return connection, _read_position(connection)
     except BaseException:
         connection.close()
         raise
@@ -90,9 +90,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise CorruptData("this file is another database", path=path, hint="choose another path")
     connection.execute("PRAGMA journal_mode = WAL")
     with transaction(connection):
-        made = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if made not in (NEW, FORMAT):
-            raise CorruptData("this view has a format of another version", path=path, format=made)
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (NEW, FORMAT):
+            raise CorruptData("this view has a format of another version", path=path, format=version)
         for table in TABLES:
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {table}(key BLOB PRIMARY KEY, value BLOB NOT NULL,"
@@ -119,12 +119,11 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
     connection.execute("COMMIT")
 
 
-def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
+def _read_position(connection: sqlite3.Connection) -> Position:
     row: tuple[int, int | None, str | None] | None = connection.execute(
         "SELECT version, last_transaction, log_id FROM position WHERE only = 1"
     ).fetchone()
-    if row is None:
-        raise CorruptData("this view holds no position", path=path, hint="remove it; the log rebuilds it")
+    assert row is not None, "a view is prepared with a position"
     return Position(*row)
 
 

@@ -77,14 +77,14 @@ def answer_within(
     results: list[Result] = []
     left = bytes_max
     for item in asked:
-        found = read_page(item, left) if isinstance(item, KeyRange) else find(item, left)
-        if isinstance(found, Larger):
-            return Answer(version, results, None if results else found)
-        if isinstance(found, Page):
-            left = max(0, left - sum(len(key) + len(value) for key, value, _ in found.rows))
-        elif found is not None:
-            left = max(0, left - len(found[0]))
-        results.append(found)
+        result = read_page(item, left) if isinstance(item, KeyRange) else find(item, left)
+        if isinstance(result, Larger):
+            return Answer(version, results, None if results else result)
+        if isinstance(result, Page):
+            left = max(0, left - sum(len(key) + len(value) for key, value, _ in result.rows))
+        elif result is not None:
+            left = max(0, left - len(result[0]))
+        results.append(result)
     return Answer(version, results)
 
 

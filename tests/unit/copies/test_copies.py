@@ -20,9 +20,8 @@ from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier, follow, read_header
 from holdfast.commit.reading.survey import verify_log, walker_after
 from holdfast.copies.mirroring import Mirror, MirrorOptions
-from holdfast.copies.promoting import promote
+from holdfast.copies.promoting import promote, retire
 from holdfast.copies.restoring import Point, restore
-from holdfast.copies.retiring import retire
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.retention.generations import Generations

@@ -35,10 +35,10 @@ from holdfast.copies.repairing import Repaired, repair
 from holdfast.copies.restoring import Point, restore
 from holdfast.doctor import Level, check_log
 from holdfast.errors import HoldfastError
+from holdfast.foundations.readings import PREFIX as READINGS
 from holdfast.foundations.readings import Readings
-from holdfast.foundations.record import PREFIX as READINGS
 from holdfast.foundations.scrubbing import FoundationScrub
-from holdfast.foundations.verification import verify_all
+from holdfast.foundations.state import verify_all
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.retention.cut import slot_through
 from holdfast.retention.generations import PREFIX as GENERATIONS

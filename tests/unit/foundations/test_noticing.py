@@ -14,10 +14,9 @@ from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.verify import DamageLog
 from holdfast.doctor import Level, check_log
 from holdfast.errors import CorruptData, NotFound, Unavailable
-from holdfast.foundations.readings import Readings
-from holdfast.foundations.record import FoundationReport, newest_record
+from holdfast.foundations.readings import FoundationReport, Readings, newest_record
 from holdfast.foundations.scrubbing import FoundationScrub
-from holdfast.foundations.verification import verify_all
+from holdfast.foundations.state import verify_all
 from holdfast.objects.memory import MemoryStore
 from holdfast.retention.generations import Generations
 from holdfast.retention.policies import Policy, set_policy

@@ -15,7 +15,7 @@ from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, Header, Kind, enc
 from holdfast.commit.format.log_clock import Moment
 from holdfast.commit.reading.reader import read_header
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.retention import ages as module
+from holdfast.objects.port import Pages
 from holdfast.retention.ages import AgeBand, bytes_by_age
 
 
@@ -52,7 +52,7 @@ def is_older(header: Header, now: Moment, age_ms: float) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_by_age_equal_a_whole_count(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(Pages, "size", 3)
     draw = Random(seed)
     objects = MemoryObjects()
     log = RandomLog(draw, objects)

@@ -14,8 +14,9 @@ from tests.unit.commit.builders import bytes_of, genesis, record, takeover
 from holdfast.commit.format.batch import PREFIX, SPAN_MAX, VERSION_JUMP, Header, object_name
 from holdfast.commit.format.log_clock import Moment
 from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.objects.port import Pages
 from holdfast.retention import cut
-from holdfast.retention.cut import NOTHING, PAGE, Border, Needs, border_of, border_of_hold, borders_of
+from holdfast.retention.cut import NOTHING, Border, Needs, border_of, border_of_hold, borders_of
 from holdfast.retention.job_holds import JobBorder, JobHold
 from holdfast.retention.policies import Content, Hold, Policy
 from holdfast.values import Slot
@@ -227,8 +228,8 @@ def test_a_bound_of_bytes_keeps_the_newest_objects_that_reach_it() -> None:
 
 
 def test_a_bound_of_bytes_counts_all_pages_of_a_listing_once() -> None:
-    sizes = [1] * (2 * PAGE + 7)
-    for size in (PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 7):
+    sizes = [1] * (2 * Pages.size + 7)
+    for size in (Pages.size, Pages.size + 1, 2 * Pages.size, 2 * Pages.size + 7):
         assert bytes_slot(sizes, size) == size
-    assert bytes_slot(sizes, 2 * PAGE + 8) == 1 << 64 == bytes_slot(sizes[:PAGE], PAGE + 1)
+    assert bytes_slot(sizes, 2 * Pages.size + 8) == 1 << 64 == bytes_slot(sizes[: Pages.size], Pages.size + 1)
     assert object_name(Slot(1)).startswith(PREFIX)

@@ -10,14 +10,14 @@ from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import CLAIM_BYTES, PREFIX, SPAN_MAX, slot_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.retention import sweep as module
+from holdfast.objects.port import Pages
 from holdfast.retention.sweep import Freed, Swept, freed, sweep
 from holdfast.values import Slot
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_counted_is_what_a_sweep_deletes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(Pages, "size", 3)
     draw = Random(seed)
     objects = MemoryObjects()
     log = RandomLog(draw, objects)

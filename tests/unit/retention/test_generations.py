@@ -38,7 +38,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generations, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(generations, "PAUSES", (0.0,) * 19)
 
 
 class AnswersLost(MemoryStore):

@@ -10,9 +10,9 @@ from tests.unit.snapshots.logs import RandomLog
 
 from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, slot_of
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.retention import held as module
+from holdfast.objects.port import Pages
+from holdfast.retention.ages import HeldBytes
 from holdfast.retention.cut import Needs
-from holdfast.retention.held import HeldBytes
 from holdfast.retention.policies import Content
 from holdfast.retention.truncator import _warning
 from holdfast.values import Slot
@@ -22,7 +22,7 @@ from holdfast.values import Slot
 def test_kept_bytes_equal_a_whole_count_as_the_log_grows_and_cuts_move(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(Pages, "size", 3)
     draw = Random(seed)
     objects = MemoryObjects()
     log = RandomLog(draw, objects)
@@ -52,7 +52,7 @@ def test_kept_bytes_equal_a_whole_count_as_the_log_grows_and_cuts_move(
 
 
 def test_what_stays_is_not_listed_again_after_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(Pages, "size", 3)
     objects = MemoryObjects()
     log = RandomLog(Random(1), objects)
     store = MemoryStore(objects)

@@ -112,8 +112,8 @@ def _check_record(head: Header, claim: Header, following: Header) -> None:
         raise broken("durable names a dead slot", slot, durable=slot_text(following.durable))
     first, last = following.first_version, following.last_version
     if following.has_body:
-        held = following.transactions + following.entries
-        if not head.last_version < first <= last or last - first + 1 < held:
+        items = following.transactions + following.entries
+        if not head.last_version < first <= last or last - first + 1 < items:
             raise broken("versions do not rise", slot, first=first, last=last, before=head.last_version)
     elif first != last or last < head.last_version:
         raise broken("empty batch has impossible versions", slot, first=first, last=last, before=head.last_version)

@@ -238,21 +238,21 @@ def _bad_base64(text: str) -> InvalidRequest:
 
 def _decode_exactly(data: bytes) -> Transaction:
     try:
-        given = _EXACT_DECODER.decode(data)
+        request = _EXACT_DECODER.decode(data)
         require_each_once(data)
     except UNDECODABLE as error:
         raise undecodable(error) from error
     return Transaction(
-        [_operation(each, f"$.operations[{index}]") for index, each in enumerate(given.operations)],
-        [_precondition(each, f"$.preconditions[{index}]") for index, each in enumerate(given.preconditions)],
-        given.request_id,
-        given.leader_id,
-        given.read_version,
-        given.log_id,
-        given.acknowledge,
-        given.maps,
-        given.publish,
-        tuple(_job(each, f"$.jobs[{index}]") for index, each in enumerate(given.jobs)),
+        [_operation(each, f"$.operations[{index}]") for index, each in enumerate(request.operations)],
+        [_precondition(each, f"$.preconditions[{index}]") for index, each in enumerate(request.preconditions)],
+        request.request_id,
+        request.leader_id,
+        request.read_version,
+        request.log_id,
+        request.acknowledge,
+        request.maps,
+        request.publish,
+        tuple(_job(each, f"$.jobs[{index}]") for index, each in enumerate(request.jobs)),
     )
 
 

@@ -18,6 +18,7 @@ believed and behind ``time_ms``, ``time_ms`` runs at half speed, so that the age
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from holdfast.commit.format.batch import FLAG_CLOCK_DOUBTED, Header
@@ -50,11 +51,17 @@ class Moment(NamedTuple):
         return self.ahead_s * 1000 if self.doubted else 0
 
 
+def wall_ms_of(header: Header) -> int:
+    """What the wall clock of the writer showed."""
+    return header.time_ms + header.ahead_s * 1000
+
+
 def age_ms(now: Moment, header: Header) -> int:
     """How old an object is at least: the lesser of its ages by the two times."""
     return max(0, min(now.time_ms - header.time_ms, now.lived_ms - header.lived_ms))
 
 
+@dataclass(slots=True)
 class LogClock:
     """The clock of one leadership, from its claim on. Pure: it gets what the two clocks show.
 
@@ -68,32 +75,21 @@ class LogClock:
     9000800
     """
 
-    __slots__ = ("_believed_ms", "_boot_ms", "_lived_ms", "_offset_ms", "_steps", "_time_ms")
-
-    def __init__(
-        self, *, time_ms: float, lived_ms: int, boot_ms: int, offset_ms: int, believed_ms: int, steps: int
-    ) -> None:
-        self._time_ms = time_ms
-        self._lived_ms = lived_ms
-        self._boot_ms = boot_ms
-        self._offset_ms = offset_ms
-        """The wall clock less the boot clock, as last taken."""
-        self._believed_ms = believed_ms
-        """The same when the wall clock was last believed."""
-        self._steps = steps
+    _time_ms: float
+    _lived_ms: int
+    _boot_ms: int
+    _offset_ms: int
+    """The wall clock less the boot clock, as last taken."""
+    _believed_ms: int
+    """The same when the wall clock was last believed."""
+    _steps: int
 
     @classmethod
     def of(cls, header: Header) -> LogClock:
         """The clock that goes on from a header of this very boot."""
-        offset_ms = header.time_ms + header.ahead_s * 1000 - header.boot_ms
-        return cls(
-            time_ms=header.time_ms,
-            lived_ms=header.lived_ms,
-            boot_ms=header.boot_ms,
-            offset_ms=offset_ms,
-            believed_ms=header.time_ms - header.boot_ms if header.doubts_clock else offset_ms,
-            steps=header.clock_steps,
-        )
+        offset_ms = wall_ms_of(header) - header.boot_ms
+        believed_ms = header.time_ms - header.boot_ms if header.doubts_clock else offset_ms
+        return cls(header.time_ms, header.lived_ms, header.boot_ms, offset_ms, believed_ms, header.clock_steps)
 
     @classmethod
     def begin(cls, before: Header | None, boot_id: bytes, now: Instant, *, believed: bool = True) -> LogClock:
@@ -109,19 +105,13 @@ class LogClock:
             passed_ms = max(0, boot_ms - before.boot_ms)
             clock._time_ms += passed_ms
             if abs(offset_ms - clock._offset_ms) > STEP_MS_MAX:
-                passed_ms = min(passed_ms, max(0, now.wall_ms - before.time_ms - before.ahead_s * 1000))
+                passed_ms = min(passed_ms, max(0, now.wall_ms - wall_ms_of(before)))
             clock._lived_ms += passed_ms
             clock._boot_ms = boot_ms
             return clock
         time_ms = now.wall_ms if before is None else before.time_ms
-        return cls(
-            time_ms=time_ms,
-            lived_ms=0 if before is None else before.lived_ms,
-            boot_ms=boot_ms,
-            offset_ms=offset_ms,
-            believed_ms=offset_ms if believed else time_ms - boot_ms,
-            steps=0 if before is None else before.clock_steps,
-        )
+        lived_ms, steps = (0, 0) if before is None else (before.lived_ms, before.clock_steps)
+        return cls(time_ms, lived_ms, boot_ms, offset_ms, offset_ms if believed else time_ms - boot_ms, steps)
 
     def at(self, now: Instant) -> Moment:
         """What a header that is written now would say. It changes nothing."""

@@ -166,8 +166,8 @@ def prefix_end(prefix: bytes) -> bytes | None:
     >>> prefix_end(b"seat/"), prefix_end(b"a" + bytes([255])), prefix_end(bytes([255, 255])), prefix_end(b"")
     (b'seat0', b'b', None, None)
     """
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    rest = prefix.rstrip(b"\xff")
+    return rest[:-1] + bytes([rest[-1] + 1]) if rest else None
 
 
 def with_expectations(txn: Transaction) -> Transaction:

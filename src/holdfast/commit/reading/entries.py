@@ -7,8 +7,7 @@ from contextlib import aclosing
 
 from holdfast.commit.format.batch import Header, LoggedEntry, StoresMode, decode_records
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import damage_unless_truncated, follow
-from holdfast.commit.reading.status import walker_after
+from holdfast.commit.reading.reader import damage_unless_truncated, follow, walker_from
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot
@@ -43,15 +42,15 @@ class Entries:
                     raise NotFound(
                         "retention has removed what the stores did next", code=Code.LOG_TRUNCATED, after=after
                     )
-                walker = await walker_after(self._store, claim, newest, max(0, after - 1))
+                walker = await walker_from(self._store, (newest, claim), max(0, after - 1))
             async with aclosing(follow(self._store, walker, until=newest.slot)) as batches:
                 before = walker.head
                 async for batch in batches:
                     _require_in_log(before, batch.header, after)
                     before = batch.header
-                    found = [entry for entry in decode_records(batch.data, batch.header) if entry.version >= after]
-                    if found:
-                        yield batch.header, found
+                    entries = [entry for entry in decode_records(batch.data, batch.header) if entry.version >= after]
+                    if entries:
+                        yield batch.header, entries
         except NotFound as error:
             raise damage_unless_truncated(error, newest) from error
         self._walker = walker

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from holdfast.commit.format.batch import Header, Logged, LoggedEntry, LoggedTransaction
 from holdfast.commit.format.transaction import JobChange, Operation
+from holdfast.values import Version
 
 
 class TransactionEvent(Struct, frozen=True, gc=False):
@@ -90,7 +91,7 @@ class EventBatch:
         """The events, the checkpoint last."""
         if self._events is None:
             assert self._header is not None, "a batch has events or what makes them"
-            self._events = events_of(self._header, self._logged)
+            self._events = _events_of(self._header, self._logged)
             self._header, self._logged = None, ()
         return self._events
 
@@ -106,7 +107,7 @@ class EventBatch:
         return cls(header.last_version, size, header.log_id.hex(), None, header, logged)
 
 
-def events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
+def _events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
     """The durable events of one live object, and the checkpoint after them."""
     leader_id = header.leader_id.hex()
     prev = header.prev_version
@@ -115,10 +116,9 @@ def events_of(header: Header, logged: Sequence[Logged]) -> list[Event]:
         if isinstance(each, LoggedEntry):
             events.append(StoresEvent(each.version, leader_id, header.time_ms, each.records))
             continue
-        txn, time_ms = each, header.time_ms
-        shared = txn.request_id, leader_id, time_ms, txn.operations, True, txn.record, txn.jobs
-        events.append(TransactionEvent(txn.version, prev, *shared))
-        prev = txn.version  # type: ignore[assignment]
+        shared = each.request_id, leader_id, header.time_ms, each.operations, True, each.record, each.jobs
+        events.append(TransactionEvent(each.version, prev, *shared))
+        prev = Version(each.version)
     events.append(Checkpoint(header.last_version, leader_id))
     return events
 

@@ -6,17 +6,13 @@ position here as long as it is not after the fork. A log that nobody forked has 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, object_name, slot_of
+from holdfast.commit.format.batch import FIRST_SLOT, PREFIX, Header, Kind
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.reader import leaderships_back, read_header
-from holdfast.errors import Code, InvalidRequest
+from holdfast.commit.reading.reader import LeadershipWalk, claims_after, read_header
+from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
-
-PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +72,14 @@ async def lineage_of(store: ObjectStore, claim: Header) -> Lineage:
     forked_at: dict[str, int] = {}
     if genesis.log_id != claim.log_id:
         oldest = claim
-        async with aclosing(leaderships_back(store, claim)) as leaderships:
-            async for leadership in leaderships:
-                oldest = leadership.claim
-                _note(oldest, forked_at)
+        async for leadership in LeadershipWalk(store, claim, claim):
+            oldest = leadership.claim
+            _note(oldest, forked_at)
         if oldest.slot != FIRST_SLOT:
-            async for older in _older_claims(store, oldest):
-                _note(older, forked_at)
+            for slot in await claims_after(store, oldest.slot):
+                header = await read_header(store, slot)
+                if header is not None and header.kind is Kind.CLAIM:
+                    _note(header, forked_at)
     return Lineage(claim.log_id.hex(), forked_at)
 
 
@@ -91,17 +88,14 @@ def _note(claim: Header, forked_at: dict[str, int]) -> None:
         forked_at[claim.parent_log_id.hex()] = claim.forked_at
 
 
-async def _older_claims(store: ObjectStore, claim: Header) -> AsyncGenerator[Header]:
-    after = object_name(claim.slot)
-    while True:
-        rows = await store.list(PREFIX, after=after, limit=PAGE)
-        for row in rows:
-            slot = slot_of(row.key)
-            if row.size != CLAIM_BYTES or slot is None:
-                continue
-            header = await read_header(store, slot)
-            if header is not None and header.kind is Kind.CLAIM:
-                yield header
-        if len(rows) < PAGE:
-            return
-        after = rows[-1].key
+async def require_genesis(store: ObjectStore) -> Header | None:
+    """Refuse a log without its first claim, which every reader needs. Returns the claim. Raises: CorruptData."""
+    try:
+        genesis = await read_header(store, FIRST_SLOT)
+        if genesis is not None or not await store.list(PREFIX, limit=1):
+            return genesis
+        if await read_header(store, FIRST_SLOT) is None:  # the log did not begin between the two requests
+            raise broken("the first claim has gone", FIRST_SLOT)
+    except Unavailable:
+        pass
+    return None

@@ -10,9 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from holdfast.commit.format.batch import (
+    CLAIM_BYTES,
     FIRST_SLOT,
     HEADER_BYTES,
     PREFIX,
@@ -27,12 +28,13 @@ from holdfast.commit.format.batch import (
     decode_header,
     jump,
     object_name,
+    slot_of,
 )
 from holdfast.commit.format.chain import ChainWalker, broken, has_gone
-from holdfast.commit.leadership.claims import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.commit.leadership.role_records import read_records
+from holdfast.commit.leadership.claims import Frontier, first_headers, plan_recovery, read_page
+from holdfast.commit.leadership.takeover import read_records
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
-from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.objects.port import ObjectReader, ObjectStore, Pages, read_if_there
 from holdfast.values import Slot, slot_text
 
 PREFETCH: Final = 16
@@ -58,13 +60,14 @@ class LoggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """One leader's part of the chain: its claim, and the object before the claim.
+    """One leader's part of the chain: its claim, the object before the claim, and the newest object under it.
 
     ``before`` is None at genesis, and where retention removed it.
     """
 
     claim: Header
     before: Header | None
+    newest: Header
 
     @property
     def base(self) -> int:
@@ -90,11 +93,8 @@ class Leadership:
 
 async def read_header(store: ObjectReader, slot: int) -> Header | None:
     """The header in a slot, None when it is empty. Raises: Unavailable, CorruptData."""
-    try:
-        data = await store.read(object_name(slot), length=HEADER_BYTES)
-    except NotFound:
-        return None
-    return decode_header(data, slot=slot)
+    data = await read_if_there(store, object_name(slot), length=HEADER_BYTES)
+    return None if data is None else decode_header(data, slot=slot)
 
 
 def _removed(slot: int) -> NotFound:
@@ -106,13 +106,6 @@ def damage_unless_truncated(error: NotFound, newest: Header) -> HoldfastError:
     if newest.truncated_through:
         return error
     return has_gone(error)
-
-
-async def _read_whole(store: ObjectReader, slot: int) -> bytes | None:
-    try:
-        return await store.read(object_name(slot))
-    except NotFound:
-        return None
 
 
 async def follow(
@@ -127,21 +120,21 @@ async def follow(
     ahead: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
     try:
         while True:
-            wanted = walker.next_slot
+            next_slot = walker.next_slot
             if until is not None and walker.head is not None and walker.head.slot == until:
                 return
-            while ahead and ahead[0][0] != wanted:
+            while ahead and ahead[0][0] != next_slot:
                 ahead.popleft()[1].cancel()
-            following = ahead[-1][0] - 1 if ahead else wanted
+            following = ahead[-1][0] - 1 if ahead else next_slot
             while len(ahead) < prefetch and following >= 0 and (until is None or following >= until or not ahead):
-                ahead.append((following, asyncio.ensure_future(_read_whole(store, following))))
+                ahead.append((following, asyncio.ensure_future(read_if_there(store, object_name(following)))))
                 following -= 1
             data = await ahead.popleft()[1]
             if data is None:
                 if until is not None:
-                    raise _removed(wanted)
+                    raise _removed(next_slot)
                 return
-            header = decode_header(data, slot=wanted)
+            header = decode_header(data, slot=next_slot)
             walker.accept(header)
             yield LoggedBatch(header, data)
     finally:
@@ -150,72 +143,61 @@ async def follow(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-async def read_frontier(store: ObjectStore, *, allow_new: bool, copy_from: Slot | None = None) -> tuple[Frontier, int]:
-    """Where the log ends by one listing, as recovery decides it, and how many sequential waits that took.
+async def _read_frontier(store: ObjectStore, copy_from: Slot | None) -> Header | None:
+    """The newest live object by one listing, as recovery decides it. ``copy_from``: as for ``plan_recovery``.
 
-    ``copy_from``: as for ``plan_recovery``.
-
-    Cost: one LIST and mostly one round of header reads, two at times.
-    Raises: NotFound (``log_empty`` unless ``allow_new``; or what was listed was removed), Unavailable, CorruptData.
+    Raises: NotFound (what was listed was removed), Unavailable, CorruptData.
     """
     rows = await store.list(PREFIX, limit=SPAN_MAX)
     page = read_page([(row.key, row.size) for row in rows])
-    waits = 1
-    objects: dict[Slot, bytes] = {}
-    wanted, guessed = first_headers(page), True
+    guesses = first_headers(page)
+    headers = await asyncio.gather(*(read_if_there(store, object_name(slot), length=HEADER_BYTES) for slot in guesses))
+    objects = {slot: header for slot, header in zip(guesses, headers, strict=True) if header is not None}
     while True:
-        if wanted:
-            waits += 1
-            headers = await asyncio.gather(*(_read_listed(store, slot, needed=not guessed) for slot in wanted))
-            found = zip(wanted, headers, strict=True)
-            objects.update((slot, header) for slot, header in found if header is not None)
-            guessed = False
-        plan = plan_recovery(page, objects, allow_new=allow_new, copy_from=copy_from)
+        plan = plan_recovery(page, objects, allow_new=True, copy_from=copy_from)
         if isinstance(plan, Frontier):
-            return plan, waits
-        assert isinstance(plan, NeedHeaders), "recovery decides or asks"
-        wanted = plan.slots
-
-
-async def _read_listed(store: ObjectReader, slot: Slot, *, needed: bool) -> bytes | None:
-    """A header that was listed; None where retention has removed the object since, unless it is ``needed``."""
-    try:
-        return await store.read(object_name(slot), length=HEADER_BYTES)
-    except NotFound:
-        if needed:
-            raise
-        return None
+            return plan.predecessor
+        objects[plan] = await store.read(object_name(plan), length=HEADER_BYTES)
 
 
 async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     """The newest live object and its claim; None for an empty log.
 
-    Cost: ``read_frontier``, and one more header read. Raises: Unavailable, CorruptData, also for an object that each of
-    ``LISTINGS`` listings needs and that is not there: what retention removed since a listing, the next does not need.
+    Cost: one LIST and mostly one round of header reads, two at times, and one more header read.
+    Raises: Unavailable, CorruptData, also for an object that each of ``LISTINGS`` listings needs and that is not there:
+    what retention removed since a listing, the next does not need.
     """
-    frontier = await _stable_frontier(store)
-    head = frontier.predecessor
-    if head is None:
-        return None
-    claim = head if head.kind is Kind.CLAIM else await read_header(store, head.claim)
-    if claim is None:
-        raise broken("claim has gone", head.claim)
-    return head, claim
-
-
-async def _stable_frontier(store: ObjectStore) -> Frontier:
     listings = LISTINGS
     copy_from: Slot | None = None
     while True:
         listings -= 1
         try:
-            frontier, _ = await read_frontier(store, allow_new=True, copy_from=copy_from)
-            return frontier
+            head = await _read_frontier(store, copy_from)
+            break
         except (NotFound, CorruptData) as error:
             copy_from = await _copy_from(store)
             if listings > 0 and (isinstance(error, NotFound) or copy_from is not None):
                 continue
             raise (has_gone(error) if isinstance(error, NotFound) else error) from error
+    if head is None:
+        return None
+    return head, await claim_of(store, head)
+
+
+async def claim_of(store: ObjectReader, header: Header) -> Header:
+    """The claim that an object belongs to. Raises: CorruptData when it has gone, Unavailable."""
+    claim = header if header.kind is Kind.CLAIM else await read_header(store, header.claim)
+    if claim is None:
+        raise broken("claim has gone", header.claim)
+    return claim
+
+
+async def require_frontier(store: ObjectStore, noun: str = "log", *, hint: str = "") -> tuple[Header, Header]:
+    """As ``find_frontier``. Raises: also NotFound (``log_empty``)."""
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise NotFound(f"{noun} is empty", code=Code.LOG_EMPTY, hint=hint, url=store.url)
+    return frontier
 
 
 async def _copy_from(store: ObjectStore) -> Slot | None:
@@ -226,24 +208,35 @@ async def _copy_from(store: ObjectStore) -> Slot | None:
     return None if header is None else (await read_records(store)).copying_from(header.log_id)
 
 
-async def leaderships_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Leadership, None]:
-    """The leaderships from that of ``claim`` back to genesis.
+class LeadershipWalk:
+    """The leaderships from that of ``claim`` back to genesis. ``newest``: the newest object under ``claim``.
 
     It ends early where the object before a claim is missing. Retention removes data objects, oldest first, and never a
     claim, so nothing older can be read then: the last leadership has no ``before``, and is not the first.
     Cost: two header reads per leadership. Raises: Unavailable, CorruptData when a claim has gone.
     """
-    while True:
-        before = None if claim.slot == FIRST_SLOT else await read_header(store, claim.prev)
+
+    def __init__(self, store: ObjectReader, claim: Header, newest: Header) -> None:
+        self._store = store
+        self._first = claim, newest
+        self._last: Leadership | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Leadership:
+        last = self._last
+        if last is None:
+            claim, newest = self._first
+        elif last.before is None:
+            raise StopAsyncIteration
+        else:
+            claim, newest = await claim_of(self._store, last.before), last.before
+        before = None if claim.slot == FIRST_SLOT else await read_header(self._store, claim.prev)
         if before is not None and before.epoch != claim.epoch - 1:
             before = None  # a late PUT of another leader landed where retention had removed an object
-        yield Leadership(claim, before)
-        if before is None:
-            return
-        earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
-        if earlier is None:
-            raise broken("claim has gone", before.claim)
-        claim = earlier
+        self._last = Leadership(claim, before, newest)
+        return self._last
 
 
 def check_truncated(oldest: Leadership, newest: Header) -> None:
@@ -256,15 +249,15 @@ def check_truncated(oldest: Leadership, newest: Header) -> None:
 
 
 async def newest_where(
-    store: ObjectReader, leadership: Leadership, newest: Header, holds: Callable[[Header], bool]
+    store: ObjectReader, leadership: Leadership, holds: Callable[[Header], bool]
 ) -> tuple[Slot | None, Header | None]:
     """The slot of the newest data object of ``leadership`` for which ``holds``, and its header; no slot for none.
 
-    ``newest`` is the newest object of the leadership. ``holds`` turns from true to false at most once along the chain,
-    oldest first. Retention removes the oldest objects, so ``holds`` counts as true for a missing one, which has no
-    header. Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData.
+    ``holds`` turns from true to false at most once along the chain, oldest first. Retention removes the oldest objects,
+    so ``holds`` counts as true for a missing one, which has no header.
+    Cost: about log2(objects in the leadership) header reads. Raises: Unavailable, CorruptData.
     """
-    claim = leadership.claim
+    claim, newest = leadership.claim, leadership.newest
     if newest.slot == claim.slot:
         return None, None
     if holds(newest):
@@ -285,11 +278,11 @@ async def newest_where(
     return (None, None) if older > first else (Slot(older), standing)
 
 
-async def start_after(store: ObjectReader, leadership: Leadership, newest: Header, version: int) -> ChainWalker:
+async def start_after(store: ObjectReader, leadership: Leadership, version: int) -> ChainWalker:
     """A walker standing on the last object of ``leadership`` whose ``last_version`` is at or below ``version``.
 
-    ``newest`` is the newest object of the leadership. What it yields first holds the first transaction after
-    ``version``. Where retention has removed that object, and nothing after ``version``, it stands before the next one.
+    What it yields first holds the first transaction after ``version``. Where retention has removed that object, and
+    nothing after ``version``, it stands before the next one.
     Cost: as ``newest_where``. Raises: Unavailable, CorruptData, NotFound when removed.
     """
     claim = leadership.claim
@@ -298,7 +291,7 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
         if version < leadership.rolled_back_to:
             raise _removed(claim.prev)
         return ChainWalker.behind_removed(claim.slot, claim)
-    slot, standing = await newest_where(store, leadership, newest, lambda header: header.last_version <= version)
+    slot, standing = await newest_where(store, leadership, lambda header: header.last_version <= version)
     if slot is None:
         return ChainWalker(claim, claim)
     if standing is not None:
@@ -307,3 +300,19 @@ async def start_after(store: ObjectReader, leadership: Leadership, newest: Heade
     if following is None or following.prev_version > version:
         raise _removed(slot)
     return ChainWalker.behind_removed(Slot(slot - 1), claim)
+
+
+async def claims_after(store: ObjectStore, slot: Slot) -> list[Slot]:
+    """The slots of the objects of a claim's size that are older than ``slot``, newest first. Raises: Unavailable."""
+    listed = [row async for rows in Pages(store, PREFIX, after=object_name(slot)) for row in rows]
+    return [claim for row in listed if row.size == CLAIM_BYTES and (claim := slot_of(row.key)) is not None]
+
+
+async def walker_from(store: ObjectReader, frontier: tuple[Header, Header], version: int) -> ChainWalker:
+    """A walker on the chain that yields the first transaction after ``version`` first, in a log with this newest object
+    and claim, whatever it says was truncated. Raises: as ``start_after``."""
+    head, claim = frontier
+    async for leadership in LeadershipWalk(store, claim, head):
+        if leadership.base <= version or (leadership.before is None and not leadership.is_first):
+            return await start_after(store, leadership, version)
+    return ChainWalker()

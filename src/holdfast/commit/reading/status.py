@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, object_name, read_body_table
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import (
-    Leadership,
-    LoggedBatch,
-    damage_unless_truncated,
-    follow,
-    leaderships_back,
-    start_after,
-)
+from holdfast.commit.reading.reader import LoggedBatch, damage_unless_truncated, follow, walker_from
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot
@@ -34,46 +26,6 @@ class FirstCommit:
 
     txn: LoggedTransaction | None
     truncated: bool = False
-
-
-async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> FirstCommit:
-    """Find the first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
-
-    ``claim`` is the newest claim, and ``newest`` the newest object under it. Raises: Unavailable, CorruptData.
-    """
-    try:
-        walker = await walker_after(store, claim, newest, min_version)
-        async with aclosing(follow(store, walker, until=newest.slot)) as batches:
-            async for batch in batches:
-                txn = _find(batch, request_id)
-                if txn is not None:
-                    return FirstCommit(txn)
-    except NotFound as error:
-        problem = damage_unless_truncated(error, newest)
-        if problem is not error:
-            raise problem from error
-        return FirstCommit(None, truncated=True)
-    return FirstCommit(None, truncated=min_version < newest.truncated_through)
-
-
-async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
-    """A walker that yields the first transaction after ``version`` first. Raises as ``start_after``."""
-    leadership: Leadership | None = None
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.base <= version or leadership.before is None:
-                break
-            newest = leadership.before  # the end of the next older leadership
-    assert leadership is not None, "a log has a genesis"
-    return await start_after(store, leadership, newest, version)
-
-
-def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:
-    if batch.header.kind is Kind.CLAIM or not batch.header.transactions:
-        return None
-    if request_id not in read_body_table(batch.data, batch.header).column("request_id").to_pylist():
-        return None
-    return next(txn for txn in batch.transactions() if txn.request_id == request_id)
 
 
 IDS_MAX: Final = 200_000
@@ -105,7 +57,10 @@ class AttemptHistory:
         self._walker: ChainWalker | None = None
 
     async def find(self, request_id: str, min_version: int, newest: Header) -> FirstCommit:
-        """The first commit of ``request_id`` after ``min_version`` up to ``newest``. Raises as ``look_up``."""
+        """The first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
+
+        Raises: Unavailable, CorruptData.
+        """
         question = _Question(request_id, min_version, newest)
         self._waiting.append(question)
         try:
@@ -115,14 +70,12 @@ class AttemptHistory:
         finally:
             if not question.done:
                 self._waiting.remove(question)
-        if question.error is not None:
-            if isinstance(question.error, NotFound):
-                # Part of the range is gone. Only a scan for this question shows whether that matters to it.
-                return await look_up(self._store, self._claim, newest, request_id, min_version)
+        has_gone = isinstance(question.error, NotFound)
+        if question.error is not None and not has_gone:
             raise question.error
         after = [entry for entry in question.seen if entry[0] > min_version]
         if not after:
-            return FirstCommit(None, truncated=min_version < newest.truncated_through)
+            return FirstCommit(None, truncated=has_gone or min_version < newest.truncated_through)
         return await self._read(*min(after), request_id)
 
     def committed_version(self, request_id: str) -> int | None:
@@ -146,7 +99,12 @@ class AttemptHistory:
         """Answer every waiting question by reading on, or from the lowest version that any of them names."""
         questions = [*self._waiting]
         try:
-            await self._read_for(questions)
+            try:
+                await self._read_for(questions)
+            except NotFound:
+                # Part of the range is gone. Only a scan for each question shows whether that matters to it.
+                for question in questions:
+                    await self._read_alone(question)
         except HoldfastError as error:
             self._walker = None
             for question in questions:
@@ -162,19 +120,28 @@ class AttemptHistory:
         # A cancelled question has been removed already.
         self._waiting = [question for question in self._waiting if not question.done]
 
+    async def _read_alone(self, question: _Question) -> None:
+        self._walker = None
+        question.seen.clear()
+        try:
+            await self._read_for([question])
+        except NotFound as error:
+            self._walker = None
+            question.error = damage_unless_truncated(error, question.newest)
+
     async def _read_for(self, questions: list[_Question]) -> None:
         low = min(question.min_version for question in questions)
         newest = min((question.newest for question in questions), key=lambda header: header.slot)
         if self._walker is None or low < self._low:
             self._known, self._low = OrderedDict(), low
-            self._walker = await walker_after(self._store, self._claim, newest, low)
-        asked: dict[str, list[_Question]] = {}
+            self._walker = await walker_from(self._store, (newest, self._claim), low)
+        by_id: dict[str, list[_Question]] = {}
         for question in questions:
             question.seen += self._known.get(question.request_id, ())
-            asked.setdefault(question.request_id, []).append(question)
+            by_id.setdefault(question.request_id, []).append(question)
         if self._walker.head is None or self._walker.head.slot > newest.slot:
             async for batch in follow(self._store, self._walker, until=newest.slot, prefetch=PREFETCH):
-                self._note(batch, asked)
+                self._note(batch, by_id)
 
     def _note(self, batch: LoggedBatch, asked: dict[str, list[_Question]]) -> None:
         header = batch.header

@@ -5,26 +5,24 @@ Raises ``CorruptData`` for damage and ``Unavailable`` if the store does not resp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.reading.reader import (
     Leadership,
+    LeadershipWalk,
     check_truncated,
     find_frontier,
     follow,
-    leaderships_back,
-    start_after,
+    require_frontier,
+    walker_from,
 )
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
-from holdfast.objects.port import Listed, ObjectStore
+from holdfast.objects.port import Listed, ObjectStore, Pages
 from holdfast.values import Slot, Version, slot_text
-
-PAGE: Final = 1000
 
 
 @dataclass(slots=True)
@@ -52,13 +50,10 @@ class Survey:
 
     def is_live(self, slot: Slot) -> bool:
         """Whether the live chain includes this slot. Objects newer than the survey's head count as live."""
-        newest: int = 0
-        for leadership in self.leaderships:
-            if slot == leadership.claim.slot or newest <= slot <= jump(leadership.claim.slot):
-                return True
-            if leadership.before is not None:
-                newest = leadership.before.slot
-        return False
+        return any(
+            slot == each.claim.slot or ((each.newest.slot <= slot or index == 0) and slot <= jump(each.claim.slot))
+            for index, each in enumerate(self.leaderships)
+        )
 
 
 async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
@@ -71,26 +66,19 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     if frontier is None:
         return result
     result.head, claim = frontier
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            result.leaderships.append(leadership)
+    result.leaderships = [leadership async for leadership in LeadershipWalk(store, claim, result.head)]
     check_truncated(result.leaderships[-1], result.head)
-    after = ""
-    while objects_max is None or len(result.objects) < objects_max:
-        wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(result.objects))
-        rows = await store.list(PREFIX, after=after, limit=wanted)
+    async for rows in Pages(store, PREFIX):
         result.objects += rows
-        if len(rows) < wanted:
+        if objects_max is not None and len(result.objects) >= objects_max:
+            del result.objects[objects_max:]
             break
-        after = rows[-1].key
     return result
 
 
 async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, Header]:
     """A walker whose next object holds the first transaction after ``version``, and the newest live object."""
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    frontier = await require_frontier(store)
     head, _ = frontier
     if version < head.truncated_through:
         raise NotFound(
@@ -103,19 +91,6 @@ async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, H
     return await walker_from(store, frontier, version), head
 
 
-async def walker_from(store: ObjectStore, frontier: tuple[Header, Header], version: int) -> ChainWalker:
-    """As ``walker_after``, in a log with this newest object and claim, whatever it says was truncated."""
-    head, claim = frontier
-    newest = head
-    async with aclosing(leaderships_back(store, claim)) as leaderships:
-        async for leadership in leaderships:
-            if leadership.base <= version or (leadership.before is None and not leadership.is_first):
-                return await start_after(store, leadership, newest, version)
-            if leadership.before is not None:
-                newest = leadership.before
-    return ChainWalker()
-
-
 def check_reached(walker: ChainWalker, newest: Header) -> Header:
     """The object at which a read ended. Raises: CorruptData when it is older than ``newest``: the log has a hole."""
     head = walker.head
@@ -125,24 +100,24 @@ def check_reached(walker: ChainWalker, newest: Header) -> Header:
     return head
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogCheck:
     """The counts of a complete read of a log. Every checksum, version and link of the chain was correct.
 
     ``truncated_through``: versions up to this one were asked for and not read, because retention removed them.
     """
 
-    objects: int
-    bytes: int
-    leaders: int
-    transactions: int
-    operations: int
-    preconditions: int
-    first_transaction: int
-    last_transaction: int
-    last_version: int
-    newest_slot: int
-    truncated_through: int
+    objects: int = 0
+    bytes: int = 0
+    leaders: int = 0
+    transactions: int = 0
+    operations: int = 0
+    preconditions: int = 0
+    first_transaction: int = 0
+    last_transaction: int = 0
+    last_version: int = 0
+    newest_slot: int = 0
+    truncated_through: int = 0
 
 
 async def verify_log(
@@ -163,9 +138,7 @@ async def verify_log(
     Raises: CorruptData naming the slot and the rule; NotFound (log_empty, log_truncated for a range that begins or ends
     where retention removed objects); InvalidRequest (future_version); Unavailable.
     """
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    frontier = await require_frontier(store)
     end = frontier[0].last_version if through is None else through
     if not 0 <= after <= end <= frontier[0].last_version:
         raise InvalidRequest(
@@ -176,46 +149,35 @@ async def verify_log(
             last_version=frontier[0].last_version,
         )
     has_range = after > 0 or through is not None
-    leaderships = [leadership async for leadership in leaderships_back(store, frontier[1])]
+    leaderships = [leadership async for leadership in LeadershipWalk(store, frontier[1], frontier[0])]
     truncated_through = max(truncated_through, frontier[0].truncated_through)
     check_truncated(leaderships[-1], replace(frontier[0], truncated_through=Version(truncated_through)))
     _check_kept(after, end, truncated_through)
     begin = max(truncated_through, after)
-    total = max(0, end - begin) if has_range else _objects_in(frontier[0], leaderships)
-    objects = size = leaders = transactions = operations = preconditions = first = last = 0
+    total = max(0, end - begin) if has_range else _objects_in(leaderships)
+    check = LogCheck(truncated_through=0 if after else truncated_through)
     walker = await walker_from(store, frontier, begin) if begin else ChainWalker()
     async with aclosing(follow(store, walker)) as batches:
         async for batch in batches:
-            objects += 1
-            size += len(batch.data)
-            leaders += batch.header.kind is Kind.CLAIM
+            check.objects += 1
+            check.bytes += len(batch.data)
+            check.leaders += batch.header.kind is Kind.CLAIM
             for txn in batch.transactions():
-                transactions += 1
-                operations += len(txn.operations)
-                preconditions += len(txn.preconditions)
-                first = first or txn.version
-                last = txn.version
+                check.transactions += 1
+                check.operations += len(txn.operations)
+                check.preconditions += len(txn.preconditions)
+                check.first_transaction = check.first_transaction or txn.version
+                check.last_transaction = txn.version
             if on_progress is not None:
-                done = max(0, min(batch.header.last_version, end) - begin) if has_range else objects
+                done = max(0, min(batch.header.last_version, end) - begin) if has_range else check.objects
                 on_progress(done, max(total, done))
             if through is not None and batch.header.last_version >= through:
                 break
     head = walker.head
     if head is None or through is None or head.last_version < through:
         head = check_reached(walker, frontier[0])
-    return LogCheck(
-        objects=objects,
-        bytes=size,
-        leaders=leaders,
-        transactions=transactions,
-        operations=operations,
-        preconditions=preconditions,
-        first_transaction=first,
-        last_transaction=last,
-        last_version=head.last_version,
-        newest_slot=head.slot,
-        truncated_through=0 if after else truncated_through,
-    )
+    check.last_version, check.newest_slot = head.last_version, head.slot
+    return check
 
 
 def _check_kept(after: int, end: int, truncated_through: int) -> None:
@@ -230,11 +192,5 @@ def _check_kept(after: int, end: int, truncated_through: int) -> None:
         )
 
 
-def _objects_in(head: Header, leaderships: list[Leadership]) -> int:
-    def sizes() -> Iterator[int]:
-        newest = head.slot
-        for leadership in leaderships:
-            yield 1 + max(0, jump(leadership.claim.slot) - newest + 1)
-            newest = leadership.claim.slot if leadership.before is None else leadership.before.slot
-
-    return sum(sizes())
+def _objects_in(leaderships: list[Leadership]) -> int:
+    return sum(1 + max(0, jump(each.claim.slot) - each.newest.slot + 1) for each in leaderships)

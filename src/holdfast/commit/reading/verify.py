@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,7 @@ import structlog
 
 from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.reader import check_truncated, leaderships_back
+from holdfast.commit.reading.reader import LeadershipWalk, check_truncated
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
@@ -148,24 +147,17 @@ class Scrub:
                 await self._pause(RETRY_SECONDS)
                 continue
             for slot in plan.slots(self._start()):
-                taken = await self._look(slot)
+                size = await self._look(slot)
                 spread = self._seconds / len(plan)
-                await self._pause(max(spread, max(taken, OBJECT_BYTES_MIN) / self._bytes_per_second))
+                await self._pause(max(spread, max(size, OBJECT_BYTES_MIN) / self._bytes_per_second))
             self.passes += 1
 
     async def _plan(self) -> ScrubPlan:
-        leaderships: list[tuple[Slot, Slot]] = []
-        self._claims = {}
-        newest = self._durable_header().slot
-        async with aclosing(leaderships_back(self._store, self._claim)) as periods:
-            async for leadership in periods:
-                leaderships.append((leadership.claim.slot, newest))
-                self._claims[leadership.claim.slot] = leadership.claim
-                if leadership.before is not None:
-                    newest = leadership.before.slot
-                elif not leadership.is_first:
-                    check_truncated(leadership, self._durable_header())
-        return ScrubPlan.of(leaderships)
+        head = self._durable_header()
+        leaderships = [each async for each in LeadershipWalk(self._store, self._claim, head)]
+        self._claims = {each.claim.slot: each.claim for each in leaderships}
+        check_truncated(leaderships[-1], self._durable_header())
+        return ScrubPlan.of([(each.claim.slot, each.newest.slot) for each in leaderships])
 
     async def _look(self, slot: Slot) -> int:
         data: bytes | None = None
@@ -173,7 +165,8 @@ class Scrub:
             try:
                 data = await self._store.read(object_name(slot))
             except NotFound:
-                await self._look_at_missing(slot)
+                if not await self._is_truncated(slot):
+                    self._damage.note("scrub", broken("an object has gone", slot))
                 return 0
             except HoldfastError as error:
                 log.warning("scrub_waits", error=str(error))
@@ -196,11 +189,6 @@ class Scrub:
         if claim is None:
             return False
         return (header.log_id, header.leader_id, header.epoch) == (claim.log_id, claim.leader_id, claim.epoch)
-
-    async def _look_at_missing(self, slot: Slot) -> None:
-        """An object that is not there is damage, unless the log says that it was truncated."""
-        if not await self._is_truncated(slot):
-            self._damage.note("scrub", broken("an object has gone", slot))
 
     async def _is_truncated(self, slot: Slot) -> bool:
         """Whether the log says that this slot was truncated; also where that cannot be found out."""

@@ -16,8 +16,7 @@ import structlog
 
 from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, Header
 from holdfast.commit.leadership.takeover import now
-from holdfast.commit.reading.reader import damage_unless_truncated, follow, leaderships_back, read_header
-from holdfast.commit.reading.survey import walker_from
+from holdfast.commit.reading.reader import LeadershipWalk, damage_unless_truncated, follow, read_header, walker_from
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.server.gateway import Gateway
 from holdfast.server.http.routes import Call, Parameter, Response, Route, json_response
@@ -121,8 +120,8 @@ class Inspection:
         reader = self._gateway.reading()
         limit = call.number("limit", low=1, high=LEADERSHIPS_MAX) or LEADERSHIPS_MAX
         found: list[LeadershipPeriod] = []
-        async with self._bounded(), aclosing(leaderships_back(reader.store, reader.claim)) as leaderships:
-            async for leadership in leaderships:
+        async with self._bounded():
+            async for leadership in LeadershipWalk(reader.store, reader.claim, reader.claim):
                 claim = leadership.claim
                 found.append(
                     LeadershipPeriod(

@@ -31,7 +31,7 @@ from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.commit.reading.feed import Checkpoint, Event, TransactionEvent
 from holdfast.commit.reading.lineage import lineage_of
-from holdfast.commit.reading.reader import Leadership, follow, leaderships_back, read_header, start_after
+from holdfast.commit.reading.reader import Leadership, LeadershipWalk, follow, read_header, start_after
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.files.private_files import private, restrict_to_owner
@@ -262,15 +262,13 @@ class ViewProcess:
             raise NotFound("the log is not where the server said", slot=announcement.slot)
         if version > newest.last_version:
             raise CorruptData("the view is past the log", view_version=version, log_version=newest.last_version)
-        leadership = Leadership(claim, None)
-        async with contextlib.aclosing(leaderships_back(self._store, claim)) as leaderships:
-            async for leadership in leaderships:
-                if leadership.rolls_back(version):
-                    raise CorruptData("the view shows what was rolled back", view_version=version)
-                if leadership.base <= version or leadership.before is None:
-                    break
-                newest = leadership.before
-        walker = await start_after(self._store, leadership, newest, version)
+        leadership = Leadership(claim, None, newest)
+        async for leadership in LeadershipWalk(self._store, claim, newest):
+            if leadership.rolls_back(version):
+                raise CorruptData("the view shows what was rolled back", view_version=version)
+            if leadership.base <= version:
+                break
+        walker = await start_after(self._store, leadership, version)
         if walker.head is not None and last not in (None, walker.head.last_transaction_version):
             raise CorruptData("the view shows a transaction that the log does not hold", view_version=version)
         return walker

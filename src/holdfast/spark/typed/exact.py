@@ -152,17 +152,17 @@ class _Number(str):
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise _TwiceError
-    return members
+    return found
 
 
 def _marked(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    members = dict(pairs)
-    if len(members) == len(pairs):
-        return members
-    twice = _Twice(members)
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice = _Twice(found)
     twice.keys_twice = frozenset(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
     return twice
 
@@ -257,23 +257,20 @@ def _rounded(value: Any, kind: pa.DataType) -> str | None:
     exact = Decimal(value)
     if not exact.is_finite() or exact != exact.to_integral_value():
         return None
-    nearest = float(exact)
+    kept = float(exact)
     if kind == pa.float32():
         try:
-            (nearest,) = struct.unpack("f", struct.pack("f", nearest))
+            (kept,) = struct.unpack("f", struct.pack("f", kept))
         except OverflowError:
             return None  # out of range: a misfit of its own
-        shortest = next(
-            (
-                text
-                for text in (f"{nearest:.{digits}g}" for digits in range(6, 10))
-                if struct.pack("f", float(text)) == struct.pack("f", nearest)
-            ),
-            "",
-        )
+        shortest = next((text for text in (f"{kept:.{digits}g}" for digits in range(6, 10)) if _same(text, kept)), "")
     else:
-        shortest = repr(nearest)
-    if not math.isfinite(nearest) or exact == nearest or exact in (Decimal(shortest), Decimal(repr(nearest))):
+        shortest = repr(kept)
+    if not math.isfinite(kept) or exact == kept or exact in (Decimal(shortest), Decimal(repr(kept))):
         return None
     name = "float" if kind == pa.float32() else "double"
-    return f"{str(value)[:64]} does not fit {name}: it would become {f'{Decimal(nearest):f}'[:64]}"
+    return f"{str(value)[:64]} does not fit {name}: it would become {f'{Decimal(kept):f}'[:64]}"
+
+
+def _same(text: str, kept: float) -> bool:
+    return struct.pack("f", float(text)) == struct.pack("f", kept)
