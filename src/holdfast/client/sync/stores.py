@@ -7,6 +7,7 @@ may have been carried out.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import ssl
 from collections import Counter
@@ -352,9 +353,8 @@ class Map:
         watch: Callable[[str | None, str, str | None, SubscriberOptions | None], Watch],
     ) -> None:
         self._client = client
-        self._store = store
-        self._name = name
-        self._path = map_path(store, name)
+        self._path_of = functools.partial(map_path, store, name)
+        self._path = self._path_of()
         self._within_ms = within_ms
         self._watch = watch
         self._token = ""
@@ -435,9 +435,6 @@ class Map:
         ``owner``: the watch's name. Locks that are taken under it end with the watch, or with its lost connection.
         """
         return self._watch(key, prefix, owner, options)
-
-    def _path_of(self, key: str) -> str:
-        return map_path(self._store, self._name, key)
 
     def _change(self, method: str, key: str, body: object, if_revision: int | None, fence: int) -> ChangedResponse:
         token = self._token if fence or if_revision else ""
