@@ -8,6 +8,7 @@
 #   make prove    the large numbers; writes proof.json; a skipped test or a missing program is a failure
 #   make bench    every benchmark, results in benchmarks/results/
 #   make docs     links, commands and examples of the documentation, checked
+#   make mutate   mutants of what decides about rights and data; each is noticed by a fast test, or has a reason
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ SPARK_LANE = $(filter tests/spark,$(LANE_FOLDERS))
 OTHER_LANES = $(filter-out tests/spark,$(LANE_FOLDERS))
 REQUIREMENT_SETS := server client console spark all demo bench test dev
 
-.PHONY: help demo serve test test-all check prove bench docs requirements clean
+.PHONY: help demo serve test test-all check prove bench docs mutate requirements clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -93,6 +94,10 @@ docs: $(STAMPS)/venv
 bench: $(STAMPS)/venv $(STAMPS)/java
 	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_benchmarks.py $(BENCH_FLAGS)
 
+# MUTATE_FLAGS="rights cursors --minutes 10" runs these groups of modules.
+mutate: $(STAMPS)/venv
+	@$(BIN)/python scripts/mutate.py $(MUTATE_FLAGS)
+
 # ---- what maintainers run -------------------------------------------------------------------------------------------
 
 # Locks again after a change of pyproject.toml; a command of its own and no file rule, because a checkout's times mean
@@ -108,4 +113,4 @@ requirements:
 	done
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis proof.json
+	rm -rf .venv .mutants build dist .mypy_cache .ruff_cache .hypothesis proof.json

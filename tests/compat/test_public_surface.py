@@ -273,7 +273,7 @@ def test_the_frames_of_a_subscription_are_the_recorded_ones() -> None:
 def test_the_options_of_spark_are_the_recorded_ones() -> None:
     pytest.importorskip("pyspark")
     from holdfast.spark import options
-    from holdfast.spark.columns import COLUMNS, Shape, spark_schema
+    from holdfast.spark.columns import COLUMNS, RowShape, spark_schema
     from pyspark_holdfast import DefaultSource
 
     lines = [f"data source {DefaultSource.name()}: {DefaultSource.__name__}"]
@@ -297,7 +297,7 @@ def test_the_options_of_spark_are_the_recorded_ones() -> None:
         ("a batch write", options.parse_write_options(sink, options.Mode.BATCH)),
         ("a batch write into a store", options.parse_write_options({**sink, "store": "orders"}, options.Mode.BATCH)),
     ]
-    for shape in Shape:
+    for shape in RowShape:
         parsed = options.parse_read_options({"url": "file:///log", "shape": shape.value})
         defaults.append((f"a log, shape {shape.value}", parsed))
         for field in spark_schema(COLUMNS[shape], parsed.columns).fields:

@@ -39,9 +39,9 @@ class MortalClient(Client):
         super().__init__(url, token=token, options=options)
         self.fate = fate
 
-    def run(self, procedure, decide=None, view=None):  # type: ignore[no-untyped-def]
+    def run(self, procedure, carry_out=None):  # type: ignore[no-untyped-def]
         try:
-            return self.fate.run(lambda: super(MortalClient, self).run(procedure, decide, view))
+            return self.fate.run(lambda: super(MortalClient, self).run(procedure, carry_out))
         except Killed:
             procedure.close()
             raise

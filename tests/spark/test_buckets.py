@@ -14,10 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.spark.runtime.table_files import NewFile, file_rows
+from holdfast.spark.runtime.table_files import TableFile, file_rows
 from holdfast.spark.tables import buckets as bucket_module
-from holdfast.spark.tables.buckets import LATEST_ROWS, BucketPart, each_bucket, in_buckets, merge_latest, newest_points
-from holdfast.spark.tables.placement import Placement
+from holdfast.spark.tables.buckets import (
+    LATEST_ROWS,
+    BucketPart,
+    Placement,
+    each_bucket,
+    in_buckets,
+    merge_latest,
+    newest_points,
+)
 
 Operation = dict[str, Any]
 State = dict[bytes, tuple[bytes, int]]
@@ -97,7 +104,7 @@ def test_each_bucket_gets_its_points_and_every_range_delete_in_log_order(
     def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
         assert bucket not in found, "a bucket is rewritten once"
         found[bucket] = changes.to_pylist()
-        return file_rows([NewFile(None, 0, 0, {}, "")])
+        return file_rows([TableFile("", 0, 0, {}, "")])
 
     list(each_bucket(rewrite, iter(carried(operations, buckets, tasks, as_is))))
     for bucket in range(buckets):
@@ -128,7 +135,7 @@ def test_many_range_deletes_for_many_buckets_are_not_copied_all_at_once(monkeypa
 
     def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
         found[bucket] = changes.to_pylist()
-        return file_rows([NewFile(None, 0, 0, {}, "")])
+        return file_rows([TableFile("", 0, 0, {}, "")])
 
     place = ("bucket", "version", "position")
     list(each_bucket(rewrite, iter(sorted(packed, key=lambda row: [row[name][0].as_py() for name in place]))))
@@ -155,7 +162,7 @@ def test_what_a_task_leaves_out_changes_no_value(
         for key, _, _ in own:
             del found[key]
         found.update({row["key"]: (row["value"], row["version"]) for row in part.rows.to_pylist()})
-        return file_rows([NewFile(None, 0, 0, {}, "")])
+        return file_rows([TableFile("", 0, 0, {}, "")])
 
     list(each_bucket(rewrite, iter(carried(operations, buckets, tasks, newest_points))))
     assert found == applied(held, operations)

@@ -47,23 +47,24 @@ from holdfast.errors import Closed, Code, Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark import audit
 from holdfast.spark.bulk import requests as requests_module
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions, put_batch
+from holdfast.spark.bulk.leadership import JobLeadership, LeadershipOptions, put_batch
 from holdfast.spark.bulk.load import (
     BatchPlan,
     LeadershipPlan,
     LoadOptions,
+    LoadProgress,
     LoadReport,
     Planner,
     batch_object,
     load_requests,
 )
-from holdfast.spark.bulk.load_record import LoadProgress, decode_progress
 from holdfast.spark.bulk.requests import ChunkSummary, Staged, chunk_parts, pack, stage
 from holdfast.spark.bulk.resolve import Resolution, asked_changes, logged_changes, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.sink.record import decode
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.values import Version
 
@@ -123,7 +124,7 @@ def origin(root: Path) -> int:
     for txn in reversed(transactions(root)):
         for change in txn.jobs:
             if isinstance(change.value, bytes) and change.name.startswith("load/"):
-                return decode_progress(change.value, change.name).base
+                return decode(change.value, change.name, LoadProgress).base
     raise AssertionError("the log holds no load")
 
 
@@ -220,7 +221,7 @@ def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
         assert "--step-down" in refused.value.hint and "step_down=True" in refused.value.hint
         assert service.address in refused.value.hint and refused.value.fields["leader_address"] == service.address
         with StoreThread(service.log_url) as thread, pytest.raises(Closed, match="a service leads this log"):
-            Leadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
+            JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
         assert [batch.header.kind for batch in live(tmp_path / "log")] == [batch.header.kind for batch in before]
         assert service.process.poll() is None
 
@@ -228,7 +229,7 @@ def test_a_load_is_refused_while_a_service_leads_and_says_how_to_go_on(
 def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path) -> None:
     """A standby that cannot reach the job's address would take over after 2.5 intervals without a sign."""
     with StoreThread(tmp_path.as_uri()) as thread:
-        leadership = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
+        leadership = JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         claim = leadership.claim()
         wait_for_sign(leadership, 2)
         with leadership.writing():
@@ -239,10 +240,10 @@ def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path) -> 
         wait_for_sign(leadership, leadership._shown().sign + 2)
         leadership.resign()
         assert [batch.header.kind for batch in live(tmp_path)] == [Kind.CLAIM, Kind.DATA, Kind.RESIGN]
-        again = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
+        again = JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         again.claim()
         again.stop()
-        usurper = Leadership(thread, LeadershipOptions(take_over=True))
+        usurper = JobLeadership(thread, LeadershipOptions(take_over=True))
         usurper.claim()
         usurper.resign()
         again._look()
@@ -250,7 +251,7 @@ def test_a_job_that_computes_for_long_shows_that_it_is_alive(tmp_path: Path) -> 
             pass
 
 
-def wait_for_sign(leadership: Leadership, number: int) -> None:
+def wait_for_sign(leadership: JobLeadership, number: int) -> None:
     give_up_at = time.monotonic() + 60.0
     while leadership._shown().sign < number:
         assert time.monotonic() < give_up_at
@@ -266,7 +267,7 @@ def test_a_service_that_may_not_be_asked_keeps_the_lead(tmp_path: Path) -> None:
     token = "server.tokens=admin:0123456789abcdef"
     with ServiceProcess(tmp_path, token) as service, StoreThread(service.log_url) as thread:
         with pytest.raises(Closed, match="did not step down") as refused:
-            Leadership(
+            JobLeadership(
                 thread, LeadershipOptions(step_down=True, sign_interval_ms=50.0, token="fedcba9876543210")
             ).claim()
         assert "--token" in refused.value.hint and service.address in refused.value.hint
@@ -415,7 +416,7 @@ def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_
                 thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
 
     with StoreThread(log.as_uri()) as thread:
-        reign = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0))
+        reign = JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0))
         version = reign.claim().last_version
         first, second = (reign.next_header(version, version, 0, 0) for _ in range(2))
         write(elsewhere, [first])
@@ -534,7 +535,7 @@ def test_a_task_gets_nothing_that_grows_with_the_other_requests() -> None:
         progress = LoadProgress("", None, many + own, through, base, ())
         plan = LeadershipPlan("", base, base, 0)
         planner = Planner(staged, resolution, resolution.assigned(), Windows(), plan, progress)
-        ((_, planned),) = planner.batches(cast("Leadership", Led()))
+        ((_, planned),) = planner.batches(cast("JobLeadership", Led()))
         return planned
 
     plan = plan_of(near, 0)
@@ -651,7 +652,7 @@ def test_what_others_wrote_between_two_runs_of_a_load_is_not_overlooked(
 
 def _progress(root: Path) -> list[int]:
     records = [(each.name, each.value) for txn in transactions(root) for each in txn.jobs]
-    found = [decode_progress(value, name) for name, value in records if isinstance(value, bytes)]
+    found = [decode(value, name, LoadProgress) for name, value in records if isinstance(value, bytes)]
     return [each.through for each in found if each.requests > 1]
 
 

@@ -35,7 +35,7 @@ from holdfast.spark.bulk.resolve import Resolution, memory_needed, resolve_reque
 from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
 from holdfast.spark.bulk.sweep import empty, judge, levels, newest, record
 from holdfast.spark.bulk.verdicts import INVALID_CODES
-from holdfast.spark.runtime.free_memory import free_memory
+from holdfast.spark.runtime.processes import free_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))

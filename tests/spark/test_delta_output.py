@@ -20,8 +20,7 @@ from holdfast.objects.directory.store import DirectoryStore
 from holdfast.segments.table_location import table_location
 from holdfast.spark import Changes, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
-from holdfast.spark.options import TableOptions
-from holdfast.spark.runtime.table_files import NewFile, write_table
+from holdfast.spark.runtime.table_files import TableFile, write_table
 from holdfast.spark.source.table import open_table
 
 __all__ = ["gateway", "local", "s3_bucket", "s3_url"]
@@ -81,7 +80,7 @@ def files_in(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*.parquet") if "_delta_log" not in path.parts}
 
 
-def replaced_table(url: str) -> tuple[DeltaOutput, list[NewFile]]:
+def replaced_table(url: str) -> tuple[DeltaOutput, list[TableFile]]:
     """A table whose second commit replaced two of the files of the first: the output and all files in order."""
     schema = pa.schema([*ROWS.schema, ("name", pa.string())])
     output = DeltaOutput(table_location(url), "made", schema, ("name",))
@@ -167,4 +166,4 @@ def test_a_missing_file_of_the_table_ends_a_run_at_once(local: SparkSession, tmp
     with pytest.raises(CorruptData, match="a file of the table is missing"):
         run_pipeline(Changes(local, log, output), log, output, stop=stop, progress=None)
     with pytest.raises(CorruptData, match="a file of the table is missing"):
-        open_table(TableOptions(output))
+        open_table(output)

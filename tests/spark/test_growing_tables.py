@@ -19,8 +19,8 @@ from holdfast.errors import InvalidRequest
 from holdfast.spark import History, Latest, RowOptions, run_pipeline
 from holdfast.spark.log.delta_output import DeltaOutput
 from holdfast.spark.tables import buckets as bucket_module
-from holdfast.spark.tables import placement as placement_module
-from holdfast.spark.tables.placement import Placement
+from holdfast.spark.tables import buckets as placement_module
+from holdfast.spark.tables.buckets import Placement
 
 __all__ = ["local"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, request
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.spark.ingest import record_search
+from holdfast.spark.ingest import record as record_search
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.message_requests import MessageRequest
 from holdfast.spark.ingest.numbered_source import Relation
-from holdfast.spark.ingest.record import GroupRecord, decode_records
+from holdfast.spark.ingest.record import GroupRecord
+from holdfast.spark.sink.record import decode
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +145,7 @@ def test_a_source_needs_messages(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
     good = GroupRecord(0, 0, (), source="queue:1", seqs=((1, 1),))
-    assert decode_records({"ingest/good": good.encode()}) == {"good": good}
+    assert decode(msgspec.json.encode(good), "ingest/good", GroupRecord) == good
     with pytest.raises(CorruptData) as refused:
-        decode_records({"ingest/good": good.encode(), "ingest/bad": b"junk"})
+        decode(b"junk", "ingest/bad", GroupRecord)
     assert refused.value.fields["job"] == "ingest/bad"

@@ -33,9 +33,8 @@ from holdfast.commit.leadership.evidence import Shown
 from holdfast.errors import Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk import leadership as module
 from holdfast.spark.bulk.job_address import JobAddress
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
-from holdfast.spark.ingest.commit_stream import CommitStream, commit_stream
-from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.bulk.leadership import JobLeadership, LeadershipOptions
+from holdfast.spark.ingest.ingest import CommitStream, Ingest, commit_stream
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import slot_text
 
@@ -44,9 +43,9 @@ SECONDS_MAX = 60.0
 
 
 @contextmanager
-def a_job(log: Path, options: LeadershipOptions = POLITE) -> Iterator[Leadership]:
+def a_job(log: Path, options: LeadershipOptions = POLITE) -> Iterator[JobLeadership]:
     with StoreThread(log.as_uri()) as thread:
-        leadership = Leadership(thread, options)
+        leadership = JobLeadership(thread, options)
         leadership.claim()
         try:
             yield leadership

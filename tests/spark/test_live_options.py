@@ -15,8 +15,7 @@ from holdfast.client.protocol.effects import Request
 from holdfast.client.stores import define_spark_stores
 from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.spark.ingest import live_requests
-from holdfast.spark.ingest.commit_stream import message_source, store_of
-from holdfast.spark.ingest.live_requests import LiveRequests
+from holdfast.spark.ingest.live_requests import LiveRequests, message_source, store_of
 from holdfast.spark.ingest.message_requests import request_in
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, Judged, VerdictStore, _message

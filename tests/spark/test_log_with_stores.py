@@ -34,8 +34,8 @@ from holdfast.commit.format.batch import StoresMode, decode_header
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import Closed, Code
 from holdfast.spark import Ingest, LoadOptions, Schedule, Snapshot, load_requests, read_log, run_pipeline
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
-from holdfast.spark.columns import COLUMNS, Shape
+from holdfast.spark.bulk.leadership import JobLeadership, LeadershipOptions
+from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
@@ -110,27 +110,27 @@ async def step(leader: Leader, draw: random.Random, number: int) -> None:
         await leader.consume(4)
 
 
-def rows_of(log: Written, shape: Shape) -> tuple[list[PlainRow], tuple[str, ...]]:
+def rows_of(log: Written, shape: RowShape) -> tuple[list[PlainRow], tuple[str, ...]]:
     """The rows by the plain reading, and what orders them."""
-    if shape is Shape.OPERATIONS:
+    if shape is RowShape.OPERATIONS:
         return operation_rows(log.live), ("version", "position")
-    if shape is Shape.TRANSACTIONS:
+    if shape is RowShape.TRANSACTIONS:
         return transaction_rows(log.live), ("version",)
     return batch_rows(log.live, log.builder.objects), ("seq",)
 
 
-@pytest.mark.parametrize("shape", Shape)
+@pytest.mark.parametrize("shape", RowShape)
 def test_every_shape_equals_the_plain_reading_without_what_the_stores_did(
-    spark: SparkSession, log: Written, shape: Shape
+    spark: SparkSession, log: Written, shape: RowShape
 ) -> None:
     rows, order = rows_of(log, shape)
     reader = spark.read.format("holdfast").option("shape", shape).option("columns", ",".join(COLUMNS[shape]))
     assert spark_rows(reader.option("minPartitions", "5").load(log.url), *order) == rows
 
 
-@pytest.mark.parametrize("shape", matrix(Shape, lambda shape: shape is Shape.TRANSACTIONS))
+@pytest.mark.parametrize("shape", matrix(RowShape, lambda shape: shape is RowShape.TRANSACTIONS))
 def test_a_stream_of_every_shape_equals_the_plain_reading(
-    spark: SparkSession, log: Written, tmp_path: Path, shape: Shape
+    spark: SparkSession, log: Written, tmp_path: Path, shape: RowShape
 ) -> None:
     rows, order = rows_of(log, shape)
     reader = spark.readStream.format("holdfast").option("shape", shape).option("columns", ",".join(COLUMNS[shape]))
@@ -198,7 +198,7 @@ def test_worlds_whose_log_has_stores_are_read_whole_and_audited_clean(tmp_path: 
     assert sum(batch.header.entries for batch in live) > 0
     assert audited(objects, piece_bytes=FEW_OBJECTS) == []
     url = on_disk(objects, tmp_path / "log")
-    columns = tuple(COLUMNS[Shape.TRANSACTIONS])
+    columns = tuple(COLUMNS[RowShape.TRANSACTIONS])
     given = {"url": url, "shape": "transactions", "columns": ",".join(columns)}
     reader = HoldfastBatchReader(parse_read_options({**given, "minPartitions": "7"}, Mode.BATCH))
     rows = [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
@@ -259,10 +259,10 @@ def test_the_stores_answer_503_with_the_reason_while_a_job_leads(tmp_path: Path)
     with machines(tmp_path, url, 1) as (machine,), StoreThread(url) as thread:
         held = prepared(machine)
         with pytest.raises(Closed, match="a service leads this log") as refused:
-            Leadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
+            JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0)).claim()
         assert refused.value.code is Code.LEADER_ALIVE and "step_down=True" in refused.value.hint
         assert machine.take(1)[0][1] == "before 4", "nothing happened"
-        leadership = Leadership(thread, LeadershipOptions(sign_interval_ms=50.0, step_down=True))
+        leadership = JobLeadership(thread, LeadershipOptions(sign_interval_ms=50.0, step_down=True))
         claim = leadership.claim()
         assert claim.stores_mode is StoresMode.LOG
         status, answer = machine.ask("GET", "/v1/stores")

@@ -9,7 +9,8 @@ import pytest
 from tests.spark.plain_ingest import POLITE, Verdicts, offered
 
 from holdfast.errors import Unavailable
-from holdfast.spark.ingest import numbered_source, record_search
+from holdfast.spark.ingest import numbered_source
+from holdfast.spark.ingest import record as record_search
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.numbered_source import DurableSource
 from holdfast.spark.messages.durable_client import DurableClient

@@ -22,10 +22,10 @@ from holdfast.client.stores import Message, define_spark_stores
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import AlreadyOpen, Closed, Code, Fenced, InvalidRequest, Unavailable
 from holdfast.spark.bulk.leadership import LeadershipOptions
-from holdfast.spark.ingest.commit_stream import commit_stream
-from holdfast.spark.ingest.ingest import Ingest
+from holdfast.spark.ingest.ingest import Ingest, commit_stream
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.numbered_source import DurableSource, NumberedSource, QueueSource
+from holdfast.spark.ingest.stages import Stages
 from holdfast.spark.ingest.verdict_output import VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 
@@ -121,14 +121,13 @@ def test_a_micro_batch_is_acknowledged_as_soon_as_its_verdicts_are_durable(spark
 
 
 def _one_group_and_no_more() -> Callable[[Any, Any], None]:
-    left = [1]
+    left, whole = [1], Stages.persist
 
     def persist(stages: Any, groups: Any) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise Killed
-        with stages.leadership.writing():
-            stages._persist(groups)
+        whole(stages, groups)
 
     return persist
 

@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.columns import Shape
+from holdfast.spark.columns import RowShape
 from holdfast.spark.options import ReadOptions, parse_read_options
-from holdfast.spark.sink.message_rows import messages_of
+from holdfast.spark.sink.store_task import messages_of
 
 URL = "file:///log"
 
@@ -20,7 +20,7 @@ def parsed(**given: str) -> ReadOptions:
 
 def test_the_defaults_read_the_whole_log_as_operations() -> None:
     options = parsed()
-    assert options.shape is Shape.OPERATIONS
+    assert options.shape is RowShape.OPERATIONS
     assert options.columns == ("version", "seq", "request_id", "kind", "key", "end", "value", "timestamp")
     assert (options.starting_version, options.from_latest, options.ending_version) == (None, False, None)
     assert options.kinds == (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)

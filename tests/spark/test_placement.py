@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark.tables.placement import BUCKET_FILE_BYTES, Placement
+from holdfast.spark.tables.buckets import BUCKET_FILE_BYTES, Placement
 
 FIRST = st.integers(1, 12)
 HASHES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50).map(lambda drawn: np.array(drawn, np.int64))

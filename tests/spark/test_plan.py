@@ -28,9 +28,9 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
 from holdfast.spark.options import ReadOptions, parse_read_options
-from holdfast.spark.runtime.cores import CORES_VARIABLE
+from holdfast.spark.runtime.processes import CORES_VARIABLE
 from holdfast.spark.source.chain import Chain, live_chain
-from holdfast.spark.source.plan import Plan, plan_read
+from holdfast.spark.source.plan import ReadPlan, plan_read
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.values import Version
 
@@ -50,11 +50,11 @@ def options(**given: object) -> ReadOptions:
     return parse_read_options({"url": "memory:", **{name: str(value) for name, value in given.items()}})
 
 
-def plan(builder: LogBuilder, **given: object) -> Plan:
+def plan(builder: LogBuilder, **given: object) -> ReadPlan:
     return asyncio.run(plan_read(store_of(builder), options(**given)))
 
 
-def slots_of(plan: Plan) -> list[int]:
+def slots_of(plan: ReadPlan) -> list[int]:
     return [slot for piece in plan.pieces for first, last in piece.runs for slot in range(first, last - 1, -1)]
 
 
@@ -106,12 +106,14 @@ def test_pieces_hold_every_live_object_once_in_order_and_know_what_comes_before(
     headers = [batch.header for batch in read_plainly(builder.objects)]
     pieces = plan(builder, targetPartitionBytes=2**20).pieces
     assert len(pieces) > 1
-    assert [slot for piece in pieces for slot in slots_of(Plan([piece], RowFilter()))] == [h.slot for h in headers]
+    assert [slot for piece in pieces for slot in slots_of(ReadPlan([piece], RowFilter()))] == [h.slot for h in headers]
     by_slot = {header.slot: header for header in headers}
     for before, piece in pairwise(pieces):
         assert piece.head == before.runs[-1][1]
         assert piece.claim == by_slot[piece.head].claim
-        assert piece.object_bytes == sum(len(builder.objects[slot]) for slot in slots_of(Plan([piece], RowFilter())))
+        assert piece.object_bytes == sum(
+            len(builder.objects[slot]) for slot in slots_of(ReadPlan([piece], RowFilter()))
+        )
 
 
 def test_an_offset_ends_one_read_where_it_starts_the_next() -> None:

@@ -26,7 +26,7 @@ from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime import store_thread
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.chain import live_chain, log_head, read_header
-from holdfast.spark.source.plan import Plan, plan_of, plan_read
+from holdfast.spark.source.plan import ReadPlan, plan_of, plan_read
 from holdfast.spark.source.shapes import row_filter
 from holdfast.spark.source.tail import starting_position
 from holdfast.values import Version
@@ -97,13 +97,13 @@ def versions(log: str) -> list[int]:
     return with_store(log, all_of)
 
 
-def planned(log: str, **given: object) -> Plan:
+def planned(log: str, **given: object) -> ReadPlan:
     options = parse_read_options({"url": log, **{name: str(value) for name, value in given.items()}})
-    found: Plan = with_store(log, lambda store: plan_read(store, options))
+    found: ReadPlan = with_store(log, lambda store: plan_read(store, options))
     return found
 
 
-def objects(plan: Plan) -> list[int]:
+def objects(plan: ReadPlan) -> list[int]:
     return [slot for piece in plan.pieces for slot in piece.slots()]
 
 

@@ -21,7 +21,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
+from holdfast.spark.columns import COLUMNS, RowShape, arrow_schema, spark_schema
 from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime.store_thread import StoreThread
@@ -61,7 +61,7 @@ def rows(url: str, **given: object) -> list[PlainRow]:
     return found
 
 
-def every_column(shape: Shape) -> str:
+def every_column(shape: RowShape) -> str:
     return ",".join(COLUMNS[shape])
 
 
@@ -71,7 +71,7 @@ def test_every_shape_equals_the_plain_reading_in_log_order(seed: int) -> None:
     live = list(read_plainly(builder.objects))
     url = stored(builder)
     bounds = {"targetPartitionBytes": 2**20}
-    assert rows(url, columns=every_column(Shape.OPERATIONS), **bounds) == operation_rows(live)
+    assert rows(url, columns=every_column(RowShape.OPERATIONS), **bounds) == operation_rows(live)
     assert rows(url, shape="transactions", includePreconditions=True, **bounds) == transaction_rows(live)
     assert rows(url, shape="batches", **bounds) == batch_rows(live, builder.objects)
 
@@ -109,7 +109,7 @@ def test_versions_kinds_and_keys_together_keep_exactly_the_rows_they_name(
     kinds = draw.sample(["write", "delete", "range_delete"], draw.randrange(1, 4))
     found = rows(
         stored(builder),
-        columns=every_column(Shape.OPERATIONS),
+        columns=every_column(RowShape.OPERATIONS),
         startingVersion=low,
         endingVersion=high,
         kinds=",".join(kinds),
@@ -132,8 +132,8 @@ def test_transactions_between_versions_keep_their_link_to_the_one_before(seed: i
     assert found == [row for row in whole if low <= cast("int", row["version"]) <= high]
 
 
-@pytest.mark.parametrize("shape", list(Shape))
-def test_declared_columns_are_the_arrow_columns_that_spark_expects(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", list(RowShape))
+def test_declared_columns_are_the_arrow_columns_that_spark_expects(shape: RowShape) -> None:
     options = parse_read_options({"url": "memory:", "shape": shape, "columns": every_column(shape)})
     assert to_arrow_schema(spark_schema(COLUMNS[shape], options.columns), timezone="UTC").equals(
         arrow_schema(shape, options.columns)

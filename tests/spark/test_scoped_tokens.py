@@ -16,10 +16,10 @@ from tests.spark.test_sink_protocol import CHUNKED, expected, new_options, small
 from holdfast.client import Client
 from holdfast.errors import Closed, PermissionDenied
 from holdfast.server.http.key_scope import tag_of
-from holdfast.spark.bulk.leadership import Leadership, LeadershipOptions
+from holdfast.spark.bulk.leadership import JobLeadership, LeadershipOptions
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.sink.micro_batch import token_of
+from holdfast.spark.sink.identity import token_of
 from holdfast.spark.sink.record import WriteId, job_of_write, read_record
 
 __all__ = ["small_chunks"]
@@ -113,9 +113,9 @@ def test_a_load_writes_with_the_rights_of_the_store_and_a_scoped_token_does_not_
         for token, hint in ((WRITER, "role admin"), (JOB, "role admin")):
             leading = LeadershipOptions(step_down=True, sign_interval_ms=50.0, token=token)
             with pytest.raises(Closed, match="did not step down") as refused:
-                Leadership(thread, leading).claim()
+                JobLeadership(thread, leading).claim()
             assert "--token" in refused.value.hint and hint in refused.value.hint
         assert sorted((tmp_path / "log" / "batches").iterdir()) == before, "nothing was written"
-        leadership = Leadership(thread, LeadershipOptions(step_down=True, sign_interval_ms=50.0, token=ADMIN))
+        leadership = JobLeadership(thread, LeadershipOptions(step_down=True, sign_interval_ms=50.0, token=ADMIN))
         leadership.claim()
         leadership.resign()

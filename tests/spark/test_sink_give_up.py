@@ -28,10 +28,9 @@ from holdfast.spark import commands
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.sink.give_up import Rows, forget, give_up
-from holdfast.spark.sink.manifest import find, rows_of
-from holdfast.spark.sink.micro_batch import MicroBatch
-from holdfast.spark.sink.record import WriteId, begin, has_notes, plan_micro_batch, read_record, wanted_micro_batch
-from holdfast.spark.sink.stage import open_stage
+from holdfast.spark.sink.identity import MicroBatch
+from holdfast.spark.sink.record import WriteId, begin, has_notes, read_record, wanted_micro_batch
+from holdfast.spark.sink.stage import find_manifest, open_stage, rows_of
 from holdfast.spark.sink.task import send_fixed
 
 __all__ = ["fate", "service"]
@@ -61,7 +60,7 @@ def stop_while_sending(options: WriteOptions, what: WriteId, fate: Fate) -> None
 def keys_of(options: WriteOptions, what: WriteId, listed: Iterable[Rows]) -> list[bytes]:
     """The keys of the rows that are listed as committed, as the manifest orders them."""
     with open_client(options) as client, open_stage(options, client) as opened:
-        manifest = find(opened, what.token)
+        manifest = find_manifest(opened, what.token)
         if manifest is None:
             return []
         keys = {
@@ -154,7 +153,7 @@ def test_a_sender_that_was_late_when_its_write_was_given_up_commits_nothing(
 
     monkeypatch.setattr(ServiceClient, "commits_many", late)
     with open_client(options) as client, open_stage(options, client) as opened:
-        intent, manifest = begin(client, options, what), find(opened, what.token)
+        intent, manifest = begin(client, options, what), find_manifest(opened, what.token)
         assert manifest is not None
         for each in manifest.partitions:
             try:
@@ -188,7 +187,8 @@ def test_a_stream_goes_on_after_the_micro_batch_that_was_given_up(service: Servi
     with open_client(options) as client:
         give_up(client, options, str(batches[0]))
         forget(client, options, str(batches[0]))
-        assert first.token in plan_micro_batch(client, options).done
+        record = read_record(client, options.application).record
+        assert record is not None and record.has_done(first.token)
         end(options, first)
     run(options, second, dealt(second.name, 1))
     assert written(service, second.name) == expected(second.name)

@@ -26,9 +26,8 @@ from holdfast.errors import Code, CorruptData, Fenced, InvalidRequest, NotFound,
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime import service_client
 from holdfast.spark.sink import task as sink_task
-from holdfast.spark.sink.digest import Sent, digest_text
 from holdfast.spark.sink.give_up import give_up
-from holdfast.spark.sink.micro_batch import MicroBatch, token_of
+from holdfast.spark.sink.identity import MicroBatch, SentPartition, digest_text, token_of
 from holdfast.spark.sink.record import (
     SinkRecord,
     StreamProgress,
@@ -38,7 +37,6 @@ from holdfast.spark.sink.record import (
     finish_empty,
     job_of,
     job_of_write,
-    plan_micro_batch,
     read_record,
     wanted_micro_batch,
 )
@@ -96,21 +94,21 @@ def write(
 
 def end(client: Client, options: WriteOptions, wanted: WriteId, partitions: int = len(PARTITIONS)) -> None:
     """What the driver does after tasks that found every chunk sent, or had none of their own."""
-    finish(client, options, wanted, [Sent(partition, chunks=99) for partition in range(partitions)])
+    finish(client, options, wanted, [SentPartition(partition, chunks=99) for partition in range(partitions)])
 
 
 def stream(
     client: Client, options: WriteOptions, micro_batch: MicroBatch, counts: dict[int, int], name: str = "streamed"
 ) -> None:
     """A whole micro-batch: the first task with a row makes the intent."""
-    planned = plan_micro_batch(client, options)
+    planned = read_record(client, options.application)
     wanted = wanted_micro_batch(micro_batch)
-    sent: list[Sent] = []
+    sent: list[SentPartition] = []
     for partition, count in counts.items():
         batches = [rows(f"{name}-{micro_batch.number}", partition, count)]
         intent = begin(client, options, wanted, planned) if count else None
         if intent is None:
-            sent.append(Sent(partition))
+            sent.append(SentPartition(partition))
         elif intent.version is None:
             sent.append(digest_partition(options, partition, batches))
         else:
@@ -401,7 +399,7 @@ def test_the_first_micro_batch_of_a_query_makes_its_record_even_without_rows(ser
 def test_a_micro_batch_that_comes_again_without_the_rows_that_it_sent_is_refused(service: ServiceProcess) -> None:
     options = new_options(service)
     with Client(service.url) as client:
-        planned = plan_micro_batch(client, options)
+        planned = read_record(client, options.application)
         intent = begin(client, options, wanted_micro_batch(MicroBatch(QUERY, 0)), planned)
         send_partition(client, options, intent, 1, [rows("vanished", 1, 3)])
         with pytest.raises(InvalidRequest, match="not those that an earlier try"):
@@ -429,14 +427,14 @@ def test_a_zombie_of_a_stream_is_refused_before_it_makes_an_intent(service: Serv
     for options in (new_options(service), new_options(service, supersede=True)):
         with Client(service.url) as client:
             stream(client, options, MicroBatch(QUERY, 0), {0: 1})
-            zombie = plan_micro_batch(client, options)
+            zombie = read_record(client, options.application)
             stream(client, options, MicroBatch(QUERY, 1), {0: 1})
             stream(client, options, MicroBatch(QUERY, 2), {0: 1})
             before = record_of(client, options)
             with pytest.raises(Fenced, match="moved on"):
                 begin(client, options, wanted_micro_batch(MicroBatch(QUERY, 1)), zombie)
             with pytest.raises(Fenced, match="moved on"):
-                finish(client, options, wanted_micro_batch(MicroBatch(QUERY, 1)), [Sent(0, 1, 1)])
+                finish(client, options, wanted_micro_batch(MicroBatch(QUERY, 1)), [SentPartition(0, 1, 1)])
             assert record_of(client, options) == before
 
 
@@ -665,11 +663,11 @@ class LateClient(Client):
         self.slow = slow
         self.left = late_at
 
-    def run(self, procedure, decide=None, view=None):  # type: ignore[no-untyped-def]
+    def run(self, procedure, carry_out=None):  # type: ignore[no-untyped-def]
         self.left -= 1
         if self.left == 0:
             wait_until_floor_passes(self.slow)
-        return super().run(procedure, decide, view)
+        return super().run(procedure, carry_out)
 
 
 def wait_until_floor_passes(slow: SlowTask) -> None:

@@ -31,15 +31,23 @@ from holdfast.objects.port import ObjectStore
 from holdfast.retention.job_holds import FOLDER
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.spark.sink import sending, stage, staging
+from holdfast.spark.sink import sending, stage
 from holdfast.spark.sink import task as sink_task
-from holdfast.spark.sink.digest import Sent
-from holdfast.spark.sink.manifest import NAME, Partition, WriteManifest, find, fix, rows_of
+from holdfast.spark.sink.identity import SentPartition
 from holdfast.spark.sink.progress import Note, PartitionNotes
 from holdfast.spark.sink.record import WriteId, begin, job_of
-from holdfast.spark.sink.sending import send_staged
-from holdfast.spark.sink.stage import ServiceStage, Stage, open_stage
-from holdfast.spark.sink.staging import stage_partition
+from holdfast.spark.sink.sending import send_staged, stage_partition
+from holdfast.spark.sink.stage import (
+    MANIFEST,
+    ServiceStage,
+    Stage,
+    StagedPartition,
+    WriteManifest,
+    find_manifest,
+    fix_manifest,
+    open_stage,
+    rows_of,
+)
 from holdfast.spark.sink.task import send_fixed
 
 ROWS = 23
@@ -56,7 +64,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
     """Small chunks and parts, one connection, and a fate that every request shares."""
     monkeypatch.setattr(sink_task, "CHUNK_TRANSACTIONS", 4)
-    monkeypatch.setattr(staging, "PART_BYTES", 600)
+    monkeypatch.setattr(stage, "PART_BYTES", 600)
     monkeypatch.setattr(sending, "CONNECTIONS", 1)
     shared = Fate()
     run = ServiceClient.run
@@ -100,7 +108,7 @@ def run(options: WriteOptions, what: WriteId, rows: dict[int, list[pa.RecordBatc
         intent = begin(client, options, what)
         if intent.version is None:
             return
-        if not intent.is_new and find(opened, what.token) is not None:
+        if not intent.is_new and find_manifest(opened, what.token) is not None:
             staged = None
         else:
             staged = [stage_partition(opened, options, what.token, each, rows[each])[0] for each in rows]
@@ -178,7 +186,7 @@ def send_late(service: ServiceProcess, name: str, monkeypatch: pytest.MonkeyPatc
         intent = begin(client, options, what)
         rows = dealt(name, 1)
         own = [stage_partition(opened, options, what.token, each, rows[each])[0] for each in rows]
-        manifest = fix(opened, what.token, own)
+        manifest = fix_manifest(opened, what.token, own)
         late = [(each, list(rows_of(opened, what.token, each))) for each in manifest.partitions]
         run(options, what, dealt(name, 2))
         assert record_of(client, options).state == "done"  # its view knows that
@@ -198,40 +206,40 @@ def test_a_sender_that_comes_late_sends_nothing_after_done(
 
 def sent_before_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are sent that no manifest names."""
-    monkeypatch.setattr(sending, "fix", lambda _, __, staged: WriteManifest(tuple(staged)))
+    monkeypatch.setattr(sending, "fix_manifest", lambda _, __, staged: WriteManifest(tuple(staged)))
     monkeypatch.setattr(sending, "has_notes", lambda *_: False)
 
 
 def sent_from_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run does not look for a manifest."""
 
-    def own(stage: Stage, write: str, staged: Sequence[Partition]) -> WriteManifest:
-        fix(stage, write, staged)
+    def own(stage: Stage, write: str, staged: Sequence[StagedPartition]) -> WriteManifest:
+        fix_manifest(stage, write, staged)
         return WriteManifest(tuple(staged))
 
-    monkeypatch.setattr(sending, "fix", own)
+    monkeypatch.setattr(sending, "fix_manifest", own)
     monkeypatch.setattr(sending, "has_notes", lambda *_: False)
-    monkeypatch.setitem(globals(), "find", lambda *_: None)
+    monkeypatch.setitem(globals(), "find_manifest", lambda *_: None)
 
 
 def staged_objects_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second try has the names of the first, and its bytes stay."""
 
     async def replaced(store: ObjectStore, key: str, data: bytes) -> bool:
-        if not key.endswith(NAME):
+        if not key.endswith(MANIFEST):
             await store.delete(key)
         return await create_exactly(store, key, data)
 
     monkeypatch.setattr(stage, "create_exactly", replaced)
     monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
-    monkeypatch.setitem(globals(), "find", lambda *_: None)
+    monkeypatch.setitem(globals(), "find_manifest", lambda *_: None)
 
 
 def removed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The staged rows are removed before the record says done."""
     end = sending.finish
 
-    def early(client: ServiceClient, options: WriteOptions, what: WriteId, sent: Sequence[Sent]) -> None:
+    def early(client: ServiceClient, options: WriteOptions, what: WriteId, sent: Sequence[SentPartition]) -> None:
         with open_stage(options, client) as opened:
             opened.remove(what.token)
         end(client, options, what, sent)
@@ -281,8 +289,8 @@ def test_the_first_manifest_stays_and_both_drivers_send_its_rows(service: Servic
             intents.append(begin(client, options, what))
             rows = dealt("two-drivers", seed)
             staged.append([stage_partition(opened, options, what.token, each, rows[each])[0] for each in rows])
-        first = fix(opened, what.token, staged[0])
-        assert fix(opened, what.token, staged[1]) == first
+        first = fix_manifest(opened, what.token, staged[0])
+        assert fix_manifest(opened, what.token, staged[1]) == first
         for intent, own in zip(intents, staged, strict=True):
             send_staged(client, options, what, intent, own)
     assert written(service, "two-drivers") == expected("two-drivers")
@@ -352,7 +360,7 @@ def test_a_write_whose_staged_rows_are_gone_is_refused_by_name(
     with open_client(options) as client:
         assert notes_left(client, options, f"lost-{lost}") > 0, "it was killed while it sent"
     for path in tmp_path.rglob("*"):
-        if path.is_file() and (lost == "folder" or (path.name.startswith(NAME) == (lost == "manifest"))):
+        if path.is_file() and (lost == "folder" or (path.name.startswith(MANIFEST) == (lost == "manifest"))):
             path.unlink()
     before = written(service, f"lost-{lost}")
     for seed in (2, 3):
@@ -412,7 +420,7 @@ def test_large_batches_are_cut_into_parts_and_come_back_in_order(service: Servic
         staged, sent = stage_partition(opened, options, "cut", 7, rows)
         assert len(staged.parts) > 5
         assert sum(part.rows for part in staged.parts) == sent.transactions == 300
-        manifest = fix(opened, "cut", [staged, Partition(8)])
+        manifest = fix_manifest(opened, "cut", [staged, StagedPartition(8)])
         assert [each.partition for each in manifest.partitions] == [7]
         found = [key for batch in rows_of(opened, "cut", staged) for key in batch["key"].to_pylist()]
     assert found == rows[0]["key"].to_pylist()
@@ -477,7 +485,7 @@ class Lazy(Executor):
 
 
 def test_one_part_waits_at_most_so_that_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "ThreadPoolExecutor", Lazy)
+    monkeypatch.setattr(stage, "ThreadPoolExecutor", Lazy)
     kept = Slow()
     kept.may_keep.set()
 
@@ -547,7 +555,7 @@ def test_two_logs_that_share_a_staging_location_have_their_own_rows(
             run(first, what, dealt("shared", 1))
         fate.left = 0
         with open_client(first) as client, open_stage(first, client) as opened:
-            assert find(opened, what.token) is not None, "it was killed after its manifest"
+            assert find_manifest(opened, what.token) is not None, "it was killed after its manifest"
         run(second, what, dealt("others", 2))
         assert [written(other, name) for name in ("shared", "others")] == [[], expected("others")]
         run(first, what, dealt("shared", 3))
@@ -558,10 +566,10 @@ def test_a_log_that_was_begun_again_finds_nothing_of_the_one_before(service: Ser
     """Its store still has what was staged, perhaps under the same application and token."""
     options = new_options(service)
     with open_client(options) as client, open_stage(options, client) as opened:
-        fix(opened, "write", [])
+        fix_manifest(opened, "write", [])
         before = ServiceStage(client, secrets.token_hex(16), options.application)
-        assert find(opened, "write") is not None
-        assert find(before, "write") is None
+        assert find_manifest(opened, "write") is not None
+        assert find_manifest(before, "write") is None
 
 
 def test_the_log_is_held_from_the_intent_until_done(service: ServiceProcess) -> None:

@@ -40,9 +40,7 @@ from holdfast.errors import (
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import WriteOptions, parse_write_options
 from holdfast.spark.sink import store_task
-from holdfast.spark.sink.digest import PartitionPublisher, Sent
-from holdfast.spark.sink.message_rows import check_message_schema, messages_of
-from holdfast.spark.sink.micro_batch import MicroBatch, token_of
+from holdfast.spark.sink.identity import MicroBatch, PartitionPublisher, SentPartition, token_of
 from holdfast.spark.sink.record import (
     Publishing,
     WriteId,
@@ -50,12 +48,17 @@ from holdfast.spark.sink.record import (
     finish,
     finish_empty,
     job_of_write,
-    plan_micro_batch,
     read_record,
     replace_record,
     wanted_micro_batch,
 )
-from holdfast.spark.sink.store_task import check_store, digest_messages, publish_partition
+from holdfast.spark.sink.store_task import (
+    check_message_schema,
+    check_store,
+    digest_messages,
+    messages_of,
+    publish_partition,
+)
 from holdfast.wire.parts import Message
 
 _names = itertools.count()
@@ -127,12 +130,12 @@ def write(
 
 def stream(client: Client, options: WriteOptions, micro_batch: MicroBatch, parts: dict[int, int], name: str) -> None:
     """A whole micro-batch: the first task with a row makes the intent."""
-    planned = plan_micro_batch(client, options)
+    planned = read_record(client, options.application)
     wanted = wanted_micro_batch(micro_batch)
-    sent: list[Sent] = []
+    sent: list[SentPartition] = []
     for partition, count in parts.items():
         if not count:
-            sent.append(Sent(partition))
+            sent.append(SentPartition(partition))
             continue
         batches = [rows(f"{name}-{micro_batch.number}", partition, count)]
         intent = begin(client, options, wanted, planned)
@@ -251,9 +254,9 @@ def test_tasks_that_run_twice_at_once_publish_once(service: ServiceProcess) -> N
             thread.start()
         for thread in threads:
             thread.join()
-        assert [each.transactions for each in found if isinstance(each, Sent)] == [50] * 3, found
+        assert [each.transactions for each in found if isinstance(each, SentPartition)] == [50] * 3, found
         sent = found[0]
-        assert isinstance(sent, Sent)
+        assert isinstance(sent, SentPartition)
         finish(client, options, wanted("twins"), [sent])
         write(client, options, wanted("next"), parts={0: 3})
     assert bodies_in(service, options) == sorted(expected("twins", parts={0: 50}) + expected("next", parts={0: 3}))
@@ -271,7 +274,7 @@ def test_a_task_of_an_earlier_write_that_comes_late_changes_nothing(service: Ser
             sender = store_task._Sender(client, stores, options, zombie, 0)
             sender._publisher = PartitionPublisher()
             for chunk in store_task._chunks(messages_of([rows("old", 0, 11)])):
-                assert sender._publish(chunk).duplicates == len(chunk.messages)
+                assert sender._publish(chunk).duplicates == len(chunk.rows)
         lost = begin(client, options, wanted("third"))
         begin(client, replace(options, supersede=True), wanted("fifth"))
         with pytest.raises(Fenced, match="moved on"):

@@ -19,7 +19,7 @@ from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark.columns import COLUMNS, Shape
+from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.source import tail
@@ -115,14 +115,14 @@ def grow(builder: LogBuilder, draw: random.Random, leader: Leader) -> Leader:
     return leader
 
 
-@pytest.mark.parametrize("shape", list(Shape))
+@pytest.mark.parametrize("shape", list(RowShape))
 @pytest.mark.parametrize("seed", matrix(range(12), 3))
-def test_a_stream_hands_out_every_row_once_whatever_happens_between_its_steps(seed: int, shape: Shape) -> None:
+def test_a_stream_hands_out_every_row_once_whatever_happens_between_its_steps(seed: int, shape: RowShape) -> None:
     draw = random.Random(seed)
     builder = random_log(seed, reigns=3)
     bounds = draw.choice(
         [{}, {"maxObjectsPerTrigger": 2}, {"maxBytesPerTrigger": 3000}]
-        + ([{"maxRowsPerTrigger": 4}] if shape is not Shape.BATCHES else [])
+        + ([{"maxRowsPerTrigger": 4}] if shape is not RowShape.BATCHES else [])
     )
     world = World(builder, shape=shape, columns=",".join(COLUMNS[shape]), targetPartitionBytes=2**20, **bounds)
     leader = builder.lead()
@@ -137,9 +137,9 @@ def test_a_stream_hands_out_every_row_once_whatever_happens_between_its_steps(se
     world.reader.stop()
     live = list(read_plainly(builder.objects))
     expected = {
-        Shape.OPERATIONS: lambda: operation_rows(live),
-        Shape.TRANSACTIONS: lambda: transaction_rows(live),
-        Shape.BATCHES: lambda: batch_rows(live, builder.objects),
+        RowShape.OPERATIONS: lambda: operation_rows(live),
+        RowShape.TRANSACTIONS: lambda: transaction_rows(live),
+        RowShape.BATCHES: lambda: batch_rows(live, builder.objects),
     }[shape]()
     assert world.rows == expected
 

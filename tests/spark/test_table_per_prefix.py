@@ -17,8 +17,8 @@ from holdfast.cli.output import Exit
 from holdfast.commit.format.transaction import RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import Latest, RowOptions, Schedule
+from holdfast.spark.commands import run_tables, tables_of_prefixes
 from holdfast.spark.log.runner import StepReport
-from holdfast.spark.tables.prefixes import run_tables, tables_of_prefixes
 
 __all__ = ["local"]
 

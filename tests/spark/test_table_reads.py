@@ -20,8 +20,7 @@ from holdfast.objects.directory.store import DurableDirectory
 from holdfast.spark import read_table
 from holdfast.spark.option_values import TableFilter
 from holdfast.spark.options import TableOptions
-from holdfast.spark.runtime.ranged_file import GAP_BYTES, RangedParquet
-from holdfast.spark.runtime.table_reads import ByteRange, TableReads
+from holdfast.spark.runtime.table_reads import GAP_BYTES, ByteRange, RangedParquet, TableReads
 from holdfast.spark.source.table import HoldfastTableReader, arrow_columns, plan, spark_columns
 from holdfast.spark.source.table_filters import Test as RowTest
 from holdfast.spark.source.table_rows import rows
@@ -249,7 +248,7 @@ def test_a_range_is_asked_for_again_while_the_store_does_not_answer(
 
 
 def test_ranges_that_are_nearly_adjacent_are_read_together() -> None:
-    from holdfast.spark.runtime.ranged_file import merged
+    from holdfast.spark.runtime.table_reads import merged
 
     apart = [ByteRange(0, 10), ByteRange(11 + GAP_BYTES, 30 + GAP_BYTES)]
     assert merged(apart) == apart

@@ -13,8 +13,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.options import TableOptions, parse_table_options
-from holdfast.spark.source.table import HoldfastTableStreamReader, arrow_columns, spark_columns
-from holdfast.spark.source.table_places import Offset, Place, place_of
+from holdfast.spark.source.table import (
+    HoldfastTableStreamReader,
+    Offset,
+    TablePlace,
+    arrow_columns,
+    place_of,
+    spark_columns,
+)
 
 FILES = 5
 
@@ -66,7 +72,7 @@ def test_available_now_returns_every_row_once_in_bounded_steps(table: Path, boun
     assert len(found) <= steps
     if bound:
         assert max(len(each) for each in found) <= 10 * bound.get("maxFilesPerTrigger", 1)
-    assert place_of(path[-1]) == Place(2)
+    assert place_of(path[-1]) == TablePlace(2)
 
 
 def test_a_stream_goes_on_at_every_place_as_it_would_have(table: Path) -> None:
@@ -88,13 +94,13 @@ def test_the_table_of_the_start_stays_the_one_that_is_returned(table: Path) -> N
     reader = reader_of(table, maxFilesPerTrigger=2)
     start = reader.initialOffset()
     first = reader.latestOffset(start, reader.getDefaultReadLimit())
-    assert place_of(first) == Place(-1, 2, 0)
+    assert place_of(first) == TablePlace(-1, 2, 0)
     DeltaTable(table).delete("version >= 0")
     second = reader.latestOffset(first, reader.getDefaultReadLimit())
     third = reader.latestOffset(second, reader.getDefaultReadLimit())
     found = [versions(reader, a, b) for a, b in pairwise([start, first, second, third])]
     assert sorted(chain.from_iterable(found)) == list(range(FILES * 10))
-    assert place_of(third) == Place(0)
+    assert place_of(third) == TablePlace(0)
     with pytest.raises(InvalidRequest, match="skipChangeCommits"):
         reader.latestOffset(third, reader.getDefaultReadLimit())
 

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from tests.spark.plain_ingest import POLITE, Source, Verdicts, an_ingest, offered, retention
 
 from holdfast.errors import Code, NotFound
-from holdfast.spark.ingest import record_search
+from holdfast.spark.ingest import record as record_search
 from holdfast.spark.ingest.ingest import Ingest
 from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, lost_groups
 

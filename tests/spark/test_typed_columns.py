@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
+from holdfast.spark.sink.task import _plain, encode
 from holdfast.spark.typed.ddl import parse_schema, type_text
 from holdfast.spark.typed.decode import Decoded, Encoding, Format, Misfit, _Reader, decode
-from holdfast.spark.typed.encode import _plain, encode
 from holdfast.spark.typed.exact import Exact
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters='"\\', exclude_categories=["C"]), min_size=1)

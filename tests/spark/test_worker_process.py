@@ -23,8 +23,8 @@ from holdfast.spark.data_source import HoldfastDataSource
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.runtime import store_thread as worker_process
+from holdfast.spark.runtime.processes import HIDE_VARIABLE
 from holdfast.spark.runtime.session import task_errors
-from holdfast.spark.runtime.worker_errors import HIDE_VARIABLE
 from holdfast.spark.source.reader import HoldfastBatchReader
 from holdfast.spark.source.stream import HoldfastStreamReader
 

@@ -87,7 +87,7 @@ NOT_INPUT: Final = {
     "spark/ingest/message_requests.py": "fields of a message, which the store has checked",
     "wire/formats.py": "the proof",
     # What belongs to the application: its formats decide.
-    "spark/sink/manifest.py": "its own objects",
+    "spark/sink/stage.py": "its own objects",
     "spark/typed/exact.py": "it looks for what is given twice",
     "spark/source/frames.py": "the values of an application, by the rules of Spark",
     "spark/typed/decode.py": "the values of an application; the check costs as much as decoding them",

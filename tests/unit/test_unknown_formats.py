@@ -16,16 +16,16 @@ from holdfast.foundations.readings import FoundationsRecord as FoundationRecord
 from holdfast.foundations.readings import key_of, newest_record
 from holdfast.objects.memory import MemoryStore
 from holdfast.sealed import encode_sealed
-from holdfast.spark.bulk.load_record import LoadProgress, decode_progress
-from holdfast.spark.ingest.record import GroupRecord, decode_group
-from holdfast.spark.sink.record import Progress, SinkRecord, decode
+from holdfast.spark.bulk.load import LoadProgress
+from holdfast.spark.ingest.record import GroupRecord
+from holdfast.spark.sink.record import PartitionProgress, SinkRecord, decode
 from holdfast.stores.repair.backup import MANIFEST_NAME, BackupManifest, check_copy
 
 JOB_RECORDS = [
     (SinkRecord("intent", "9f" * 16, 7), lambda data: decode(data, "job", SinkRecord)),
-    (Progress(0, "0:0"), lambda data: decode(data, "job", Progress)),
-    (LoadProgress("input", None, 1, 0, 0, ()), lambda data: decode_progress(data, "job")),
-    (GroupRecord(0, 0, ()), lambda data: decode_group(data, "job")),
+    (PartitionProgress(0, "0:0"), lambda data: decode(data, "job", PartitionProgress)),
+    (LoadProgress("input", None, 1, 0, 0, ()), lambda data: decode(data, "job", LoadProgress)),
+    (GroupRecord(0, 0, ()), lambda data: decode(data, "job", GroupRecord)),
 ]
 
 

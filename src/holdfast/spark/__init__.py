@@ -8,11 +8,11 @@ through the module ``pyspark_holdfast``. A pipeline is a job and the loop that r
     spark = session()
     run_pipeline(Latest(spark, "s3://bucket/log", "s3://lake/latest"), "s3://bucket/log", "s3://lake/latest")
 
-Read in this order: ``data_source`` (what Spark calls), ``catalog`` and ``options``; ``source.plan`` and
+Read in this order: ``data_source`` (what Spark calls) and ``options``; ``source.plan`` and
 ``source.scan`` (a read); ``sink.record`` and ``sink.task`` (a write); ``log.runner`` and ``log.delta_output`` (a job
 step by step); ``tables`` (the jobs); ``bulk.load`` (the four commit stages as Spark jobs). Imports go one way:
 ``commands``, then ``tables`` and ``bulk``, ``log``, ``data_source``, ``messages``, ``source`` with
-``sink``, ``catalog`` and ``options``, ``columns`` and ``typed``, ``runtime``.
+``sink``, ``options``, ``columns`` and ``typed``, ``runtime``.
 
 The names below are imported when they are first used: Spark starts a Python process for every plan, which imports
 this package for the source alone.
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from holdfast.spark.bulk.resolve import resolve_requests
     from holdfast.spark.bulk.sequencing import Fate
     from holdfast.spark.data_source import HoldfastDataSource
-    from holdfast.spark.ingest.commit_stream import CommitStream, commit_stream
-    from holdfast.spark.ingest.ingest import Ingest
+    from holdfast.spark.ingest.ingest import CommitStream, Ingest, commit_stream
     from holdfast.spark.ingest.numbered_source import DurableSource, QueueSource
     from holdfast.spark.ingest.verdict_output import VerdictStore
     from holdfast.spark.log.audit import Verify, audit
@@ -45,9 +44,8 @@ if TYPE_CHECKING:
     from holdfast.spark.source.frames import read_log, read_table, with_decoded
     from holdfast.spark.tables.buckets import History, Latest
     from holdfast.spark.tables.changes import Changes
-    from holdfast.spark.tables.newest import materialise_latest
+    from holdfast.spark.tables.newest import Snapshot, materialise_latest
     from holdfast.spark.tables.segments import Segments
-    from holdfast.spark.tables.snapshot import Snapshot
     from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
     from holdfast.spark.typed.table import RowOptions
 
@@ -55,47 +53,15 @@ if find_spec("pyspark") is None:
     raise MissingExtra("spark", "pyspark")
 
 __all__ = [
-    "Changes",
-    "CommitStream",
-    "DurableSource",
-    "Fate",
-    "History",
-    "HoldfastDataSource",
-    "Ingest",
-    "Latest",
-    "LeadershipOptions",
-    "LoadOptions",
-    "QueueSource",
-    "Replay",
-    "RequestFormat",
-    "RowOptions",
-    "RunReport",
-    "Schedule",
-    "Segments",
-    "Snapshot",
-    "StepReport",
-    "StoreChanges",
-    "StoreLatest",
-    "VerdictStore",
-    "Verify",
-    "audit",
-    "commit_stream",
-    "diagnose",
-    "find_java",
-    "load_requests",
-    "materialise_latest",
-    "read_log",
-    "read_table",
-    "resolve_requests",
-    "run_pipeline",
-    "session",
-    "stage",
-    "with_decoded",
-]
+    "Changes", "CommitStream", "DurableSource", "Fate", "History", "HoldfastDataSource", "Ingest", "Latest",
+    "LeadershipOptions", "LoadOptions", "QueueSource", "Replay", "RequestFormat", "RowOptions", "RunReport",
+    "Schedule", "Segments", "Snapshot", "StepReport", "StoreChanges", "StoreLatest", "VerdictStore", "Verify",
+    "audit", "commit_stream", "diagnose", "find_java", "load_requests", "materialise_latest", "read_log",
+    "read_table", "resolve_requests", "run_pipeline", "session", "stage", "with_decoded",
+]  # fmt: skip
 
 _NAMES_OF = {
-    "ingest.commit_stream": ("CommitStream", "commit_stream"),
-    "ingest.ingest": ("Ingest",),
+    "ingest.ingest": ("CommitStream", "Ingest", "commit_stream"),
     "ingest.numbered_source": ("DurableSource", "QueueSource"),
     "bulk.leadership": ("LeadershipOptions",),
     "bulk.load": ("LoadOptions", "load_requests"),
@@ -112,9 +78,8 @@ _NAMES_OF = {
     "source.frames": ("read_log", "read_table", "with_decoded"),
     "tables.buckets": ("History", "Latest"),
     "tables.changes": ("Changes",),
-    "tables.newest": ("materialise_latest",),
     "tables.segments": ("Segments",),
-    "tables.snapshot": ("Snapshot",),
+    "tables.newest": ("Snapshot", "materialise_latest"),
     "tables.store_tables": ("StoreChanges", "StoreLatest"),
     "typed.table": ("RowOptions",),
 }

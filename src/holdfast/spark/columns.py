@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from holdfast.commit.format.batch import ItemKind
 
 
-class Shape(StrEnum):
+class RowShape(StrEnum):
     """What one row of a log stands for."""
 
     OPERATIONS = "operations"
@@ -32,8 +32,8 @@ PRECONDITION: Final = pa.struct(
     [("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("version", pa.int64())]
 )
 
-COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
-    Shape.OPERATIONS: {
+COLUMNS: Final[Mapping[RowShape, Mapping[str, pa.DataType]]] = {
+    RowShape.OPERATIONS: {
         "version": pa.int64(),
         "seq": pa.int64(),
         "request_id": pa.string(),
@@ -45,7 +45,7 @@ COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
         "position": pa.int32(),
         "leader_id": pa.string(),
     },
-    Shape.TRANSACTIONS: {
+    RowShape.TRANSACTIONS: {
         "version": pa.int64(),
         "prev_version": pa.int64(),
         "seq": pa.int64(),
@@ -56,7 +56,7 @@ COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
         "timestamp": TIMESTAMP,
         "leader_id": pa.string(),
     },
-    Shape.BATCHES: {
+    RowShape.BATCHES: {
         "seq": pa.int64(),
         "slot": pa.string(),
         "kind": pa.string(),
@@ -91,8 +91,8 @@ SERVED_STORE_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     name: STORE_COLUMNS[name] for name in ("seq", "time", "key", "fields", "body")
 }
 _ON_REQUEST: Final = {
-    id(COLUMNS[Shape.OPERATIONS]): frozenset({"position", "leader_id"}),
-    id(COLUMNS[Shape.TRANSACTIONS]): frozenset({"preconditions"}),
+    id(COLUMNS[RowShape.OPERATIONS]): frozenset({"position", "leader_id"}),
+    id(COLUMNS[RowShape.TRANSACTIONS]): frozenset({"preconditions"}),
     id(STORE_COLUMNS): frozenset({"publisher_seq", "ttl_ms", "deliver_at"}),
 }
 """Columns that a read has only if its option ``columns`` names them. ``position`` is the operation's index in its
@@ -105,7 +105,7 @@ def default_columns(types: Mapping[str, pa.DataType]) -> tuple[str, ...]:
     return tuple(name for name in types if name not in left_out)
 
 
-def arrow_schema(shape: Shape, columns: Sequence[str]) -> pa.Schema:
+def arrow_schema(shape: RowShape, columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of these columns, in this order; every column is nullable."""
     types = COLUMNS[shape]
     return pa.schema([pa.field(name, types[name]) for name in columns])

@@ -5,9 +5,12 @@ The session is stopped in every case. Errors of the session and the job are rais
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final, Literal, TypeAlias
@@ -17,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.command_logs import log_to_standard_error
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.errors import Code, InvalidRequest, NotFound, statement_of
+from holdfast.errors import InvalidRequest, NotFound, statement_of
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.leadership import LeadershipOptions, require_free_log
@@ -27,7 +30,7 @@ from holdfast.spark.bulk.resolve import look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.data_source import HoldfastDataSource
-from holdfast.spark.ingest.commit_stream import commit_stream
+from holdfast.spark.ingest.ingest import commit_stream
 from holdfast.spark.ingest.live_requests import LiveRequests
 from holdfast.spark.ingest.micro_batches import IngestCounts
 from holdfast.spark.log.audit import Verify
@@ -36,6 +39,7 @@ from holdfast.spark.log.runner import STEP_BYTES_DEFAULT, PipelineJob, RunReport
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_write_options
 from holdfast.spark.runtime.doctor import Diagnosis, diagnose
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import java_without_sigterm, session, task_errors
 from holdfast.spark.sink import give_up as sink
 from holdfast.spark.sink.sending import open_client
@@ -43,9 +47,8 @@ from holdfast.spark.source.chain import log_head
 from holdfast.spark.tables.buckets import History, Latest
 from holdfast.spark.tables.changes import Changes
 from holdfast.spark.tables.log_snapshot import snapshot_into_log
-from holdfast.spark.tables.prefixes import run_tables, tables_of_prefixes
+from holdfast.spark.tables.newest import Snapshot
 from holdfast.spark.tables.segments import SEGMENT_LOG_BYTES_MIN, Segments
-from holdfast.spark.tables.snapshot import Snapshot
 from holdfast.spark.tables.store_tables import StoreChanges, StoreLatest
 from holdfast.spark.typed.table import RowOptions
 
@@ -263,9 +266,7 @@ class RequestSource:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise InvalidRequest(
-                "not a format of requests", code=Code.BAD_CONFIGURATION, format=self.format, valid=", ".join(FORMATS)
-            )
+            raise bad_configuration("not a format of requests", format=self.format, valid=", ".join(FORMATS))
 
     def request_format(self) -> RequestFormat:
         """How the rows are read."""
@@ -285,9 +286,8 @@ class RequestSource:
         if self.format == "table" or any(sign in self.path for sign in "*?[{"):
             return
         if found and kind not in _FOLDER_KINDS:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "not a place from which an ingest reads",
-                code=Code.BAD_CONFIGURATION,
                 hint="give store:URL/STORE/DURABLE, queue:PATH, a folder or its URL, or a table (--format table)",
                 given=self.path,
                 kinds=", ".join(sorted(_FOLDER_KINDS)),
@@ -296,14 +296,13 @@ class RequestSource:
             return
         folder = Path(self.path.removeprefix("file://").removeprefix("file:"))
         if folder.is_file():
-            raise InvalidRequest(
+            raise bad_configuration(
                 "an ingest reads the files that appear in a folder, and this is a file",
-                code=Code.BAD_CONFIGURATION,
                 hint=f"give its folder, {folder.parent}, or use `holdfast spark load` for one file",
                 path=self.path,
             )
         if not folder.is_dir():
-            raise InvalidRequest("there is no such folder of requests", code=Code.BAD_CONFIGURATION, path=self.path)
+            raise bad_configuration("there is no such folder of requests", path=self.path)
 
     def stream(self, spark: SparkSession, files_at_once: int | None) -> DataFrame:
         """The rows of files that appear in a folder, as a stream. Raises: InvalidRequest."""
@@ -465,3 +464,62 @@ def ingest(
                 stream.stop()
             counts = stream.counts
     return JobResult({"pipeline": "ingest", "log": log.partition("?")[0], **asdict(counts)})
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-]")
+
+
+def tables_of_prefixes(rows: RowOptions, output_url: str) -> Sequence[tuple[str, RowOptions]]:
+    """The place and the rows of each table: ``flight/`` is ``flight`` below the output.
+
+    Raises: InvalidRequest without a prefix, and for prefixes that do not name two places.
+
+    >>> [url for url, _ in tables_of_prefixes(RowOptions((b"flight/", b"plane/")), "s3://lake/tables?region=eu")]
+    ['s3://lake/tables/flight?region=eu', 's3://lake/tables/plane?region=eu']
+    """
+    if not rows.key_prefixes:
+        raise bad_configuration("a table per prefix needs prefixes", hint="give --key-prefix for each table")
+    place, mark, query = output_url.partition("?")
+    places: dict[str, RowOptions] = {}
+    for prefix in rows.key_prefixes:
+        name = prefix.decode(errors="replace").rstrip("/:|#-").replace("/", "_")
+        if not _NAME.fullmatch(name) or name.endswith("-quarantine"):
+            raise bad_configuration(
+                "a prefix does not name a table: ASCII letters, digits, '.', '_', '-' and '/' do", prefix=prefix
+            )
+        url = f"{place.rstrip('/')}/{name}{mark}{query}"
+        if url in places:
+            raise bad_configuration("two prefixes have one table", prefix=prefix, table=name)
+        places[url] = replace(rows, key_prefixes=(prefix,))
+    return list(places.items())
+
+
+def run_tables(
+    jobs: Sequence[tuple[str, PipelineJob]],
+    log_url: str,
+    *,
+    schedule: Schedule,
+    step_bytes: int = STEP_BYTES_DEFAULT,
+    stop: Event,
+    progress: Callable[[str, StepReport], None],
+) -> list[RunReport]:
+    """Run each job, with its output's URL, as ``run_pipeline`` does; with ``every_seconds`` all of them in each pass.
+
+    The log is read once for each table. The reports are those of the last pass. Raises: as ``run_pipeline``. A table
+    that fails ends the run; the next run continues every table where it is.
+    """
+    once = Schedule(until=schedule.until)
+    while True:
+        began = time.monotonic()
+        reports: list[RunReport] = []
+        for url, job in jobs:
+            if stop.is_set() and reports:
+                break
+            step_done = partial(progress, url)
+            reports.append(
+                run_pipeline(job, log_url, url, schedule=once, step_bytes=step_bytes, stop=stop, progress=step_done)
+            )
+        if schedule.every_seconds is None or stop.is_set():
+            return reports
+        if stop.wait(max(0.0, began + schedule.every_seconds - time.monotonic())):
+            return reports

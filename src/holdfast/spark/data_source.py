@@ -3,19 +3,22 @@
 Each query starts two processes that import this module, so imports are inside the methods. Spark plans again for each
 query on a data frame: set ``endingVersion`` (or ``asOfVersion``) when several queries must see the same state of a
 growing log.
+
+Of a catalogued table (``CREATE TABLE t USING holdfast OPTIONS (url '...')``) Spark 4.3 passes the options to the source
+when the table is created, mixed with properties of its own, and none when the table is read. But it stores the schema
+that the source returns, with the metadata of its columns, and passes it to every read. So the options are kept in the
+metadata of the first column. They carry no secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from holdfast.errors import Code, InvalidRequest
-from holdfast.spark import catalog
 from holdfast.spark.columns import QUEUE_COLUMNS, STORE_COLUMNS, spark_schema
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import (
@@ -29,10 +32,78 @@ from holdfast.spark.options import (
     parse_any_read,
     parse_write_options,
 )
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import bad_configuration
 
 if TYPE_CHECKING:  # the client of a service, which a read does not need
     from holdfast.spark.sink.writer import HoldfastBatchWriter, HoldfastStreamWriter
+
+
+METADATA_KEY: Final = "holdfast.options"
+_OPTION_PREFIX: Final = "option."
+_ALWAYS_THERE: Final = frozenset({"provider", "owner"})
+
+
+def options_of_new_table(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a statement that creates a table; None where these are options of a read.
+
+    Spark gives an option twice, once with the prefix ``option.``, and ``LOCATION`` as ``path``. Everything else is a
+    property of the table: ``owner``, ``provider``, ``comment``, ``collation`` and what ``TBLPROPERTIES`` names.
+
+    >>> options_of_new_table({"url": "u", "option.url": "u", "owner": "me", "provider": "holdfast", "team": "a"})
+    {'url': 'u'}
+    """
+    lower = {name.lower(): value for name, value in properties.items()}
+    if not lower.keys() >= _ALWAYS_THERE or lower["provider"].lower() != "holdfast":
+        return None
+    texts = {
+        name.removeprefix(_OPTION_PREFIX): value for name, value in lower.items() if name.startswith(_OPTION_PREFIX)
+    }
+    return texts | ({"path": lower["path"]} if "location" in lower and "path" in lower else {})
+
+
+def schema_of_table(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """This schema of a new table, which carries its options and its columns to every read."""
+    first, *rest = schema.fields
+    stored = {**options, "columns": ",".join(schema.names)}
+    return StructType([StructField(first.name, first.dataType, first.nullable, {METADATA_KEY: stored}), *rest])
+
+
+def options_of_table(schema: StructType) -> dict[str, str] | None:
+    """The options that the schema of a table carries; None for a schema that is not of such a table."""
+    for field in schema.fields:
+        stored = field.metadata.get(METADATA_KEY)
+        if isinstance(stored, dict):
+            return {str(name): str(value) for name, value in stored.items()}
+    return None
+
+
+def options_to_read(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """The options of a read: the given ones, or those of the table with this ``schema``.
+
+    Raises: InvalidRequest for a table without options, and for options in a query of a table: Spark reads all uses of
+    the table in a statement with those of the first one.
+    """
+    stored = options_of_table(schema)
+    if stored is None:
+        if given:
+            return given
+        raise bad_configuration(
+            "Spark passed no options: the table was created with columns of its own",
+            hint="create it as CREATE TABLE t USING holdfast OPTIONS (url '..'); the option columns chooses columns",
+        )
+    if given:
+        raise bad_configuration(
+            f"option {next(iter(given))} cannot be given where a table is read",
+            hint="create another table or a temporary view with this option",
+        )
+    return stored
+
+
+def without_metadata(schema: StructType) -> StructType:
+    """The names and types of a schema alone."""
+    return StructType([StructField(field.name, field.dataType, field.nullable) for field in schema.fields])
+
 
 _READERS: Final[Mapping[type, tuple[str, str]]] = {
     ReadOptions: ("source.reader.HoldfastBatchReader", "source.stream.HoldfastStreamReader"),
@@ -58,7 +129,7 @@ class HoldfastDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the chosen shape, for a new table with its options. Raises: InvalidRequest."""
-        created = catalog.options_of_new_table(self.options)
+        created = options_of_new_table(self.options)
         if created is None:
             return _parsed(self.options, None)[1]
         options, columns = _parsed(created, None)
@@ -68,19 +139,17 @@ class HoldfastDataSource(DataSource):
             # The table keeps the type, so that every later read has it, streams too.
             created = {name: text for name, text in created.items() if name != "infer"}
             created["valueschema"] = type_text(options.typing.value.type)
-        return catalog.schema_of_table(columns, created)
+        return schema_of_table(columns, created)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
-        reader: DataSourceReader = self._reader(Mode.BATCH, schema)
-        return reader
+        return cast("DataSourceReader", self._reader(Mode.BATCH, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
-        reader: DataSourceStreamReader = self._reader(Mode.STREAM, schema)
-        return reader
+        return cast("DataSourceStreamReader", self._reader(Mode.STREAM, schema))
 
-    def _reader(self, mode: Mode, schema: StructType) -> Any:
+    def _reader(self, mode: Mode, schema: StructType) -> object:
         options = self._read(mode, schema)
         home, _, name = _READERS[type(options)][mode is Mode.STREAM].rpartition(".")
         make = getattr(import_module(f"holdfast.spark.{home}"), name)
@@ -104,11 +173,10 @@ class HoldfastDataSource(DataSource):
 
     def _read(self, mode: Mode, asked: StructType) -> AnyReadOptions:
         """The options of a read, whose columns must be the ``asked`` ones."""
-        options, schema = _parsed(catalog.options_to_read(self.options, asked), mode, asked)
-        if catalog.without_metadata(asked) != schema:
-            raise InvalidRequest(
+        options, schema = _parsed(options_to_read(self.options, asked), mode, asked)
+        if without_metadata(asked) != schema:
+            raise bad_configuration(
                 "the columns of this source cannot be declared by .schema(...)",
-                code=Code.BAD_CONFIGURATION,
                 hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
                 columns=schema.simpleString(),
             )
@@ -118,21 +186,19 @@ class HoldfastDataSource(DataSource):
         from holdfast.spark.sink.task import check_schema
 
         if overwrite:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a log only grows",
-                code=Code.BAD_CONFIGURATION,
                 hint='use mode("append"), or outputMode("append"); write other output modes from foreachBatch, '
                 "each micro-batch as a batch with a token of its own",
             )
-        if not self.options and catalog.options_of_table(schema) is not None:
-            raise InvalidRequest(
+        if not self.options and options_of_table(schema) is not None:
+            raise bad_configuration(
                 "a table of a log is read-only",
-                code=Code.BAD_CONFIGURATION,
                 hint='write with frame.write.format("holdfast"), whose option url is the service',
             )
         options = parse_write_options(self.options, mode)
         if options.store is not None:
-            from holdfast.spark.sink.message_rows import check_message_schema
+            from holdfast.spark.sink.store_task import check_message_schema
 
             check_message_schema(schema)
         else:

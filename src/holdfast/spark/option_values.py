@@ -11,20 +11,21 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.commit.format.batch import ItemKind
-from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.columns import READABLE_KINDS, Shape
+from holdfast.errors import InvalidRequest
+from holdfast.spark.columns import READABLE_KINDS, RowShape
 from holdfast.spark.positions import Position, QueuePosition, StorePosition
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.values import VERSION_MAX, pairs_once
 
 DURATION_MS_MAX: Final = 24 * 60 * 60 * 1000
@@ -59,7 +60,7 @@ class KeyEncoding(StrEnum):
 
 
 _KINDS: Final = {kind.name.lower(): kind for kind in READABLE_KINDS}
-EVERY_SHAPE: Final = frozenset(Shape)
+EVERY_SHAPE: Final = frozenset(RowShape)
 BOTH: Final = frozenset(Mode)
 BATCH: Final = frozenset({Mode.BATCH})
 STREAM: Final = frozenset({Mode.STREAM})
@@ -67,7 +68,7 @@ STREAM: Final = frozenset({Mode.STREAM})
 
 def invalid(option: str, reason: str) -> InvalidRequest:
     """The error for an option."""
-    return InvalidRequest(f"option {option} {reason}", code=Code.BAD_CONFIGURATION)
+    return bad_configuration(f"option {option} {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Option(Generic[T_co]):
     parse: Parse[T_co]
     default: T_co
     modes: frozenset[Mode] = BOTH
-    shapes: frozenset[Shape] = EVERY_SHAPE
+    shapes: frozenset[RowShape] = EVERY_SHAPE
     required: str = ""
 
 
@@ -89,25 +90,21 @@ Table: TypeAlias = Mapping[str, Option[object]]
 """Options by name."""
 
 
-class _DataClass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
 def option(
     name: str,
     parse: Parse[T],
     default: D,
     modes: frozenset[Mode] = BOTH,
-    shapes: frozenset[Shape] = EVERY_SHAPE,
+    shapes: frozenset[RowShape] = EVERY_SHAPE,
     required: str = "",
 ) -> T | D:
     """A field of a data class that the option ``name`` fills."""
     declared: Option[object] = Option(name, parse, default, modes, shapes, required)
-    found: T | D = field(default=default, metadata={"option": declared})
-    return found
+    option_field: T | D = field(default=default, metadata={"option": declared})
+    return option_field
 
 
-def declared(kind: type[_DataClass], *more: Option[Any]) -> Table:
+def declared(kind: Any, *more: Option[Any]) -> Table:
     """The options of the fields of ``kind``, its own before those that it inherits, and ``more``."""
     ordered = sorted(fields(kind), key=lambda each: each.name not in kind.__annotations__)
     own = (cast("Option[object]", each.metadata["option"]) for each in ordered if "option" in each.metadata)
@@ -153,12 +150,12 @@ class GivenOptions:
     def made(self, kind: Callable[..., D], **others: object) -> D:
         """A data class whose fields have the values of their options, or of ``others``. Raises: InvalidRequest."""
         values = dict(others)
-        for each in fields(cast("type[_DataClass]", kind)):
+        for each in fields(cast("Any", kind)):
             if "option" in each.metadata and each.name not in values:
                 values[each.name] = self[each.metadata["option"]]
         return kind(**values)
 
-    def require_effect(self, what: str, mode: Mode | None, shape: Shape = Shape.OPERATIONS) -> None:
+    def require_effect(self, what: str, mode: Mode | None, shape: RowShape = RowShape.OPERATIONS) -> None:
         """Raise InvalidRequest for an option without effect; ``what`` is a read or a write."""
         for name in self._texts:
             shapes, modes = self._table[name].shapes, self._table[name].modes
@@ -170,9 +167,9 @@ class GivenOptions:
 
     def require_one_of(self, what: str, *names: str) -> None:
         """Raise InvalidRequest when two of these options are given; ``what`` is what both say."""
-        given = [name for name in names if name in self._texts]
-        if len(given) > 1:
-            raise invalid(given[0], f"and {given[1]} both say {what}; give one")
+        names_given = [name for name in names if name in self._texts]
+        if len(names_given) > 1:
+            raise invalid(names_given[0], f"and {names_given[1]} both say {what}; give one")
 
 
 # -- parsers ----------------------------------------------------------------------------------------------------------
@@ -257,17 +254,17 @@ def _kinds(text: str) -> tuple[ItemKind, ...]:
 def _request_ids(text: str) -> tuple[str, ...]:
     """Names with commas, or a JSON array of texts, for ids with commas and spaces of their own."""
     wanted: list[object] = from_json(text, list) if text.startswith("[") else [*names_in(text)]
-    found = [each for each in wanted if isinstance(each, str) and each]
-    if not found or len(found) != len(wanted):
+    ids = [each for each in wanted if isinstance(each, str) and each]
+    if not ids or len(ids) != len(wanted):
         raise ValueError(text)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(ids))
 
 
 def _matcher(text: str) -> dict[str, object]:
-    found: dict[str, object] = from_json(text, dict)
-    if not found:
+    members: dict[str, object] = from_json(text, dict)
+    if not members:
         raise ValueError(text)
-    return found
+    return members
 
 
 _TIMES: Final = "an ISO time with its zone, such as 2026-01-31T12:00:00Z"
@@ -353,16 +350,16 @@ def from_json(text: str, kind: Callable[[], D]) -> D:
 
 def filters(name: str, text: str) -> tuple[TableFilter, ...]:
     """Filters of a table as a JSON array."""
-    given: list[object] = from_json(text, list)
+    conditions: list[object] = from_json(text, list)
     valid = f'valid: [["version", ">=", 7], ...] with the operators {" ".join(TABLE_OPERATORS)}'
-    if not given:
+    if not conditions:
         raise invalid(name, f"is {text!r}; {valid}")
-    for each in given:
+    for each in conditions:
         if not (isinstance(each, list) and len(each) == 3 and isinstance(each[0], str)):
             raise invalid(name, f"has {json.dumps(each)}, which is not [column, operator, value]; {valid}")
         if each[1] not in TABLE_OPERATORS:
             raise invalid(name, f"has {json.dumps(each)}, whose operator {each[1]!r} is unknown; {valid}")
-    return tuple(cast("Iterable[TableFilter]", map(tuple, cast("list[list[object]]", given))))
+    return tuple(cast("Iterable[TableFilter]", map(tuple, cast("list[list[object]]", conditions))))
 
 
 _KEYS: Final[Mapping[KeyEncoding, Callable[[str], bytes]]] = {

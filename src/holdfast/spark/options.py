@@ -23,7 +23,7 @@ from holdfast.spark.columns import (
     QUEUE_COLUMNS,
     SERVED_STORE_COLUMNS,
     STORE_COLUMNS,
-    Shape,
+    RowShape,
     default_columns,
 )
 from holdfast.spark.option_values import (
@@ -60,8 +60,8 @@ TABLE_POLL_MS: Final = 1000
 TOKEN_LENGTH_MAX: Final = 512
 STORE_NAME_MAX: Final = 256
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEYED: Final = frozenset({Shape.OPERATIONS})
-_ROWS: Final = frozenset({Shape.OPERATIONS, Shape.TRANSACTIONS})
+_KEYED: Final = frozenset({RowShape.OPERATIONS})
+_ROWS: Final = frozenset({RowShape.OPERATIONS, RowShape.TRANSACTIONS})
 _PARTITION_BYTES: Final = parse.whole(PARTITION_BYTES_MIN, PARTITION_BYTES_MAX, "a number of bytes")
 _AFTER: Final = "read what comes after"
 
@@ -103,7 +103,7 @@ class ReadOptions:
     """
 
     url: str = option("url", parse.url, "", required='for example .option("url", "s3://bucket/log")')
-    shape: Shape = option("shape", parse.one_of(Shape, MESSAGES), Shape.OPERATIONS)
+    shape: RowShape = option("shape", parse.one_of(RowShape, MESSAGES), RowShape.OPERATIONS)
     columns: tuple[str, ...] = option("columns", parse.columns_of(None), ())
     starting_version: int | None = None
     starting_ms: int | None = option("startingTimestamp", parse.time_ms, None)
@@ -153,7 +153,7 @@ _KEY_BOUNDS: Final = tuple(
 )
 _KEY_ENCODING: Final = Option("keyEncoding", parse.one_of(KeyEncoding), KeyEncoding.UTF8, shapes=_KEYED)
 _PRECONDITIONS: Final = Option(
-    "includePreconditions", parse.boolean, default=False, shapes=frozenset({Shape.TRANSACTIONS})
+    "includePreconditions", parse.boolean, default=False, shapes=frozenset({RowShape.TRANSACTIONS})
 )
 _FORMATS: Final = {
     name: Option(f"{name}Format", parse.one_of(Format), Format.BINARY, shapes=_KEYED) for name in ("key", "value")
@@ -360,7 +360,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         if name in {each.lower() for each in given}:
             raise invalid(name, "has no effect without shape=messages")
     options = GivenOptions(given, LOG_OPTIONS)
-    shape = cast("Shape", options[LOG_OPTIONS["shape"]])
+    shape = cast("RowShape", options[LOG_OPTIONS["shape"]])
     options.require_effect("read", mode, shape)
     options.require_one_of("where to start", "startingVersion", "startingTimestamp", "startingOffsets")
     options.require_one_of("where to stop", *ENDINGS)
@@ -372,7 +372,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
     (key_begin, key_end), key_prefixes = _key_range(options)
     columns = _columns(options, shape)
     typing = _typing(options, columns)
-    found = options.made(
+    read = options.made(
         ReadOptions,
         columns=columns,
         starting_version=starting if isinstance(starting, int) else None,
@@ -386,11 +386,11 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         admission=_admission(options),
         typing=typing,
     )
-    last_ms = found.as_of_ms if found.ending_ms is None else found.ending_ms
-    if found.starting_ms is not None and last_ms is not None and found.starting_ms > last_ms:
+    last_ms = read.as_of_ms if read.ending_ms is None else read.ending_ms
+    if read.starting_ms is not None and last_ms is not None and read.starting_ms > last_ms:
         ends = options.text("endingTimestamp") or options.text("timestampAsOf")
         raise invalid("startingTimestamp", f"is after the ending time, {options.text('startingTimestamp')} > {ends}")
-    return found
+    return read
 
 
 def parse_table_options(given: Mapping[str, str], mode: Mode | None = None) -> TableOptions:
@@ -438,10 +438,10 @@ def parse_store_options(given: Mapping[str, str], mode: Mode | None = None) -> S
     options.require_one_of("where to start", "startingOffsets", "startingTimestamp")
     is_remote = "url" in options and not options.text("url").lower().startswith("file:")
     remote = {"poll_ms": STORE_POLL_MS_REMOTE} if is_remote and "pollInterval" not in options else {}
-    found = options.made(StoreOptions, **remote)
-    if isinstance(found.after, StorePosition) and found.after.at is not None and not found.url:
+    read = options.made(StoreOptions, **remote)
+    if isinstance(read.after, StorePosition) and read.after.at is not None and not read.url:
         raise invalid("startingOffsets", "names a log, and option stores a directory")
-    return found
+    return read
 
 
 def parse_served_store_options(given: Mapping[str, str], mode: Mode | None = None) -> ServedStoreOptions:
@@ -471,22 +471,22 @@ def parse_write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         raise invalid(
             "application", "is required: 1 to 64 ASCII letters, digits, '.', '_' or '-' that name this writer"
         )
-    found = options.made(WriteOptions)
-    if found.token is not None and not (0 < len(found.token) <= TOKEN_LENGTH_MAX and found.token.isprintable()):
+    write = options.made(WriteOptions)
+    if write.token is not None and not (0 < len(write.token) <= TOKEN_LENGTH_MAX and write.token.isprintable()):
         raise invalid("token", f"has 1 to {TOKEN_LENGTH_MAX} printable characters and names what is written")
-    if found.direct and found.staging_location is not None:
+    if write.direct and write.staging_location is not None:
         raise invalid("stagingLocation", "has no effect with direct=true, which stages nothing")
-    if found.store is None:
-        return found
-    if not 0 < len(found.store) <= STORE_NAME_MAX:
+    if write.store is None:
+        return write
+    if not 0 < len(write.store) <= STORE_NAME_MAX:
         raise invalid("store", f"names the message store that the rows go to, 1 to {STORE_NAME_MAX} characters")
-    return options.made(WriteOptions, application=f"{application}@{found.store}")
+    return options.made(WriteOptions, application=f"{application}@{write.store}")
 
 
 # -- rules that need several options ----------------------------------------------------------------------------------
 
 
-def _columns(options: GivenOptions, shape: Shape) -> tuple[str, ...]:
+def _columns(options: GivenOptions, shape: RowShape) -> tuple[str, ...]:
     """The columns of a read of a log: those that are named, or those of its shape."""
     if options[_PRECONDITIONS] and "columns" in options:
         raise invalid("includePreconditions", "and columns both choose columns; name preconditions in columns")
@@ -518,26 +518,26 @@ def _typing(options: GivenOptions, columns: Sequence[str]) -> Typing:
 def _admission(options: GivenOptions) -> Admission:
     if "maxTriggerDelay" in options and "minRowsPerTrigger" not in options:
         raise invalid("maxTriggerDelay", "has no effect without minRowsPerTrigger")
-    found = options.made(Admission)
-    if found.rows_max is not None and found.rows_min is not None and found.rows_min > found.rows_max:
-        raise invalid("minRowsPerTrigger", f"is above maxRowsPerTrigger, {found.rows_min} > {found.rows_max}")
-    return found
+    admission = options.made(Admission)
+    if admission.rows_max is not None and admission.rows_min is not None and admission.rows_min > admission.rows_max:
+        raise invalid("minRowsPerTrigger", f"is above maxRowsPerTrigger, {admission.rows_min} > {admission.rows_max}")
+    return admission
 
 
 def _key_range(options: GivenOptions) -> tuple[tuple[bytes, bytes | None], tuple[bytes, ...]]:
     """The range of keys that has all wanted ones, and the prefixes if there are several."""
-    given = {each.name: options[each] for each in _KEY_BOUNDS if each.name in options}
-    if "keyEncoding" in options and not given:
+    bounds = {each.name: options[each] for each in _KEY_BOUNDS if each.name in options}
+    if "keyEncoding" in options and not bounds:
         raise invalid("keyEncoding", "has no effect without keyPrefix, keyBegin or keyEnd")
     key = parse.key_of(options[_KEY_ENCODING])
-    if "keyPrefix" in given:
-        if len(given) > 1:
+    if "keyPrefix" in bounds:
+        if len(bounds) > 1:
             raise invalid("keyPrefix", "cannot be combined with keyBegin or keyEnd")
-        prefixes = tuple(sorted({key("keyPrefix", each) for each in parse.prefixes(given["keyPrefix"])}))
+        prefixes = tuple(sorted({key("keyPrefix", each) for each in parse.prefixes(bounds["keyPrefix"])}))
         ends = [key_after(prefix) for prefix in prefixes]
         last = None if None in ends else max(end for end in ends if end is not None)
         return (prefixes[0], last), prefixes if len(prefixes) > 1 else ()
-    begin, end = (key(name, given[name]) if name in given else None for name in ("keyBegin", "keyEnd"))
+    begin, end = (key(name, bounds[name]) if name in bounds else None for name in ("keyBegin", "keyEnd"))
     if begin is not None and end is not None and begin >= end:
         raise invalid("keyBegin", "is not below keyEnd")
     return (begin or b"", end), ()

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.values import VERSION_MAX
 
 Offset: TypeAlias = dict[str, int | str]
@@ -76,7 +77,7 @@ class StorePosition(Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.version is None else Position(None, self.version, self.log_id)
 
 
-class DurablePosition(Struct, frozen=True, forbid_unknown_fields=True):
+class ServedPosition(Struct, frozen=True, forbid_unknown_fields=True):
     """The last message of a durable that was read, 0 for none.
 
     Shape: ``token`` names the durable (``stores.values.identity``), ``query`` the checkpoint.
@@ -119,9 +120,4 @@ def position_in(offset: Given, kind: type[S]) -> S:
 
 def foreign(offset: Given, cause: str) -> InvalidRequest:
     """The error for an offset of another source."""
-    return InvalidRequest(
-        "checkpoint holds an offset that is not this source's",
-        code=Code.BAD_CONFIGURATION,
-        offset=dict(offset),
-        cause=cause,
-    )
+    return bad_configuration("checkpoint holds an offset that is not this source's", offset=dict(offset), cause=cause)

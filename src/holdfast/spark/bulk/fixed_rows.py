@@ -2,7 +2,7 @@
 
 Spark computes a partition again when a task or a worker fails, and an input with random values, a function or a shuffle
 in it may then have other rows. So the tasks that compute the input keep its rows as objects next to the log
-(``sink.staging``), and the driver creates one manifest when all of them are done. From then on the load reads what the
+(``sink.stage``), and the driver creates one manifest when all of them are done. From then on the load reads what the
 manifest names. A run that finds the manifest of its name does not look at its input. Each try of a task has object
 names of its own, so tries do not mix. A crash before the manifest leaves objects that nothing reads; one after it
 leaves the rows for the next run of the name.
@@ -18,16 +18,24 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 import structlog
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, HoldfastError, NotFound
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.sink.manifest import Partition, StagedPart, WriteManifest, find, fix, rows_of
-from holdfast.spark.sink.micro_batch import token_of
-from holdfast.spark.sink.stage import ObjectStage
-from holdfast.spark.sink.staging import TryParts
+from holdfast.spark.runtime.tasks import running_task
+from holdfast.spark.sink.identity import token_of
+from holdfast.spark.sink.stage import (
+    ObjectStage,
+    StagedPart,
+    StagedPartition,
+    TryParts,
+    WriteManifest,
+    find_manifest,
+    fix_manifest,
+    rows_of,
+)
 
 PARTS_IN_A_TASK: Final = 8
 """About 32 MiB."""
@@ -57,7 +65,7 @@ class FixedRows:
     def found(self) -> WriteManifest | None:
         """What an earlier run has fixed. Raises: CorruptData, Unavailable."""
         with StoreThread(self.url) as thread:
-            return find(ObjectStage(thread, FOLDER, self._application), self.write)
+            return find_manifest(ObjectStage(thread, FOLDER, self._application), self.write)
 
     def fix(self, requests: DataFrame) -> tuple[WriteManifest, bool]:
         """Keep the rows of ``requests``, durably. False: another run of the name was first, and its rows are those.
@@ -70,9 +78,7 @@ class FixedRows:
         url, application, write = self.url, self._application, self.write
 
         def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            context = TaskContext.get()
-            assert context is not None, "tasks run this"
-            number = context.partitionId()
+            number = running_task().partitionId()
             name = f"{number:06d}-{secrets.token_hex(8)}"
             with (
                 StoreThread(url) as thread,
@@ -80,14 +86,14 @@ class FixedRows:
             ):
                 for _ in parts.kept(batches):
                     pass
-                kept = msgspec.json.encode(Partition(number, parts.whole()))
-            yield pa.RecordBatch.from_pydict({"kept": [kept]})
+                own = msgspec.json.encode(StagedPartition(number, parts.whole()))
+            yield pa.RecordBatch.from_pydict({"kept": [own]})
 
         with task_errors():
-            kept = requests.mapInArrow(keep, "kept binary").toArrow()["kept"].to_pylist()
+            parts_of_tasks = requests.mapInArrow(keep, "kept binary").toArrow()["kept"].to_pylist()
         with StoreThread(url) as thread:
-            staged = [msgspec.json.decode(each, type=Partition) for each in kept]
-            manifest = fix(ObjectStage(thread, FOLDER, application), write, staged)
+            staged = [msgspec.json.decode(each, type=StagedPartition) for each in parts_of_tasks]
+            manifest = fix_manifest(ObjectStage(thread, FOLDER, application), write, staged)
         own = {part.name for each in staged for part in each.parts}
         return manifest, own == {part.name for each in manifest.partitions for part in each.parts}
 
@@ -101,10 +107,15 @@ class FixedRows:
                 stage = ObjectStage(thread, FOLDER, application)
                 for batch in batches:
                     for part in batch["part"].to_pylist():
-                        named = Partition(0, (msgspec.json.decode(part, type=StagedPart),))
+                        named = StagedPartition(0, (msgspec.json.decode(part, type=StagedPart),))
                         for rows in _rows_of_part(stage, write, named):
                             if rows.schema.names != columns:
-                                raise _other_columns(rows.schema.names, columns)
+                                raise bad_configuration(
+                                    "a load of this name has begun with other columns",
+                                    hint="finish it with its own input, or give this one a name of its own",
+                                    began_with=", ".join(rows.schema.names),
+                                    now=", ".join(columns),
+                                )
                             yield rows
 
         parts = [(msgspec.json.encode(part),) for each in manifest.partitions for part in each.parts]
@@ -120,7 +131,7 @@ class FixedRows:
             log.warning("stage_not_removed", application=self._application, error=error.statement())
 
 
-def _rows_of_part(stage: ObjectStage, write: str, named: Partition) -> Iterator[pa.RecordBatch]:
+def _rows_of_part(stage: ObjectStage, write: str, named: StagedPartition) -> Iterator[pa.RecordBatch]:
     try:
         yield from rows_of(stage, write, named)
     except NotFound as error:
@@ -129,13 +140,3 @@ def _rows_of_part(stage: ObjectStage, write: str, named: Partition) -> Iterator[
             code=Code.STAGE_LOST,
             hint="its record in the log says how many requests are done; load the rest under another name",
         ) from error
-
-
-def _other_columns(found: list[str], columns: list[str]) -> InvalidRequest:
-    return InvalidRequest(
-        "a load of this name has begun with other columns",
-        code=Code.BAD_CONFIGURATION,
-        hint="finish it with its own input, or give this one a name of its own",
-        began_with=", ".join(found),
-        now=", ".join(columns),
-    )

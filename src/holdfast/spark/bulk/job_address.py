@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.commit.leadership.evidence import Shown
 from holdfast.commit.leadership.takeover import outward_host
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code
 from holdfast.objects.port import ObjectStore
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.store_thread import LoopThread
 from holdfast.values import slot_text
 
@@ -43,18 +45,17 @@ class JobAddress:
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
         except OSError as error:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a job cannot listen at this address",
-                code=Code.BAD_CONFIGURATION,
                 hint="give --listen HOST:PORT, an address of this machine that services of the log can reach",
                 listen=listen,
                 cause=str(error),
             ) from error
         text = f"[{host}]" if ":" in host else host
         self.address = f"http://{text}:{self._listening.getsockname()[1]}"
-        self._server = thread.start(
+        self._server = thread.run(
             lambda _: asyncio.start_server(self._answer, sock=self._listening, limit=HEAD_BYTES_MAX)
-        ).result()
+        )
 
     def close(self) -> None:
         """Answer no more. Harmless when repeated."""
@@ -69,12 +70,9 @@ class JobAddress:
             if self._connections <= CONNECTIONS_MAX:
                 async with asyncio.timeout(REQUEST_SECONDS_MAX):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                    line, *rest = head.split("\r\n")
-                    pairs = (each.partition(":") for each in rest)
-                    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-                    writer.write(self._response(line))
+                    writer.write(self._response(head.partition("\r\n")[0]))
                     await writer.drain()
-                    if "content-length" in headers or "transfer-encoding" in headers:
+                    if re.search(r"\n\s*(content-length|transfer-encoding)\s*:", head, re.IGNORECASE):
                         # A connection that is closed before its request was read may lose the answer.
                         while await reader.read(HEAD_BYTES_MAX):
                             pass
@@ -118,9 +116,8 @@ def _parts(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise InvalidRequest(
+        raise bad_configuration(
             "not an address to listen at",
-            code=Code.BAD_CONFIGURATION,
             hint="give HOST:PORT, for example 10.0.0.7:8090; port 0 is any free one",
             listen=listen,
         )

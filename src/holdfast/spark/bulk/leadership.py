@@ -54,6 +54,7 @@ from holdfast.errors import Closed, Code, CorruptData, Fenced, InvalidRequest, N
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.job_address import JobAddress, own_address
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.service_client import TRUSTED_VARIABLE, trusted_hosts
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory, with_store
 from holdfast.values import LeaderId, LogId, Slot, slot_text
@@ -159,9 +160,8 @@ class LeadershipOptions:
 
     def __post_init__(self) -> None:
         if self.take_over and self.step_down:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "take_over and step_down exclude each other",
-                code=Code.BAD_CONFIGURATION,
                 hint="step_down asks the leader, take_over claims without asking",
             )
 
@@ -196,19 +196,21 @@ def leader_alive(options: LeadershipOptions, leader_id: str, address: str) -> Cl
     """The error for a log that another process leads. Asks ``address`` whether a job leads there."""
     facts = {"leader_id": leader_id, "leader_address": address}
     if not address or _is_job(address):
+        message = "another job leads this log"
         hint = "wait until that job is over, or depose it without asking: --take-over (take_over=True)"
-        return Closed("another job leads this log", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
-    if options.step_down:
+    elif options.step_down:
+        message = "the leader of this log did not step down"
         hint = (
             f"give --token for the role admin at {address}, and allow this address in {TRUSTED_VARIABLE}, so that it "
             "gets the token; or stop that leader, or claim without asking: --take-over"
         )
-        return Closed("the leader of this log did not step down", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
-    hint = (
-        f"give --step-down (step_down=True), and the service at {address} stands by while this job leads; or "
-        "--take-over (take_over=True), which deposes it without asking"
-    )
-    return Closed("a service leads this log", code=Code.LEADER_ALIVE, hint=hint, facts=facts)
+    else:
+        message = "a service leads this log"
+        hint = (
+            f"give --step-down (step_down=True), and the service at {address} stands by while this job leads; or "
+            "--take-over (take_over=True), which deposes it without asking"
+        )
+    return Closed(message, code=Code.LEADER_ALIVE, hint=hint, facts=facts)
 
 
 DEFAULT_LEADERSHIP: Final = LeadershipOptions()
@@ -219,7 +221,7 @@ LOOK_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 0.25
 
 
-class Leadership:
+class JobLeadership:
     """This job as a leader: its claim, the head of its chain, and the end of it.
 
     From the claim until it ends (``resign``, ``stop`` or a failure) the job answers at an address, and shows signs of
@@ -249,30 +251,24 @@ class Leadership:
         listen = leading.listen or own_address(shared_by_machines=not is_directory(self._thread.url))
         self._address = JobAddress(self._thread, listen, leader_id.hex(), self._shown)
         try:
-            return self._claim_as(leader_id, self._address.address)
-        except BaseException:
+            address = self._address.address
+            here = local_place([address])
+            nonce_seed = os.urandom(32)
+            identity = Identity(leader_id, nonce_seed, address, local_scope(address), here)
+            ask = partial(ask_to_step_down, token=leading.token) if leading.step_down else leader_at
+
+            options = TakeoverOptions(
+                allow_new=True, take_over=leading.take_over, sign_interval_ms=leading.sign_interval_ms, ask_leader=ask
+            )
+
+            async def lead(store: ObjectStore) -> tuple[Header, Signs]:
+                claim = (await take_the_lead(store, identity, LogId(os.urandom(16)), options)).claim
+                return claim, Signs(store, claim, here, options.interval_ms(store.url))
+
+            claim, self._signs = self._thread.run(lead)
+        except BaseException as error:
             self._address.close()
-            raise
-
-    def _claim_as(self, leader_id: LeaderId, address: str) -> Header:
-        leading = self._leading
-        here = local_place([address])
-        nonce_seed = os.urandom(32)
-        identity = Identity(leader_id, nonce_seed, address, local_scope(address), here)
-        ask = partial(ask_to_step_down, token=leading.token) if leading.step_down else leader_at
-
-        options = TakeoverOptions(
-            allow_new=True, take_over=leading.take_over, sign_interval_ms=leading.sign_interval_ms, ask_leader=ask
-        )
-
-        async def lead(store: ObjectStore) -> tuple[Header, Signs]:
-            claim = (await take_the_lead(store, identity, LogId(os.urandom(16)), options)).claim
-            return claim, Signs(store, claim, here, options.interval_ms(store.url))
-
-        try:
-            claim, self._signs = self._thread.start(lead).result()
-        except Closed as error:
-            if error.code is not Code.LEADER_ALIVE:
+            if not isinstance(error, Closed) or error.code is not Code.LEADER_ALIVE:
                 raise
             fields = {name: str(error.fields.get(name, "")) for name in ("leader_id", "leader_address")}
             raise leader_alive(leading, fields["leader_id"], fields["leader_address"]) from error
@@ -328,7 +324,7 @@ class Leadership:
             if time.monotonic() - max(self._shown_s, self._written_s) >= interval_s or not signs.newest.number:
                 began_s = time.monotonic()
                 try:
-                    if self._thread.start(lambda _: signs.show()).result():
+                    if self._thread.run(lambda _: signs.show()):
                         self._shown_s = began_s
                 except BaseException as error:  # noqa: BLE001 - the store is closed; raised by the next write
                     self._fail(error)
@@ -345,7 +341,7 @@ class Leadership:
     def _look(self) -> None:
         """Note a later leader as the failure. A store that does not answer is asked again later."""
         try:
-            newest = self._thread.start(newest_slot).result()
+            newest = self._thread.run(newest_slot)
             if has_successor(newest, oldest_free=self._own.next_slot):
                 self._fail(_deposed(self.head))
         except Unavailable:
@@ -374,15 +370,14 @@ class Leadership:
 
         Raises: Fenced, Unavailable; InvalidRequest when they are not where this job reads.
         """
-        newest = self._thread.start(newest_slot).result()
+        newest = self._thread.run(newest_slot)
         if has_successor(newest, oldest_free=Slot(last.slot - 1)):
             raise _deposed(last)
         first = object_name(last.slot - 1)
-        listed = self._thread.start(lambda store: store.list(PREFIX, after=first, limit=objects)).result()
+        listed = self._thread.run(lambda store: store.list(PREFIX, after=first, limit=objects))
         if [row.key for row in listed] != [object_name(slot) for slot in range(last.slot, last.slot + objects)]:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the batches that tasks have written are not in this log",
-                code=Code.BAD_CONFIGURATION,
                 hint="a log in a directory: every worker must see that same directory under the same path",
             )
         self._own.durable_header = last
@@ -395,6 +390,6 @@ class Leadership:
                 self._stopped.set()
                 version = self.head.last_version
                 header = self._own.next_header(now(), version, version, 0, 0, kind=Kind.RESIGN)
-                self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
+                self._thread.run(lambda store: put_batch(store, header, encode_object(header)))
         finally:
             self.stop()

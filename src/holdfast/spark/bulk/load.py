@@ -12,10 +12,10 @@
 
 Exactly once: every batch also writes a progress record, the number of finished requests. A run claims before it reads
 this record. Verdicts depend only on the requests and the first base. The plan of a wave fixes everything that two
-attempts of a task could do differently, so both write the same bytes. The progress record is an additional write in
-the last committed request of a batch, or a transaction of its own. Requests must not notice this record: a read of its
-key gets the version of the previous batch. A request that was read under an earlier leader of this load is written
-with the new base as its read version.
+attempts of a task could do differently, so both write the same bytes. The progress record is the record of a job: one
+more row of the last committed request of a batch, or a transaction of its own. Requests read and change keys alone, so
+none of them notices it. A request that was read under an earlier leader of this load is written with the new base as
+its read version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -38,19 +38,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.format.batch import BODY_SCHEMA, SPAN_MAX, VERSION_JUMP, Header, ItemKind, encode_object
-from holdfast.errors import Code, InvalidRequest, LimitExceeded
+from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.files.file_urls import path_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.fixed_rows import FixedRows
 from holdfast.spark.bulk.leadership import (
     DEFAULT_LEADERSHIP,
-    Leadership,
+    JobLeadership,
     LeadershipOptions,
     put_batch,
     require_no_leader,
 )
-from holdfast.spark.bulk.load_record import LoadProgress, decode_progress, job_of_load
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ChunkSummary,
@@ -66,8 +65,35 @@ from holdfast.spark.bulk.resolve import Resolution, look_up, resolve_requests
 from holdfast.spark.bulk.sequencing import BELOW, Fate, Numbers, Windows, plain_numbers
 from holdfast.spark.bulk.verdicts import write_verdicts
 from holdfast.spark.log.job_records import newest_record
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.sink.record import decode
+
+
+class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a load has come: JSON, the record of the job ``load/{name}``, written by every batch.
+
+    Shape: ``input`` and ``window`` name the input of ``requests``; ``through``: how many of them this batch and those
+    before it have finished; ``base``: of the first leadership; ``reigns``: for each leadership that wrote a part, the
+    ordinal before its first and its base; ``cuts``: after how many requests the conflict window was restarted, because
+    others had written to the log. Any other bytes raise CorruptData.
+    """
+
+    input: str
+    window: int | None
+    requests: int
+    through: int
+    base: int
+    leaderships: tuple[tuple[int, int], ...] = msgspec.field(name="reigns")
+    cuts: tuple[int, ...] = ()
+    format: Literal[1] = 1
+
+
+def job_of_load(name: str) -> str:
+    """The job of a load."""
+    return f"load/{name}"
+
 
 PUTS_IN_FLIGHT: Final = 4
 BAD_ROWS: Final = (InvalidRequest, LimitExceeded, PySparkException)
@@ -164,9 +190,9 @@ def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, stre
     accepted[: plan.finished] = False
     read_versions = _translated(asks["read_index"], asks["read_version"], plan, leadership)
     owners = np.repeat(np.arange(len(fates)), asks["items"].to_numpy())
-    kept = np.flatnonzero(accepted[owners])
-    owner, rows = pa.array(owners[kept]), pa.array(kept)
-    kinds = items["kind"].to_numpy()[kept]
+    accepted_items = np.flatnonzero(accepted[owners])
+    owner, rows = pa.array(owners[accepted_items]), pa.array(accepted_items)
+    kinds = items["kind"].to_numpy()[accepted_items]
     is_range = (kinds == ItemKind.RANGE_DELETE) | (kinds == ItemKind.RANGE_READ)
     keys, ends = items["key"].take(rows).combine_chunks(), items["end"].take(rows).combine_chunks()
     ends = pc.if_else(pa.array(is_range), ends, pa.scalar(None, pa.binary()))
@@ -175,7 +201,7 @@ def _rows(chunk: ChunkSummary, plan: BatchPlan, leadership: LeadershipPlan, stre
     at = _translated(items["at_index"], items["at_version"], plan, leadership).cast(pa.uint64())
     table = pa.Table.from_arrays(
         [
-            pa.array(versions[owners[kept]].astype(np.uint64)),
+            pa.array(versions[owners[accepted_items]].astype(np.uint64)),
             asks["request_id"].take(owner),
             read_versions.take(owner).cast(pa.uint64()),
             pa.array(kinds.astype(np.uint8)),
@@ -246,11 +272,11 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.wave <= SPAN_MAX:
-            raise InvalidRequest(f"a wave has 1 to {SPAN_MAX} objects", code=Code.BAD_CONFIGURATION, wave=self.wave)
+            raise bad_configuration(f"a wave has 1 to {SPAN_MAX} objects", wave=self.wave)
         if self.window is not None and self.window < 1:
-            raise InvalidRequest("a window holds at least one request", code=Code.BAD_CONFIGURATION)
+            raise bad_configuration("a window holds at least one request")
         if self.partitions < 1:
-            raise InvalidRequest("at least one partition", code=Code.BAD_CONFIGURATION)
+            raise bad_configuration("at least one partition")
 
 
 @dataclass(slots=True)
@@ -317,7 +343,7 @@ class _Load:
             table_location(self.verdicts_url)  # before a request is committed whose verdict has no place
         if folder is None or folder.exists():
             with StoreThread(self.url) as thread:
-                thread.start(partial(require_no_leader, options=options.leading)).result()
+                thread.run(partial(require_no_leader, options=options.leading))
         in_order(requests, options.request_format, options.partitions)  # before rows are kept that are not requests
         if folder is not None:
             make_durable_directory(str(folder))
@@ -365,7 +391,7 @@ class _Load:
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
         with StoreThread(self.url) as thread, ExitStack() as cleanup:
-            leadership = Leadership(thread, options.leading)
+            leadership = JobLeadership(thread, options.leading)
             cleanup.callback(leadership.stop)
             claim = leadership.claim()
             self.step("claim", {"base": claim.last_version})
@@ -402,13 +428,12 @@ class _Load:
         record, others = newest_record(self.spark, thread, self.url, claim, job)
         if record is None:
             return None
-        progress = decode_progress(record, job)
+        progress = decode(record, job, LoadProgress)
         if (progress.input, progress.window, progress.requests) != (
             staged.digest, self.options.window, staged.requests,
         ):  # fmt: skip
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a load of this name has begun with other requests, or another window",
-                code=Code.BAD_CONFIGURATION,
                 hint="finish it with its own input, or give this one a name of its own",
                 name=self.report.name,
                 settled=progress.through,
@@ -420,7 +445,12 @@ class _Load:
     # -- persist ------------------------------------------------------------------------------------------------------
 
     def _write(
-        self, staged: Staged, resolution: Resolution, windows: Windows, leadership: Leadership, progress: LoadProgress
+        self,
+        staged: Staged,
+        resolution: Resolution,
+        windows: Windows,
+        leadership: JobLeadership,
+        progress: LoadProgress,
     ) -> LoadProgress:
         if progress.through == staged.requests:
             return progress
@@ -501,7 +531,7 @@ class Planner:
         self._unsequenced = np.flatnonzero(self.resolution.ordinals == 0)
         self._begin = self.progress.through
 
-    def batches(self, leadership: Leadership) -> Iterator[tuple[ChunkSummary, BatchPlan]]:
+    def batches(self, leadership: JobLeadership) -> Iterator[tuple[ChunkSummary, BatchPlan]]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         through = self._begin
         chunks = [chunk for chunk in self.staged.chunks if chunk.past > through]
@@ -511,7 +541,7 @@ class Planner:
             past = wanted[number + 1].first if number + 1 < len(wanted) else self.staged.requests
             yield chunk, self._batch(leadership, chunk, max(chunk.first, through), past)
 
-    def _batch(self, leadership: Leadership, chunk: ChunkSummary, begin: int, past: int) -> BatchPlan:
+    def _batch(self, leadership: JobLeadership, chunk: ChunkSummary, begin: int, past: int) -> BatchPlan:
         fates = self.resolution.fates[chunk.first : chunk.past]
         ordinals = self.resolution.ordinals[begin : chunk.past]
         # A request that the log holds is committed there and has no ordinal here.
@@ -523,15 +553,17 @@ class Planner:
         floor = int(self.plan.versions(self.assigned[floor_index].astype(np.int64))[0])
         self.progress = msgspec.structs.replace(self.progress, through=past)
         header = leadership.next_header(versions[0], versions[1], floor, transactions)
-        kept = np.where((fates == Fate.COMMITTED) & (self.resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates)
+        own_fates = np.where(
+            (fates == Fate.COMMITTED) & (self.resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
+        )
         # What a request read before this leadership is its base, whatever the ordinal.
         earliest = chunk.first if chunk.index_min < 0 else min(chunk.index_min, chunk.first)
         skipped, end = np.searchsorted(self._unsequenced, (max(earliest, min(chunk.first, self._begin)), chunk.past))
         return BatchPlan(
             header,
             begin - chunk.first,
-            kept.astype(np.uint8),
-            self.progress.encode(),
+            own_fates.astype(np.uint8),
+            msgspec.json.encode(self.progress),
             int(skipped),
             self._unsequenced[skipped:end],
         )

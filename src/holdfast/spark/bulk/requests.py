@@ -35,13 +35,7 @@ from pyspark import StorageLevel, TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
 
 from holdfast.commit.format.batch import REPEATED_BYTES_MAX, ItemKind
 from holdfast.commit.format.request_rules import (
@@ -61,8 +55,9 @@ from holdfast.commit.format.transaction import (
 )
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.spark.bulk.sequencing import Fate
-from holdfast.spark.runtime.grouped import grouped
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.values import VERSION_MAX
 
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
@@ -96,7 +91,7 @@ class RequestFormat:
 
     def __post_init__(self) -> None:
         if self.text not in ("utf8", "base64"):
-            raise InvalidRequest("text is utf8 or base64", code=Code.BAD_CONFIGURATION, text=self.text)
+            raise bad_configuration("text is utf8 or base64", text=self.text)
 
 
 AS_NAMED: Final = RequestFormat()
@@ -138,9 +133,8 @@ def _quoted(name: str) -> str:
 
 
 def _misfit(reason: str) -> InvalidRequest:
-    return InvalidRequest(
+    return bad_configuration(
         f"rows are not commit requests: {reason}",
-        code=Code.BAD_CONFIGURATION,
         hint="a request has an order, operations (or key, value, kind, end), preconditions, read_version, request_id",
     )
 
@@ -429,8 +423,8 @@ def _largest(items: _Items, own: pa.Array, name: str) -> Numbers:
 
 def _smallest(*columns: pa.Array) -> int:
     """The smallest ``#k`` in these columns, without ``#0``; -1 for none."""
-    found = [pc.min(column.filter(pc.greater(column, 0))).as_py() for column in columns]
-    return min((index for index in found if index is not None), default=_NONE)
+    least = [pc.min(column.filter(pc.greater(column, 0))).as_py() for column in columns]
+    return min((index for index in least if index is not None), default=_NONE)
 
 
 def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint8]:

@@ -42,7 +42,7 @@ from holdfast.spark.bulk.sequencing import (
     sequence_requests,
 )
 from holdfast.spark.log.replay import operation_of
-from holdfast.spark.runtime.free_memory import free_memory
+from holdfast.spark.runtime.processes import free_memory
 from holdfast.spark.runtime.session import task_errors
 
 PIECE_BYTES: Final = 16 * 2**20
@@ -129,9 +129,9 @@ def resolve_requests(
     with task_errors():
         # Coalesced, not shuffled: the chunks are sorted by key in the task, and a shuffle would copy them twice.
         pieces = wanted.coalesce(1).mapInArrow(work, "piece binary").toArrow()["piece"].to_pylist()
-    found: Resolution = pickle.loads(b"".join(pieces))
-    has_version = np.isin(found.fates, (Fate.COMMITTED, Fate.CONFLICT, Fate.TOO_OLD))
-    return replace(found, ordinals=np.where(has_version, np.cumsum(has_version), 0).astype(np.int32))
+    resolution: Resolution = pickle.loads(b"".join(pieces))
+    has_version = np.isin(resolution.fates, (Fate.COMMITTED, Fate.CONFLICT, Fate.TOO_OLD))
+    return replace(resolution, ordinals=np.where(has_version, np.cumsum(has_version), 0).astype(np.int32))
 
 
 def require_memory(needed: int, bytes_max: int | None, requests: int) -> None:
@@ -166,10 +166,10 @@ def _settled(asks: pa.Table, items: pa.Table, base: int, windows: Windows) -> Re
         sequencing = sequence_requests(asks, base, windows, refused)
         judged = _judge_all(asks, items, sequencing, base, floors)
         attempts = np.array(sequencing.attempts, np.int64)
-        found = frozenset(attempts[judged.fates[attempts] != Fate.COMMITTED].tolist())
-        if found == refused:
+        refusals = frozenset(attempts[judged.fates[attempts] != Fate.COMMITTED].tolist())
+        if refusals == refused:
             return judged
-        refused = found
+        refused = refusals
     raise AssertionError("each pass settles an attempt")
 
 
@@ -215,8 +215,8 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
         log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
         log = log.option("columns", "version,request_id,operations").option("endingVersion", str(through))
         known = log.load()
-        asked = frame.mapInArrow(asked_attempts, "position long, id string, at long")
-        matches = known.join(F.broadcast(asked), known["request_id"] == asked["id"])
+        attempts = frame.mapInArrow(asked_attempts, "position long, id string, at long")
+        matches = known.join(F.broadcast(attempts), known["request_id"] == attempts["id"])
         matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
         matches = matches.mapInArrow(logged_changes, "position long, version long, changes binary")
         with task_errors():
@@ -232,8 +232,8 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
             for row in frame.mapInArrow(asked_changes, "position long, changes binary").toArrow().to_pylist():
                 if row["changes"] != originals[row["position"]][1]:
                     decided[row["position"]] = Fate.REQUEST_ID_REUSED
-    found = ((position, version) for position, (version, _) in originals.items())
-    found_versions = {position: version for position, version in found if decided[position] == Fate.COMMITTED}
+    versions = ((position, version) for position, (version, _) in originals.items())
+    found_versions = {position: version for position, version in versions if decided[position] == Fate.COMMITTED}
     return replace(resolution, fates=decided, found_versions=found_versions)
 
 

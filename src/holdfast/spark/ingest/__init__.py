@@ -2,9 +2,7 @@
 
     with holdfast.spark.commit_stream(requests, log="s3://bucket/log", verdicts="s3://lake/verdicts", ...) as running:
 
-``live_requests`` and ``commit_stream`` start a stream, which gives each micro-batch to ``ingest``. One of two protocols
-says what is not decided yet: ``checkpointed``, or ``numbered`` for messages with requests (``message_requests``) of a
-``numbered_source``. ``micro_batches`` commits that by the ``stages``, with a ``record`` in each group, and gives the
-verdicts to ``verdict_output``.
-``record_search`` finds the records of an earlier run; ``refusals`` say why a run may not continue them.
+``live_requests`` names sources and verdicts. ``ingest`` runs the stream and gives each micro-batch to one of the two
+protocols of ``micro_batches``, which commits what is not decided by the ``stages``, with a ``record`` in each group,
+and gives the verdicts to ``verdict_output``. ``message_requests`` reads the messages of a ``numbered_source``.
 """

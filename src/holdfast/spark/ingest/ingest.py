@@ -10,18 +10,23 @@ older read versions are then ``too_old``. Without a ``source``, 4 and 5 rest on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from threading import Event
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.commit.stages.pipeline import PipelineRules
-from holdfast.errors import AlreadyOpen, Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
 from holdfast.files.durable_directory import make_durable_directory
 from holdfast.files.file_urls import path_of
-from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, Leadership, LeadershipOptions
+from holdfast.spark.bulk.leadership import DEFAULT_LEADERSHIP, JobLeadership, LeadershipOptions
 from holdfast.spark.bulk.requests import (
     AS_NAMED,
     ParsedRequest,
@@ -30,14 +35,13 @@ from holdfast.spark.bulk.requests import (
     pack,
     parsed_requests,
 )
-from holdfast.spark.ingest.checkpointed import CheckpointedIngest
 from holdfast.spark.ingest.message_requests import message_requests
-from holdfast.spark.ingest.micro_batches import IngestCounts, MicroBatches
-from holdfast.spark.ingest.numbered import Numbered
+from holdfast.spark.ingest.micro_batches import CheckpointedIngest, IngestCounts, MicroBatches, NumberedIngest
 from holdfast.spark.ingest.numbered_source import NumberedSource
-from holdfast.spark.ingest.record_search import find_records
+from holdfast.spark.ingest.record import find_records
 from holdfast.spark.ingest.stages import Stages
 from holdfast.spark.ingest.verdict_output import VerdictOutput, VerdictTable
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
@@ -68,19 +72,13 @@ class Ingest:
         request_format: RequestFormat | None = AS_NAMED,
         source: NumberedSource | None = None,
         leading: LeadershipOptions = DEFAULT_LEADERSHIP,
-        rules: PipelineRules | None = None,
         group_requests: int = GROUP_REQUESTS,
     ) -> None:
         if not 0 < len(name) <= NAME_LENGTH_MAX:
-            raise InvalidRequest(
-                f"an ingest needs a name of at most {NAME_LENGTH_MAX} characters",
-                code=Code.BAD_CONFIGURATION,
-                name=name,
-            )
+            raise bad_configuration(f"an ingest needs a name of at most {NAME_LENGTH_MAX} characters", name=name)
         if source is not None and request_format is not None:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a source of messages has one request in each message",
-                code=Code.BAD_CONFIGURATION,
                 hint="give request_format=None with a source",
                 name=name,
             )
@@ -89,12 +87,13 @@ class Ingest:
         self._format = request_format
         self._source = source
         self._leading = leading
-        self._rules = rules or PipelineRules()
         self._output = VerdictTable(verdicts) if isinstance(verdicts, str) else verdicts
         self._thread: StoreThread | None = None
         self._stages: Stages | None = None
         self._batches = MicroBatches(name, source, self._output, group_requests=group_requests)
-        self._protocol = CheckpointedIngest(self._batches) if source is None else Numbered(name, source, self._batches)
+        self._protocol = (
+            CheckpointedIngest(self._batches) if source is None else NumberedIngest(name, source, self._batches)
+        )
 
     @property
     def counts(self) -> IngestCounts:
@@ -157,15 +156,15 @@ class Ingest:
         finally:
             if self._source is not None:
                 self._source.close()
-            thread.__exit__(None, None, None)
+            thread.close()
 
     def _begin(self, spark: SparkSession) -> Stages:
         if is_directory(self._url):
             make_durable_directory(str(path_of(self._url)))
         if self._thread is None:
-            self._thread = StoreThread(self._url).__enter__()
+            self._thread = StoreThread(self._url)
         thread = self._thread
-        leadership = Leadership(thread, self._leading)
+        leadership = JobLeadership(thread, self._leading)
         claim = leadership.claim()
         try:
             records = find_records(spark, thread, claim, self._url, self._name, self._source)
@@ -179,7 +178,7 @@ class Ingest:
         except BaseException:
             leadership.stop()
             raise
-        self._stages = Stages(thread, leadership, claim, self._rules)
+        self._stages = Stages(thread, leadership, claim, PipelineRules())
         self._batches.resume(self._stages, records)
         return self._stages
 
@@ -198,3 +197,122 @@ class Ingest:
             rows = in_order(frame, request_format, 1).mapInArrow(parse, "request binary").toArrow()
         decoder = msgspec.msgpack.Decoder(ParsedRequest)
         return [decoder.decode(data) for data in rows["request"].to_pylist()]
+
+
+POLL_SECONDS: Final = 0.2
+
+Report = Callable[[Mapping[str, object]], None]
+"""Gets, after each micro-batch: its number, its requests, the seconds that they took, the time, and all counts."""
+
+
+class CommitStream:
+    """A running query that commits. ``wait`` for its end, and ``stop`` it in any case: that resigns the log."""
+
+    def __init__(self, spark: SparkSession, ingest: Ingest, query: StreamingQuery, failures: list[Exception]) -> None:
+        self.query = query
+        self._spark = spark
+        self._ingest = ingest
+        self._failures = failures
+
+    @property
+    def counts(self) -> IngestCounts:
+        """What it has done since it was started."""
+        return self._ingest.counts
+
+    def verdicts(self) -> DataFrame:
+        """The verdicts as a stream of rows: a row for each request, from the first on; columns as in ``verdicts``.
+
+        Raises: InvalidRequest (they go to a store, or there are none yet).
+        """
+        url = self._ingest.verdicts_url
+        if url is None:
+            raise bad_configuration(
+                "the verdicts are messages of a store",
+                hint="read them with the options url, store and durable, and shape=messages",
+            )
+        return self._spark.readStream.format("holdfast").option("table", url).load()
+
+    def wait(self, stop: Event | None = None) -> None:
+        """Return when the query has ended, or ``stop`` is set. Raises: what ended the query, or the leadership."""
+        while self.query.isActive and not (stop or _NEVER).wait(POLL_SECONDS):
+            failure = self._ingest.failure
+            if failure is not None and not self._failures:
+                raise failure
+        if self._failures:
+            raise self._failures[-1]
+        with task_errors():
+            failure = self.query.exception()
+            if failure is not None:
+                raise failure
+
+    def stop(self) -> None:
+        """Stop the query and resign. What is not answered comes again at the next start."""
+        try:
+            self.query.stop()
+        finally:
+            self._ingest.close()
+
+
+_NEVER: Final = Event()
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def commit_stream(
+    requests: DataFrame,
+    log: str,
+    verdicts: str | VerdictOutput,
+    name: str,
+    checkpoint: str,
+    *,
+    request_format: RequestFormat | None = AS_NAMED,
+    source: NumberedSource | None = None,
+    leading: LeadershipOptions = DEFAULT_LEADERSHIP,
+    every_seconds: float | None = None,
+    report: Report = lambda _: None,
+) -> CommitStream:
+    """Begin to commit what the stream ``requests`` brings, each row one request; see ``RequestFormat`` and ``Ingest``.
+
+    The rows may come from anything that Spark reads as a stream: files, Kafka, a table, a queue, a message store.
+
+    ``verdicts``: the URL of a table, or a ``VerdictStore``. ``name`` and ``checkpoint`` belong together permanently.
+    ``request_format`` None: each row is a message with one request; ``source``: where they come from, see ``Ingest``.
+    ``every_seconds``: the time from the beginning of one micro-batch to that of the next, 0 for at once; by default the
+    query ends when it has taken all that exists now. Raises: InvalidRequest. After a crash: a start with the same
+    arguments answers each request exactly once.
+    """
+    ingest = Ingest(log, verdicts, name, request_format=request_format, source=source, leading=leading)
+    failures: list[Exception] = []
+
+    def micro_batch(frame: DataFrame, number: int) -> None:
+        began, before = time.monotonic(), ingest.counts.requests
+        try:
+            ingest.micro_batch(frame, number)
+        except Exception as error:
+            failures.append(error)
+            raise
+        report(
+            {
+                "step": "micro_batch",
+                "number": number,
+                "requests_in": ingest.counts.requests - before,
+                "seconds": round(time.monotonic() - began, 3),
+                "at": _utc_now(),
+                **asdict(ingest.counts),
+            }
+        )
+
+    writer = requests.writeStream.foreachBatch(micro_batch).option("checkpointLocation", checkpoint)
+    if every_seconds is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{every_seconds} seconds")
+    try:
+        if every_seconds is not None:
+            report({"step": "leads", "leader_id": ingest.lead(requests.sparkSession), "at": _utc_now()})
+        return CommitStream(requests.sparkSession, ingest, writer.start(), failures)
+    except BaseException:
+        ingest.close()
+        raise

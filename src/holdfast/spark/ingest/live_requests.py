@@ -14,8 +14,7 @@ from holdfast.client.protocol.stores.administration import ask, browse_target
 from holdfast.client.protocol.stores.messages import durable_path, request_of, store_path
 from holdfast.client.stores import StoreClient, define_spark_stores
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Code, InvalidRequest, NotFound, PermissionDenied
-from holdfast.spark.ingest.commit_stream import message_source, store_of
+from holdfast.errors import InvalidRequest, NotFound, PermissionDenied
 from holdfast.spark.ingest.numbered_source import (
     ANSWER_MS_MAX,
     INGEST_SUBSCRIBER,
@@ -27,9 +26,62 @@ from holdfast.spark.ingest.numbered_source import (
 from holdfast.spark.ingest.verdict_output import RETRY_SECONDS, VerdictStore
 from holdfast.spark.messages.durable_client import DurableClient
 from holdfast.spark.options import PARTITION_BYTES_MIN
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.service_client import TOKEN_VARIABLE, service_token, with_trusted_hosts
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.chain import log_head
+
+
+def message_source(text: str) -> dict[str, str] | None:
+    """The options of ``format("holdfast")`` for ``store:URL/STORE/DURABLE`` or ``queue:PATH``; None for other texts.
+
+    >>> message_source("queue:/var/orders")
+    {'shape': 'messages', 'queue': '/var/orders'}
+    >>> message_source("store:http://127.0.0.1:8080/requests/spark")["store"]
+    'requests'
+
+    Raises: InvalidRequest.
+    """
+    if text.startswith(_SERVICES):
+        raise bad_configuration(
+            "files cannot be read from the address of a service",
+            hint=f"did you mean store:{text}? The whole form is store:URL/STORE/DURABLE",
+            given=text,
+        )
+    kind, _, rest = text.partition(":")
+    if kind == "queue":
+        return {"shape": "messages", "queue": rest}
+    if kind != "store":
+        return None
+    url, store, durable = store_of(rest, 2)
+    return {"shape": "messages", "url": url, "store": store, "durable": durable}
+
+
+_SERVICES: Final = ("http://", "https://", "unix:")
+
+
+def store_of(text: str, names: int) -> tuple[str, ...]:
+    """The address of a service, and the ``names`` after it. Raises: InvalidRequest.
+
+    >>> store_of("unix:/run/holdfast/verdicts", 1)
+    ('unix:/run/holdfast', 'verdicts')
+    """
+    parts = text.rsplit("/", names)
+    address = parts[0].partition("//")[2] if parts[0].startswith("http") else parts[0].partition(":")[2]
+    if len(parts) <= names or not all(parts) or not address or not parts[0].startswith(_SERVICES):
+        raise bad_configuration(
+            "not the address of a store",
+            hint=f"for example store:http://127.0.0.1:8080/requests{'/spark' if names == 2 else ''}",
+            given=text,
+        )
+    if names == 1 and parts[0].startswith("http") and "/" in address:
+        raise bad_configuration(
+            "verdicts go to a store, and this names more than one",
+            hint=f"give the store without a durable: store:{parts[0]}",
+            given=text,
+        )
+    return tuple(parts)
+
 
 REQUESTS_AT_ONCE: Final = 100_000
 BYTES_AT_ONCE: Final = 64 << 20
@@ -59,20 +111,20 @@ class LiveRequests:
     @property
     def options(self) -> dict[str, str] | None:
         """The options of the source of messages, None for files. Raises: InvalidRequest."""
-        found = message_source(self.source)
-        if found is None:
+        texts = message_source(self.source)
+        if texts is None:
             if self.bytes_at_once is not None:
-                raise InvalidRequest("a bound in bytes is for requests that are messages", code=Code.BAD_CONFIGURATION)
+                raise bad_configuration("a bound in bytes is for requests that are messages")
             return None
         bounds = {
             "maxRowsPerTrigger": self.at_once or REQUESTS_AT_ONCE,
             "maxBytesPerTrigger": self.bytes_at_once or BYTES_AT_ONCE,
             "targetPartitionBytes": PARTITION_BYTES,
         }
-        bounded = found | {name: str(bound) for name, bound in bounds.items()}
+        bounded = texts | {name: str(bound) for name, bound in bounds.items()}
         # The ingest acknowledges: it knows when the verdicts are durable.
         served = {"acknowledge": "false", "retryDuration": f"{round(self.retry_seconds * 1000)}ms"}
-        return bounded | served if "durable" in found else bounded
+        return bounded | served if "durable" in texts else bounded
 
     def numbered(self) -> NumberedSource | None:
         """The source of messages as the ingest uses it, None for files. Raises: InvalidRequest."""
@@ -82,9 +134,8 @@ class LiveRequests:
         if "queue" in options:
             return QueueSource(options["queue"], is_moved=self.source_moved)
         if self.source_moved:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a durable is recognised wherever it is: only the messages of a queue can have another identity",
-                code=Code.BAD_CONFIGURATION,
                 hint="leave out --source-moved",
             )
         return DurableSource(options["url"], options["store"], options["durable"], round(self.retry_seconds * 1000))
@@ -100,9 +151,8 @@ class LiveRequests:
     def verdicts(self) -> str | VerdictStore:
         """Where the verdicts go. Raises: InvalidRequest."""
         if (self.verdicts_table is None) == (self.verdicts_store is None):
-            raise InvalidRequest(
+            raise bad_configuration(
                 "verdicts go to a table or to a store",
-                code=Code.BAD_CONFIGURATION,
                 hint="give either --to, the URL of a table, or --verdicts-to, a store",
             )
         if self.verdicts_table is not None:
@@ -110,9 +160,8 @@ class LiveRequests:
         url, store = self._store_of_verdicts()
         options = self.options or {}
         if (options.get("url"), options.get("store")) == (url, store):
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the verdicts would go into the store of the requests, where each becomes a request",
-                code=Code.BAD_CONFIGURATION,
                 hint="give --verdicts-to another store",
                 store=store,
             )
@@ -122,8 +171,20 @@ class LiveRequests:
         """Raise InvalidRequest if a service that has the stores leads ``log`` itself; as the client."""
         served = (self.options or {}).get("url", "")
         url_of_verdicts = self._store_of_verdicts()[0] if self.verdicts_store is not None else ""
+        if not served and not url_of_verdicts:
+            return
+        try:
+            own = log_head(log).log_id
+        except NotFound:
+            return  # the job makes it
         for url in {served, url_of_verdicts} - {""}:
-            _require_another_log(url, log)
+            if log_id_of(url) == own:
+                raise bad_configuration(
+                    "the requests come from a service that leads this very log: it serves no stores while Spark leads",
+                    hint="keep requests and verdicts in the stores of a service with another log",
+                    service=url,
+                    log=log,
+                )
 
     def prepare(self, log: str) -> None:
         """Make the stores that are missing, and look at the source.
@@ -167,9 +228,8 @@ class LiveRequests:
             return url, store
         options = self.options or {}
         if "url" not in options:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "which service has the store of verdicts?",
-                code=Code.BAD_CONFIGURATION,
                 hint="give --verdicts-to store:http://127.0.0.1:8080/verdicts",
                 given=text,
             )
@@ -207,19 +267,3 @@ def _require_right(url: str, store: str, right: str, request: Request) -> None:
 
 def _options() -> ClientOptions:
     return with_trusted_hosts(ClientOptions(give_up_after_ms=ANSWER_MS_MAX))
-
-
-def _require_another_log(url: str, log: str) -> None:
-    """Return unless the service at ``url`` leads ``log`` itself: its stores are closed while Spark leads."""
-    try:
-        own = log_head(log).log_id
-    except NotFound:
-        return  # the job makes it
-    if log_id_of(url) == own:
-        raise InvalidRequest(
-            "the requests come from a service that leads this very log: it serves no stores while Spark leads",
-            code=Code.BAD_CONFIGURATION,
-            hint="keep requests and verdicts in the stores of a service with another log",
-            service=url,
-            log=log,
-        )

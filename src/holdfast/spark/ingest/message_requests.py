@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.json_request import decode_json
 from holdfast.commit.format.request_rules import problem_with_request
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.requests import ParsedRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 
 REQUEST_ID: Final = "request_id"
@@ -41,10 +42,8 @@ def message_requests(frame: DataFrame) -> list[ParsedRequest]:
     """
     body = next((name for name in ("body", "payload") if name in frame.columns), None)
     if body is None or "seq" not in frame.columns:
-        raise InvalidRequest(
-            "messages with requests have the columns seq, and body or payload",
-            code=Code.BAD_CONFIGURATION,
-            columns=", ".join(frame.columns),
+        raise bad_configuration(
+            "messages with requests have the columns seq, and body or payload", columns=", ".join(frame.columns)
         )
     fields = F.col("fields") if "fields" in frame.columns else F.lit(None).cast("string")
     times = F.unix_millis(F.col("time").cast("timestamp")) if "time" in frame.columns else F.lit(0).cast("long")

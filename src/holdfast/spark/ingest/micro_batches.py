@@ -1,6 +1,9 @@
 """The micro-batches of one ingest: what the log has of them, and how the next one is committed and reported.
 
-Two protocols say which requests are not decided yet: ``checkpointed`` and ``numbered``.
+Two protocols say which requests are not decided yet. ``NumberedIngest``: by the numbers of their messages, of which the
+log's record says how far they are decided; no checkpoint is needed, and a message whose number is decided is left out,
+whatever micro-batch brings it. ``CheckpointedIngest``: by the number that Spark's checkpoint gives to a micro-batch.
+Spark repeats the last micro-batch alone, with the same requests; anything else is another checkpoint's, and is refused.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import msgspec
 from holdfast.commit.format.batch import SPAN_MAX
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.stages.events import request_bytes
+from holdfast.errors import InvalidRequest
 from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
-from holdfast.spark.ingest.message_requests import MessageRequest
-from holdfast.spark.ingest.numbered_source import NumberedSource
-from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest
+from holdfast.spark.ingest.message_requests import MessageRequest, lost_request
+from holdfast.spark.ingest.numbered_source import NumberedSource, Relation, other_messages
+from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, job_of_ingest, requests_digest
 from holdfast.spark.ingest.stages import Group, Stages
 from holdfast.spark.ingest.verdict_output import Judged, VerdictOutput
+from holdfast.spark.runtime.refusals import bad_configuration
 
 GROUP_BYTES: Final = 4 * 2**20
 """A group ends with the request that reaches this, as a chunk of a load does: an object is a PUT, whole in memory."""
@@ -171,3 +176,116 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
         size += 0 if txn is None else request_bytes(txn)
         past += 1
     return past
+
+
+class NumberedIngest:
+    """The protocol of an ingest whose ``source`` belongs to its name."""
+
+    def __init__(self, name: str, source: NumberedSource, batches: MicroBatches) -> None:
+        self._name = name
+        self._source = source
+        self._batches = batches
+
+    def decide(self, offered: Sequence[ParsedRequest], number: int, written: int) -> None:
+        """Commit what is not decided, report its verdicts, and acknowledge all that were offered.
+
+        The messages of the newest micro-batch that the log has are acknowledged after its verdicts are durable. So it
+        may lack verdicts only if one of its messages comes again, or if Spark repeats it.
+        ``written``: how many micro-batches have their verdicts. Raises: Closed (``store_replaced``), InvalidRequest
+        (the source was put back, or the table is further than the log), and as ``MicroBatches.commit``.
+        """
+        batches = self._batches
+        self._source.require_same()
+        self._require_same_messages(offered)
+        fresh = [each for each in offered if int(each.order) > batches.through]
+        earlier = batches.earlier
+        numbers = {each for record in earlier for each in record.numbers()}
+        again = bool(earlier) and (number == earlier[0].batch or any(int(each.order) in numbers for each in offered))
+        if fresh and batches.newest + 1 < written:
+            raise bad_configuration(
+                "the table of verdicts has more micro-batches than the log: one of them was put back to an earlier "
+                "state",
+                hint="give --to the URL of a new table",
+                next_in_log=batches.newest + 1,
+                in_table=written,
+            )
+        if again and earlier[0].batch >= written:
+            self._report_again(earlier)
+        if again or fresh:
+            batches.earlier = ()
+        if fresh:
+            batches.commit(fresh, batches.newest + 1)
+        else:
+            batches.count(())
+        if offered or again:
+            # The verdicts of the newest micro-batch may be missing while only older messages have come.
+            pending = batches.earlier[0].numbers() if batches.earlier else ()
+            self._source.acknowledge(min(pending, default=batches.through + 1) - 1)
+
+    def _require_same_messages(self, offered: Sequence[ParsedRequest]) -> None:
+        """Raise InvalidRequest if a message has a number that was decided before the message was published."""
+        through, time_ms = self._batches.through, self._batches.time_ms
+        if time_ms and any(
+            isinstance(each, MessageRequest) and int(each.order) <= through and each.time_ms > time_ms
+            for each in offered
+        ):
+            raise self._put_back()
+
+    def _report_again(self, records: Sequence[GroupRecord]) -> None:
+        numbers = [each for record in records for each in record.numbers()]
+        messages = self._source.kept(numbers[0], numbers[-1])
+        requests: list[ParsedRequest] = [messages.get(each) or lost_request(each) for each in numbers]
+        for record in records:
+            if all(each in messages for each in record.numbers()) and not record.covers(requests):
+                raise self._put_back()
+        self._batches.report_again(requests, records)
+
+    def _put_back(self) -> Exception:
+        batches = self._batches
+        return other_messages(self._source, self._name, batches.through, batches.time_ms, Relation.PUT_BACK)
+
+
+class CheckpointedIngest:
+    """The protocol of an ingest whose checkpoint belongs to its name."""
+
+    def __init__(self, batches: MicroBatches) -> None:
+        self._batches = batches
+        self._last: tuple[int, str] | None = None  # the newest micro-batch of this process, and its requests' digest
+
+    def decide(self, requests: Sequence[ParsedRequest], number: int, written: int) -> None:
+        """Commit and report what this micro-batch still lacks.
+
+        ``written``: how many micro-batches have their verdicts. Raises: InvalidRequest (another checkpoint), and as
+        ``MicroBatches.commit``.
+        """
+        digest = requests_digest(requests)
+        if self._last is not None and number <= self._last[0]:
+            if self._last != (number, digest):
+                raise older_checkpoint(number, self._last[0])
+            return
+        earlier = self._batches.earlier
+        newest = earlier[0].batch if earlier else -1
+        records = earlier if number == newest else ()
+        covered = all(record.covers(requests) for record in records)
+        if number < written:
+            finished = sum(len(record.outcomes) for record in records) == len(requests)
+            if number < written - 1 or not finished or not covered:
+                raise older_checkpoint(number, written - 1)
+            return
+        if number < newest or not covered:
+            raise older_checkpoint(number, newest)
+        self._batches.commit(requests, number, records)
+        self._last = number, digest
+
+
+def older_checkpoint(number: int, newest: int) -> InvalidRequest:
+    """For a checkpoint of Spark that is not the newest one of this name."""
+    return bad_configuration(
+        "this stream's log is further than its checkpoint, or a micro-batch comes again with other requests",
+        hint="restore the checkpoint. Without it, offer the requests that have no verdict under another name, with a "
+        "new checkpoint: one with a request_id and a read_version is committed once in any case; look for any other "
+        "in the log first. A micro-batch that is repeated needs the same requests, without values that are new each "
+        "time",
+        next_in_checkpoint=number,
+        newest_in_log=newest,
+    )

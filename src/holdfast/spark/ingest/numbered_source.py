@@ -10,10 +10,10 @@ import os
 import re
 from contextlib import suppress
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.client import Client, ClientOptions
-from holdfast.errors import Closed, PermissionDenied
+from holdfast.errors import Closed, Code, InvalidRequest, PermissionDenied
 from holdfast.queue import Queue
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
@@ -40,45 +40,44 @@ class Relation(Enum):
     """It has messages that were decided, and others under such numbers, or nothing up to that number."""
 
 
-class NumberedSource(Protocol):
-    """Messages with requests, each with a number that rises and is given once."""
+class NumberedSource:
+    """Messages with requests, each with a number that rises and is given once.
 
-    is_moved: bool
-    """The operator says that a name's record has this very source under an earlier identity."""
+    Shape: ``is_moved``: the operator says that a name's record has this very source under an earlier identity. Raises:
+    Unavailable. As it stands here a source has nothing to attach, to release or to close.
+    """
+
+    is_moved = False
 
     @property
     def identity(self) -> str:
-        """Names the source in the log's record, the same for every way to reach it. Raises: Unavailable."""
-        ...
+        """Names the source in the log's record, the same for every way to reach it."""
+        raise NotImplementedError
 
     def relation(self, identity: str | None, through: int, time_ms: int) -> Relation:
         """To the source with this ``identity`` (None: known to be this one), decided up to ``through``.
 
         ``time_ms``: no message up to ``through`` was published after it; 0: not known. Raises: NotFound (there is no
-        such source), Unavailable.
+        such source).
         """
-        ...
+        raise NotImplementedError
+
+    def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
+        """The requests with these numbers, both included, that the source still has."""
+        raise NotImplementedError
 
     def attach(self, consumer: str) -> None:
         """Have the source for this ingest alone, until ``close``. Raises: AlreadyOpen (``durable_busy``: something else
-        consumes it, and goes on), Conflict, NotFound, Unavailable."""
-        ...
+        consumes it, and goes on), Conflict, NotFound."""
 
     def require_same(self) -> None:
         """Raise Closed (``store_replaced``) if the name has another source now than this object has met; NotFound."""
-        ...
-
-    def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
-        """The requests with these numbers, both included, that the source still has. Raises: Unavailable."""
-        ...
 
     def acknowledge(self, through: int) -> None:
-        """Release the messages up to this number. Raises: Conflict (something else consumes them), Unavailable."""
-        ...
+        """Release the messages up to this number. Raises: Conflict (something else consumes them)."""
 
     def close(self) -> None:
         """Close what is open."""
-        ...
 
 
 def same_queue(one: str, other: str) -> bool:
@@ -89,11 +88,7 @@ def same_queue(one: str, other: str) -> bool:
     """
     if not (one.startswith("queue:") and other.startswith("queue:")):
         return False
-    ids = [each for each in (one.removeprefix("queue:"), other.removeprefix("queue:")) if _QUEUE_ID.fullmatch(each)]
-    return one == other or len(ids) < 2
-
-
-_QUEUE_ID: Final = re.compile("[0-9a-f]{32}")
+    return one == other or not all(re.fullmatch("queue:[0-9a-f]{32}", each) for each in (one, other))
 
 
 def log_id_of(url: str) -> str | None:
@@ -104,10 +99,8 @@ def log_id_of(url: str) -> str | None:
     return None
 
 
-class DurableSource:
+class DurableSource(NumberedSource):
     """A durable over HTTP. Its identity has the names of store and durable, and after a ``#`` the durable's token."""
-
-    is_moved = False  # a token needs no word of the operator
 
     def __init__(self, url: str, store: str, durable: str, retry_ms: int | None = None) -> None:
         self._names = f"{store}/{durable}"
@@ -172,8 +165,8 @@ class DurableSource:
         return self._client
 
 
-class QueueSource:
-    """An embedded queue, which keeps its messages for its own lifetime: nothing is acknowledged."""
+class QueueSource(NumberedSource):
+    """An embedded queue. It keeps its messages for its own lifetime, and any number of readers have it at a time."""
 
     def __init__(self, path: str, *, is_moved: bool = False) -> None:
         self.is_moved = is_moved
@@ -202,25 +195,41 @@ class QueueSource:
 
     def kept(self, first: int, last: int) -> dict[int, MessageRequest]:
         """As ``NumberedSource`` has it."""
-        found: dict[int, MessageRequest] = {}
+        requests: dict[int, MessageRequest] = {}
         with self._queue() as queue:
             for message in queue.read(seq=first):
                 if message.seq > last:
                     break
-                found[message.seq] = request_in(message.seq, message.payload, {}, message.time_ns // 1_000_000)
-        return found
-
-    def attach(self, consumer: str) -> None:
-        """As ``NumberedSource`` has it: any number of readers have a queue at a time."""
-
-    def require_same(self) -> None:
-        """As ``NumberedSource`` has it: the offsets of the stream name the queue."""
-
-    def acknowledge(self, through: int) -> None:
-        """As ``NumberedSource`` has it."""
-
-    def close(self) -> None:
-        """As ``NumberedSource`` has it."""
+                requests[message.seq] = request_in(message.seq, message.payload, {}, message.time_ns // 1_000_000)
+        return requests
 
     def _queue(self) -> Queue:
         return Queue(self._path, read_only=True, damage="skip")
+
+
+def other_messages(source: NumberedSource, name: str, through: int, time_ms: int, relation: Relation) -> InvalidRequest:
+    """For a source that was made again or put back. Another name is safe for the first one only."""
+    if relation is Relation.MADE_AGAIN:
+        message = (
+            "the source has other messages under the numbers that the log has decided: it was deleted and made again"
+        )
+        hint = "take another name for the new source, and a new checkpoint"
+    else:
+        message = (
+            "the source lacks messages that the log has decided, and has older ones: it was put back to an earlier "
+            "state, or lost power before they were on disk"
+        )
+        hint = (
+            "publish the messages that are newer than decided_until_ms again, into a new store or queue, and take "
+            "another name for that one. Never take another name for this source: its older messages would be committed "
+            "twice"
+        )
+    return InvalidRequest(
+        message,
+        code=Code.STORE_REPLACED if relation is Relation.MADE_AGAIN else Code.LOG_MISMATCH,
+        hint=hint,
+        name=name,
+        source=source.identity,
+        decided_through=through,
+        decided_until_ms=time_ms,
+    )

@@ -27,7 +27,7 @@ from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.bulk.leadership import Leadership, put_batch
+from holdfast.spark.bulk.leadership import JobLeadership, put_batch
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.ingest.record import GroupRecord, RequestOutcome, requests_digest
 from holdfast.spark.runtime.store_thread import StoreThread
@@ -49,7 +49,7 @@ class Group:
 class Stages:
     """One leadership: the stages of ``commit``, fed a group at a time."""
 
-    def __init__(self, thread: StoreThread, leadership: Leadership, claim: Header, rules: PipelineRules) -> None:
+    def __init__(self, thread: StoreThread, leadership: JobLeadership, claim: Header, rules: PipelineRules) -> None:
         self.leadership = leadership
         self.log_id = claim.log_id.hex()
         self.leader_id = claim.leader_id.hex()
@@ -79,7 +79,7 @@ class Stages:
             return str(Code.STORES_NOT_IN_LOG)
         if txn.log_id not in (None, self.log_id):
             if self._lineage is None:
-                self._lineage = self._thread.start(lambda store: lineage_of(store, self._claim)).result()
+                self._lineage = self._thread.run(lambda store: lineage_of(store, self._claim))
             versions = [read.version for read in txn.preconditions if read.version is not None]
             try:
                 self._lineage.require(txn.log_id, max([txn.read_version or 0, *versions]))
@@ -119,7 +119,7 @@ class Stages:
             for refusal, entry in zip(refusals, entries, strict=True)
         )
         record = msgspec.structs.replace(place, outcomes=outcomes, digest=requests_digest(requests))
-        written = Transaction([], jobs=(JobChange(job, record.encode()),))
+        written = Transaction([], jobs=(JobChange(job, msgspec.json.encode(record)),))
         last = CommitEntry(written, lambda _: None, parts=NO_STORE_PARTS)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [
@@ -144,8 +144,8 @@ class Stages:
         async def find_one(history: AttemptHistory, entry: CommitEntry) -> None:
             request_id, read_version = entry.txn.request_id, entry.txn.read_version
             assert request_id is not None and read_version is not None, "only attempts are looked up"
-            found = await history.find(request_id, read_version, self._durable)
-            entry.outcome = judge_from_log(entry, found.txn, truncated=found.truncated)
+            attempt = await history.find(request_id, read_version, self._durable)
+            entry.outcome = judge_from_log(entry, attempt.txn, truncated=attempt.truncated)
 
         async def find(store: ObjectStore) -> None:
             if self._history is None:
@@ -154,25 +154,22 @@ class Stages:
             await asyncio.gather(*(find_one(history, entry) for entry in entries))
 
         if entries:
-            self._thread.start(find).result()
+            self._thread.run(find)
 
     def persist(self, groups: Sequence[Group]) -> None:
         """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
-        with self.leadership.writing():
-            self._persist(groups)
-
-    def _persist(self, groups: Sequence[Group]) -> None:
         objects: list[tuple[Header, bytes]] = []
-        for group in groups:
-            versions = group.transactions[0].version, group.transactions[-1].version
-            header = self.leadership.next_header(*versions, group.floor, len(group.transactions))
-            objects.append((header, encode_object(header, encode_body(group.transactions))))
 
         async def put(store: ObjectStore) -> None:
             await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
 
-        self._thread.start(put).result()
-        self.leadership.confirm(objects[-1][0], len(objects))
+        with self.leadership.writing():
+            for group in groups:
+                versions = group.transactions[0].version, group.transactions[-1].version
+                header = self.leadership.next_header(*versions, group.floor, len(group.transactions))
+                objects.append((header, encode_object(header, encode_body(group.transactions))))
+            self._thread.run(put)
+            self.leadership.confirm(objects[-1][0], len(objects))
         self._durable = objects[-1][0]
         for group in groups:
             for entry in group.entries:

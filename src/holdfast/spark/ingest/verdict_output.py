@@ -18,16 +18,17 @@ from holdfast.client import CommitReceipt, NotCommitted
 from holdfast.client.protocol.options import ClientOptions, PublisherOptions
 from holdfast.client.sync.stores import StoreClient
 from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause
-from holdfast.errors import Closed, Code, Conflict, InvalidRequest, PermissionDenied
+from holdfast.errors import Closed, Code, Conflict, PermissionDenied
 from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES, VERDICTS
 from holdfast.spark.ingest.message_requests import REQUEST_ID, MessageRequest
 from holdfast.spark.ingest.record import RequestOutcome
 from holdfast.spark.log.delta_output import DeltaOutput, TableState
-from holdfast.spark.runtime.grouped import grouped
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.service_client import with_trusted_hosts
 from holdfast.spark.runtime.table_files import write_table
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.wire.log import ErrorBody, ErrorResponse
 from holdfast.wire.parts import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Message
 
@@ -198,16 +199,14 @@ class VerdictStore:
                 return
         self._of = str(store.get("token", ""))
         if store.get("publisher_mode") == "store_send_noconfirm":
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the store of verdicts confirms no messages, so that verdicts could be lost",
-                code=Code.BAD_CONFIGURATION,
                 hint="set its publisher_mode to store_confirm_send",
                 store=self._store,
             )
         if not durables.get("durables"):
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the store of verdicts has no durable, so that it would drop every verdict",
-                code=Code.BAD_CONFIGURATION,
                 hint="define one, for example of type last_value: it keeps the newest verdict of each request",
                 store=self._store,
             )

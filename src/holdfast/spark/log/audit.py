@@ -137,8 +137,8 @@ async def _claims(
     is_claim: npt.NDArray[np.bool_] = sizes == CLAIM_BYTES
     indexes = np.flatnonzero(is_claim)
     for first in range(0, len(indexes), CLAIMS_AT_ONCE):
-        asked = indexes[first : first + CLAIMS_AT_ONCE]
-        is_claim[asked] = await asyncio.gather(*(_stands_here(store, int(slot)) for slot in slots[asked]))
+        page = indexes[first : first + CLAIMS_AT_ONCE]
+        is_claim[page] = await asyncio.gather(*(_stands_here(store, int(slot)) for slot in slots[page]))
     return is_claim
 
 
@@ -371,7 +371,7 @@ def _finding(error: CorruptData, slot: int) -> Breach:
 
 def _header(thread: PlannedObjectsThread, slot: int) -> Header | None:
     """The header in a slot, None when it is damaged or gone: the piece that holds it says so."""
-    data = thread.start(partial(_read, slot=slot, length=HEADER_BYTES)).result()
+    data = thread.run(partial(_read, slot=slot, length=HEADER_BYTES))
     if data is None:
         return None
     try:
@@ -471,30 +471,28 @@ class Verify(DeltaJob):
         self.audit = Audit(0)
         self._share: _Share | None = None
 
-    settles = False
-
     def log_id(self) -> str:
-        """As ``Job``, from the newest object that can be read."""
+        """As ``PipelineJob``, from the newest object that can be read."""
         return with_store(self._log_url, surveyed_log_id)
 
     def offset(self, log_id: str) -> int:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         offset = super().offset(log_id)
-        self.audit.verified = self._output.mark(VERIFIED)
+        self.audit.verified = self._mark(VERIFIED)
         return offset
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``, on a log that may be damaged."""
-        audited = self._output.mark(AUDITED)
+        """As ``PipelineJob``, on a log that may be damaged."""
+        audited = self._mark(AUDITED)
         self._share = with_store(self._log_url, lambda store: _choose(store, after, until, step_bytes, audited))
         return self._share.increment
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         state = self._open(increment)
         share = self._share
         assert share is not None and share.increment == increment, "a step takes what the look before it has found"
-        step = _audit(self._spark, self._log_url, share, verified=self._output.mark(VERIFIED))
+        step = _audit(self._spark, self._log_url, share, verified=state.mark(VERIFIED))
         findings = [*step.findings, Breach(VERIFIED, version=step.verified)]
         rows = pa.Table.from_pylist([{**asdict(each), "step": increment.through} for each in findings], schema=SCHEMA)
         written = write_table(self._output.location.url, rows, {}, ("version", "step"))
@@ -512,7 +510,7 @@ class Verify(DeltaJob):
 
 async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
     surveyed = await survey(store)
-    chain = surveyed.chain
+    chain, sizes = surveyed.chain, surveyed.chain.sizes
     readable = await last_readable(store, chain, 0, len(chain.slots) - 1)
     if readable is None:
         raise CorruptData("no header of the live chain can be read", code=Code.CORRUPT_LOG, url=store.url)
@@ -522,12 +520,12 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
             raise CorruptData(
                 "the newest object of the log is damaged", code=Code.CORRUPT_LOG, slot=slot_text(int(chain.slots[-1]))
             )
-        return _share(surveyed, head, 0, 0, after, after, 0)
+        return _Share(surveyed, Increment(LogHead(surveyed.log_id, head.last_version), after, after, 0, 0, 0), 0, 0, 0)
     above = await first_above(store, chain, after)
     first = 0 if after == 0 else above
     if audited:
         first = min(first, index_after(chain, audited))
-    ends = np.cumsum(chain.sizes[first:])
+    ends = np.cumsum(sizes[first:])
     # Even a small step reaches a version above the last one's: a step that does not is taken for the end.
     past = max(first + int(np.searchsorted(ends, step_bytes, side="right")), above + 1)
     # A step ends with an object that can be read, because only a header says which version was reached.
@@ -544,24 +542,16 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
         # Inside an object: the whole of it is looked at, now and by the step that follows.
         past += before is None or before[1].last_version < until
     floor_index = 0 if head.window_floor == 0 else await first_above(store, chain, head.window_floor)
-    window_bytes = int(chain.sizes[floor_index:].sum())
-    return _share(surveyed, head, first, past, after, through, window_bytes)
-
-
-def _share(
-    surveyed: ChainSurvey, head: Header, first: int, past: int, after: int, through: int, window_bytes: int
-) -> _Share:
-    sizes = surveyed.chain.sizes
-    size, rest = int(sizes[first:past].sum()), int(sizes[past:].sum())
+    size, rest, window_bytes = (int(part.sum()) for part in (sizes[first:past], sizes[past:], sizes[floor_index:]))
     increment = Increment(LogHead(surveyed.log_id, head.last_version), after, through, past - first, size, rest)
     return _Share(surveyed, increment, first, past, window_bytes)
 
 
 def _audit(spark: SparkSession, url: str, share: _Share, *, verified: int) -> Audit:
-    chain, survey_found = share.survey.chain, share.survey
+    chain = share.survey.chain
     pieces = cut(chain, share.first, share.past, max(PIECE_BYTES, WINDOWS_IN_A_PIECE * share.window_bytes))
     result = Audit(verified)
-    findings = [*survey_found.findings, *_lost(share)]
+    findings = [*share.survey.findings, *_lost(share)]
     with_heads = list(zip(pieces, heads_before(chain, share.first, pieces), strict=True))
     for row in _run_pieces(spark, url, with_heads).to_pylist():
         if row["rule"] is not None:

@@ -25,12 +25,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
+from holdfast.errors import Conflict, CorruptData, Unavailable
 from holdfast.segments.index import FORMAT
 from holdfast.segments.table_location import TableLocation, table_failure, table_location
 from holdfast.spark.log.increments import Increment, next_increment
-from holdfast.spark.log.runner import StepResult, require_vacuum_hours
-from holdfast.spark.runtime.table_files import NewFile, Removed, copy_files, remove_files
+from holdfast.spark.log.runner import PipelineJob, StepResult, require_vacuum_hours
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.runtime.table_files import Removed, TableFile, copy_files, remove_files
 from holdfast.spark.source.chain import log_head
 
 log = structlog.get_logger("holdfast.spark.pipeline")
@@ -38,16 +39,6 @@ log = structlog.get_logger("holdfast.spark.pipeline")
 DELTA_TRIES: Final = 5
 SEQ_MARK: Final = "seq"
 """The mark with the sequence number of a live object at or below the offset, from which the next look goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One file of a table: its path in it, its size in bytes, its partition's values as text."""
-
-    path: str
-    size: int
-    rows: int
-    partition: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +63,23 @@ class TableState:
         if self.offset != offset:
             raise Conflict("another runner has moved the table on", offset=self.offset, expected=offset)
 
-    def files(self, partition: Mapping[str, str] | None = None) -> list[TableFile]:
+    def files(self, partition: Mapping[str, str] | None = None, *, with_stats: bool = False) -> list[TableFile]:
         """The live files, those with these values of partition columns. Cost: one row each on the driver."""
+        columns = self.table.metadata().partition_columns
         flat = pa.table(self.table.get_add_actions(flatten=True))
-        rows = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))]).to_pylist()
-        files = [_table_file(row) for row in rows]
+        if not with_stats:
+            flat = flat.select([name for name in flat.column_names if not name.startswith(("min.", "max."))])
+        files = [_table_file(row, columns, _stats(row) if with_stats else "") for row in flat.to_pylist()]
         wanted = (partition or {}).items()
         return [file for file in files if all(file.partition[name] == value for name, value in wanted)]
 
-    def described(self) -> list[NewFile]:
-        """The live files with their statistics. Cost: one row each on the driver."""
-        flat = pa.table(self.table.get_add_actions(flatten=True))
-        columns = self.table.metadata().partition_columns
-        files = ((_table_file(row), _stats(row)) for row in flat.to_pylist())
-        # The columns in the order that their folders have.
-        return [
-            NewFile(file.path, file.size, file.rows, {name: file.partition[name] for name in columns}, stats)
-            for file, stats in files
-        ]
 
-
-def _table_file(row: Mapping[str, Any]) -> TableFile:
-    named = {name.removeprefix("partition."): row[name] for name in row if name.startswith("partition.")}
+def _table_file(row: Mapping[str, Any], columns: Sequence[str], stats: str) -> TableFile:
+    """``columns``: those of the partition, in the order that their folders have."""
+    named = {name: row[f"partition.{name}"] for name in columns}
     # The Delta log writes booleans in lower case.
     texts = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in named.items()}
-    return TableFile(unquote(row["path"]), row["size_bytes"], row["num_records"] or 0, texts)
+    return TableFile(unquote(row["path"]), row["size_bytes"], row["num_records"] or 0, texts, stats)
 
 
 def _stats(row: Mapping[str, Any]) -> str:
@@ -191,26 +174,23 @@ class DeltaOutput:
         about = _about(table)
         made_in = about.get("format")
         if about.get("pipeline") != self.pipeline or not isinstance(made_in, int):
-            raise InvalidRequest(
+            raise bad_configuration(
                 f"there is another table here, which {self.pipeline} did not make",
-                code=Code.BAD_CONFIGURATION,
                 hint="give each pipeline a place of its own",
                 url=self.location.uri,
                 made_by=about.get("pipeline"),
             )
         if made_in != FORMAT:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "another version of Holdfast made this table",
-                code=Code.BAD_CONFIGURATION,
                 hint="run the pipeline with that version, or begin a new table",
                 url=self.location.uri,
                 format=made_in,
                 format_of_this_version=FORMAT,
             )
         if about.get("log_id") != log_id:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the table was made of another log",
-                code=Code.BAD_CONFIGURATION,
                 hint="give each log a table of its own; versions of two logs cannot be compared",
                 url=self.location.uri,
                 table_log_id=about.get("log_id"),
@@ -227,11 +207,6 @@ class DeltaOutput:
             {name: value for name, value in about.items() if isinstance(value, int) and name != "format"},
             rows if isinstance(rows, dict) else None,
         )
-
-    def mark(self, name: str) -> int:
-        """A mark that commits have moved, 0 before the first. Raises: Unavailable."""
-        table = self.find()
-        return 0 if table is None else table.transaction_version(f"{self._application}/{name}") or 0
 
     def vacuum(self, log_id: str, hours: int) -> Removed:
         """Remove the files that commits of at least ``hours`` ago replaced: versions that old cannot be read any more.
@@ -256,41 +231,30 @@ class DeltaOutput:
         self,
         state: TableState,
         through: int,
-        added: Iterable[NewFile],
+        added: Iterable[TableFile],
         removed: Iterable[TableFile],
         *,
         marks: Mapping[str, int] | None = None,
+        mode: Literal["append", "overwrite"] = "append",
     ) -> None:
         """Bring the table from ``state`` to log version ``through``: files, offset and ``marks`` (versions by name).
 
-        Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
-        did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.
+        ``overwrite`` also removes every file so far. Raises: Conflict when another runner has moved the table on from
+        ``state`` first, Unavailable when the commit did not happen, InvalidRequest when the files are not where the
+        table is. After a crash: all of it or nothing.
         """
-        self._write(state, through, added, removed, marks or {}, mode="append")
-
-    def _write(
-        self,
-        state: TableState,
-        through: int,
-        new: Iterable[NewFile],
-        gone: Iterable[TableFile],
-        marks: Mapping[str, int],
-        *,
-        mode: Literal["append", "overwrite"],
-    ) -> None:
-        """One commit. ``overwrite`` also removes every file so far."""
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = []
-        for file in new:
-            if file.path is not None:
+        for file in added:
+            if file.path:
                 self._require_here(file.path, file.size)
                 actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats))
-        actions += [RemoveAction(old.path, True, now_ms, old.size, dict(old.partition)) for old in gone]
+        actions += [RemoveAction(old.path, True, now_ms, old.size, dict(old.partition)) for old in removed]
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
             app_transactions=[
                 Transaction(self._application, through),
-                *(Transaction(f"{self._application}/{name}", version) for name, version in marks.items()),
+                *(Transaction(f"{self._application}/{name}", version) for name, version in (marks or {}).items()),
             ],
         )
         try:
@@ -320,10 +284,10 @@ class DeltaOutput:
         Raises: Conflict when another runner has moved the table on, Unavailable; what tasks raise, as Spark's error.
         Cost: the table is read and written once, by tasks. After a crash: the table has the old types or the new ones.
         """
-        files = state.described()
+        files = state.files(with_stats=True)
         log.info("table_types_widen", pipeline=self.pipeline, files=len(files), bytes=sum(file.size for file in files))
         copies = copy_files(spark, self.location.url, files, self._schema) if files else []
-        self._write(state, state.offset, copies, (), {}, mode="overwrite")
+        self.commit(state, state.offset, copies, (), mode="overwrite")
         return self._after_a_change(state)
 
     def _after_a_change(self, state: TableState) -> TableState:
@@ -342,9 +306,8 @@ class DeltaOutput:
         except FileNotFoundError:
             size_here = None
         if size_here != size:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a file that a task has written is not in the table's directory",
-                code=Code.BAD_CONFIGURATION,
                 hint="a table in a directory: every worker must see that same directory under the same path",
                 path=path,
                 size=size,
@@ -380,10 +343,9 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-class DeltaJob:
-    """A ``Job`` that keeps one Delta table of one log. A subclass says what a step makes of an increment."""
+class DeltaJob(PipelineJob):
+    """A job that keeps one Delta table of one log. A subclass says what a step makes of an increment."""
 
-    name: ClassVar[str]
     schema: ClassVar[pa.Schema]
     partition_by: ClassVar[tuple[str, ...]] = ()
     begins_with_snapshot: ClassVar[bool] = False
@@ -394,33 +356,35 @@ class DeltaJob:
         self._log_url = log_url
         self._output = DeltaOutput(table_location(output_url), self.name, self.schema, self.partition_by)
         self._log_id = ""
-        self._near_seq = 0
-
-    settles = False
+        self._state: TableState | None = None
+        """The table as the last look for its offset found it."""
 
     def log_id(self) -> str:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         return log_head(self._log_url).log_id
 
     def offset(self, log_id: str) -> int:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         self._log_id = log_id
-        state = self._output.state(log_id)
-        self._near_seq = 0 if state is None else state.mark(SEQ_MARK)
-        return 0 if state is None else state.offset
+        self._state = self._output.state(log_id)
+        return 0 if self._state is None else self._state.offset
+
+    def _mark(self, name: str) -> int:
+        return 0 if self._state is None else self._state.mark(name)
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         return next_increment(
-            *(self._log_url, after),
+            self._log_url,
+            after,
             until=until,
             step_bytes=step_bytes,
             begins_with_snapshot=self.begins_with_snapshot,
-            near_seq=self._near_seq,
+            near_seq=self._mark(SEQ_MARK),
         )
 
     def vacuum(self, hours: int) -> Removed:
-        """As ``KeepsTable``."""
+        """As ``PipelineJob``."""
         self._log_id = self._log_id or self.log_id()
         return self._output.vacuum(self._log_id, hours)
 
@@ -434,7 +398,7 @@ class DeltaJob:
         self,
         state: TableState,
         increment: Increment,
-        added: Sequence[NewFile],
+        added: Sequence[TableFile],
         removed: Sequence[TableFile] = (),
         marks: Mapping[str, int] | None = None,
     ) -> StepResult:

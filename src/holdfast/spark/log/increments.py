@@ -14,25 +14,36 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import find_frontier
 from holdfast.commit.reading.reader import read_header as read_header_if_there
-from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.errors import CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.manifest import Part as SnapshotPart
 from holdfast.snapshots.reading import newest_snapshot, read_part
-from holdfast.spark.columns import COLUMNS, Shape, arrow_schema, spark_schema
+from holdfast.spark.columns import COLUMNS, RowShape, arrow_schema, spark_schema
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import ReadOptions, parse_read_options
+from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.tasks import in_tasks
-from holdfast.spark.source.chain import Chain, LogHead, first_index, live_chain, read_header
-from holdfast.spark.source.part import LiveEnd, frontier_of, joined, known_object, live_part, newest_before
-from holdfast.spark.source.plan import ChainPart, Piece, Plan, plan_of, plan_read
+from holdfast.spark.source.chain import (
+    Chain,
+    LiveEnd,
+    LogHead,
+    first_index,
+    frontier_of,
+    joined,
+    known_object,
+    live_chain,
+    live_part,
+    newest_before,
+    read_header,
+)
+from holdfast.spark.source.plan import ChainPart, Piece, ReadPlan, plan_of, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
@@ -92,10 +103,10 @@ def next_increment(
     async def choose(store: ObjectStore) -> Increment:
         try:
             frontier = await frontier_of(store)
-            found = await _choose(store, frontier, after, until, step_bytes, near_seq)
+            increment = await _choose(store, frontier, after, until, step_bytes, near_seq)
         except CorruptData:
-            found = None  # the whole chain says what is damaged, if it is what the step needs
-        return found or await _choose_of_all(store, after, until, step_bytes, begins_with_snapshot)
+            increment = None  # the whole chain says what is damaged, if it is what the step needs
+        return increment or await _choose_of_all(store, after, until, step_bytes, begins_with_snapshot)
 
     return with_store(url, choose)
 
@@ -119,11 +130,11 @@ async def _choose(
     if ahead is None:
         return None
     chain, last = ahead
-    found = await _step(store, chain, head, last, after, until, step_bytes)
+    increment = await _step(store, chain, head, last, after, until, step_bytes)
     rest = last.slot - newest.slot
     if rest:
-        found = replace(found, behind_bytes=found.behind_bytes + rest * int(chain.sizes.mean()))
-    return found
+        increment = replace(increment, behind_bytes=increment.behind_bytes + rest * int(chain.sizes.mean()))
+    return increment
 
 
 async def _ahead(
@@ -136,10 +147,10 @@ async def _ahead(
         lowest = last.slot - slots
         upper = frontier.newest
         if lowest > upper.slot:
-            found = await newest_before(store, frontier, partial(_is_after, slot=lowest))
-            if found is None:
+            end = await newest_before(store, frontier, partial(_is_after, slot=lowest))
+            if end is None:
                 return None
-            upper = found
+            upper = end
         if upper.slot == last.slot and upper.slot != frontier.newest.slot:
             slots *= 2  # a gap that a leader left
             continue
@@ -166,12 +177,17 @@ async def _choose_of_all(
     if chain.truncated:
         oldest = await read_header(store, int(chain.slots[0]))
         if after < oldest.prev_version:
-            found = await _snapshot(store, oldest, until) if begins_with_snapshot and not after else None
-            if found is None:
-                raise _truncated(oldest, after)
-            first = await first_above(store, chain, found.version)
-            behind_bytes = int(chain.sizes[first:].sum()) if found.version < newest.last_version else 0
-            return Increment(head, after, found.version, len(found.parts), found.size, behind_bytes, found)
+            snapshot = await _snapshot(store, oldest, until) if begins_with_snapshot and not after else None
+            if snapshot is None:
+                raise log_truncated(
+                    "data loss: retention has removed versions that this pipeline has not read",
+                    hint="begin a new table; a table of newest values begins with a snapshot, if the log has one",
+                    read_through=after,
+                    removed_through=oldest.prev_version,
+                )
+            first = await first_above(store, chain, snapshot.version)
+            behind_bytes = int(chain.sizes[first:].sum()) if snapshot.version < newest.last_version else 0
+            return Increment(head, after, snapshot.version, len(snapshot.parts), snapshot.size, behind_bytes, snapshot)
     if newest.last_version <= after or (until is not None and until <= after):
         return Increment(head, after, after, 0, 0, 0)
     return await _step(store, chain, head, newest, after, until, step_bytes)
@@ -202,18 +218,10 @@ async def _snapshot(store: ObjectStore, oldest: Header, until: int | None) -> Ma
     frontier = await find_frontier(store)
     assert frontier is not None, "the log has objects"
     head, claim = frontier
-    found = await newest_snapshot(store, await lineage_of(store, claim), head.last_version if until is None else until)
-    return None if found is None or found.version < oldest.prev_version else found
-
-
-def _truncated(oldest: Header, after: int) -> NotFound:
-    return NotFound(
-        "data loss: retention has removed versions that this pipeline has not read",
-        code=Code.LOG_TRUNCATED,
-        hint="begin a new table; a table of newest values begins with a snapshot, if the log has one",
-        read_through=after,
-        removed_through=oldest.prev_version,
+    snapshot = await newest_snapshot(
+        store, await lineage_of(store, claim), head.last_version if until is None else until
     )
+    return None if snapshot is None or snapshot.version < oldest.prev_version else snapshot
 
 
 async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
@@ -249,50 +257,34 @@ Work: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def read_increment(
-    spark: SparkSession, url: str, increment: Increment, columns: str, kinds: str = "write,delete,range_delete"
+    spark: SparkSession,
+    url: str,
+    increment: Increment,
+    columns: str,
+    kinds: str = "write,delete,range_delete",
+    *,
+    work: Work | None = None,
+    schema: str | None = None,
 ) -> DataFrame:
     """One row per operation of these ``kinds`` in the increment, with these ``columns``. Read when it is used.
 
-    Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing before tasks read.
+    Or what ``work`` makes of them, in the tasks that read them; ``schema`` is then its rows'. Raises: NotFound
+    (``log_truncated``), CorruptData, Unavailable. Cost: nothing before tasks read; the increment's part is not listed
+    again.
     """
-    options = _options(url, increment, columns, kinds)
-    return _mapped(spark, options, increment, spark_schema(COLUMNS[options.shape], options.columns), None)
-
-
-def map_increment(
-    spark: SparkSession, url: str, increment: Increment, columns: str, work: Work, schema: str
-) -> DataFrame:
-    """What ``work`` makes of the operations in the increment, in the tasks that read them; ``schema`` is its rows'.
-
-    Raises and costs as ``read_increment``.
-    """
-    options = _options(url, increment, columns, "write,delete,range_delete")
-    return _mapped(spark, options, increment, schema, work)
-
-
-def _options(url: str, increment: Increment, columns: str, kinds: str) -> ReadOptions:
-    given = {"url": url, "columns": columns, "kinds": kinds}
+    texts = {"url": url, "columns": columns, "kinds": kinds}
     bounds = {"startingVersion": str(increment.after + 1), "endingVersion": str(increment.through)}
-    return parse_read_options({**given, **bounds}, Mode.BATCH)
-
-
-def plan_of_increment(options: ReadOptions, increment: Increment) -> Plan:
-    """The pieces of an increment: of its part, which lists nothing, or of a new plan. Raises: as ``plan_read``."""
-    if increment.part is None:
-        planned: Plan = with_store(options.url, lambda store: plan_read(store, options))
-        return planned
-    versions = RowFilter(version_min=increment.after + 1, version_max=increment.through)
-    return plan_of(increment.part, options, row_filter(options).and_also(versions))
-
-
-def _mapped(
-    spark: SparkSession, options: ReadOptions, increment: Increment, schema: StructType | str, work: Work | None
-) -> DataFrame:
+    options = parse_read_options({**texts, **bounds}, Mode.BATCH)
+    rows = schema or spark_schema(COLUMNS[options.shape], options.columns)
     if increment.snapshot is not None:
         parts = increment.snapshot.parts if ItemKind.WRITE in options.kinds else []
-        return in_tasks(spark, parts, partial(_read_parts, options, increment.snapshot, work), schema)
-    plan = plan_of_increment(options, increment)
-    return in_tasks(spark, plan.pieces, partial(_read_pieces, options, plan.wanted, work), schema)
+        return in_tasks(spark, parts, partial(_read_parts, options, increment.snapshot, work), rows)
+    if increment.part is None:
+        plan: ReadPlan = with_store(url, lambda store: plan_read(store, options))
+    else:
+        versions = RowFilter(version_min=increment.after + 1, version_max=increment.through)
+        plan = plan_of(increment.part, options, row_filter(options).and_also(versions))
+    return in_tasks(spark, plan.pieces, partial(_read_pieces, options, plan.wanted, work), rows)
 
 
 def _read_parts(
@@ -313,7 +305,7 @@ def part_tables(url: str, snapshot: Manifest, parts: Iterator[SnapshotPart]) -> 
 
 def as_writes(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """The rows of a snapshot as operations in log order: one write for each key."""
-    schema = arrow_schema(Shape.OPERATIONS, columns)
+    schema = arrow_schema(RowShape.OPERATIONS, columns)
     rows = rows.sort_by("version")
     made = []
     for each in schema:

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
 from holdfast.commit.reading.lineage import lineage_of
 from holdfast.commit.reading.reader import read_header
-from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.snapshots.reading import newest_snapshot, read_rows
+from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.store_thread import LoopThread
 
@@ -53,9 +53,9 @@ async def records_nearby(
         looked += 1
         table = read_body_table(await store.read(object_name(header.slot)), header)
         rows = zip(*(table[name].to_pylist() for name in ("kind", "key", "value")), strict=True)
-        found = [value for kind, key, value in rows if kind == ItemKind.JOB and key == job.encode()]
-        others = others or not (found or values)
-        values += [value for value in found[-1:] if value is not None]
+        records = [value for kind, key, value in rows if kind == ItemKind.JOB and key == job.encode()]
+        others = others or not (records or values)
+        values += [value for value in records[-1:] if value is not None]
         if values and are_enough(values):
             return Nearby(values, True, others)
     return Nearby(values, False, True)
@@ -68,12 +68,12 @@ def newest_record(
 
     Raises: as ``records_in_snapshot``. Cost: a few objects where the job was among the last writers; else a scan.
     """
-    nearby = thread.start(lambda store: records_nearby(store, claim, job, LOOK_BACK_OBJECTS, bool)).result()
+    nearby = thread.run(lambda store: records_nearby(store, claim, job, LOOK_BACK_OBJECTS, bool))
     if nearby.values:
         return nearby.values[0], nearby.others
-    record = None if nearby.is_complete else _newest_of_log(spark, url, job)
+    record = None if nearby.is_complete else newest_of_log(spark, url, job)
     if record is None:
-        record = thread.start(lambda store: records_in_snapshot(store, claim, job)).result().get(job)
+        record = thread.run(lambda store: records_in_snapshot(store, claim, job)).get(job)
     return record, nearby.others
 
 
@@ -83,7 +83,7 @@ def rows_of_jobs(spark: SparkSession, url: str, prefix: str) -> DataFrame:
     return rows.option("columns", "version,key,value").load()
 
 
-def _newest_of_log(spark: SparkSession, url: str, job: str) -> bytes | None:
+def newest_of_log(spark: SparkSession, url: str, job: str) -> bytes | None:
     """The newest record of ``job`` anywhere in the log. Cost: a scan of the log, by tasks."""
     rows = rows_of_jobs(spark, url, job).where(F.col("key") == F.lit(job.encode()))
     with task_errors():
@@ -102,9 +102,8 @@ async def records_in_snapshot(store: ObjectStore, claim: Header, prefix: str) ->
         return {}
     manifest = await newest_snapshot(store, await lineage_of(store, claim), claim.last_version)
     if manifest is None or manifest.version < claim.truncated_through:
-        raise NotFound(
+        raise log_truncated(
             "the log was truncated, and no snapshot has what was recorded in the part that was removed",
-            code=Code.LOG_TRUNCATED,
             hint="restore the log's newest snapshot from a backup: without it, requests could be committed twice",
             truncated_through=claim.truncated_through,
             newest_snapshot=None if manifest is None else manifest.version,

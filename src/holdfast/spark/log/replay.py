@@ -32,7 +32,7 @@ from holdfast.commit.format.transaction import (
     Write,
 )
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry
+from holdfast.commit.stages.events import NO_STORE_PARTS, CommitEntry, request_bytes
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
@@ -40,9 +40,9 @@ from holdfast.objects.port import ObjectStore
 from holdfast.objects.retrying import RetryingStore
 from holdfast.spark.log.increments import Increment, next_increment
 from holdfast.spark.log.job_records import newest_record
-from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.grouped import grouped
+from holdfast.spark.log.runner import PipelineJob, StepResult
 from holdfast.spark.runtime.store_thread import LoopThread
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.spark.source.chain import log_head
 
 CHUNK_TRANSACTIONS: Final = 1_000
@@ -52,8 +52,6 @@ CHUNKS_IN_FLIGHT: Final = 8
 IN_FLIGHT_BYTES: Final = 32 * 2**20
 PARTITION_BYTES: Final = 16 * 2**20
 """Of the log's objects. Spark holds a partition that the driver reads, and the next one."""
-OPERATION_BYTES: Final = 200
-"""What an operation takes without its key and value."""
 CONNECTIONS_MAX: Final = 64
 CREATES_MAX: Final = 48
 
@@ -67,7 +65,7 @@ class _Sent:
     size: int
 
 
-class Replay:
+class Replay(PipelineJob):
     """The transactions of the log at ``log_url`` in the log at ``output_url``. Leads the target until ``close``."""
 
     name = "replay"
@@ -78,35 +76,28 @@ class Replay:
         self._output_url = output_url
         self._offset = after
         self._thread = LoopThread(lambda: _opened(output_url))
-        self._is_open = False
         self._service: CommitService | None = None
         self._job = ""
 
-    settles = False
-
     def log_id(self) -> str:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         return log_head(self._log_url).log_id
 
     def offset(self, log_id: str) -> int:
-        """As ``Job``. The first call takes the lead of the target, and begins a log there when there is none."""
+        """As ``PipelineJob``. The first call takes the lead of the target, and begins a log there if there is none."""
         if self._service is None:
             self._job = f"replay/{log_id}"
-            if not self._is_open:
-                self._thread.__enter__()
-                self._is_open = True
-            lead = self._thread.start(lambda store: CommitService.lead(store, ServiceOptions(allow_new=True)))
-            self._service = lead.result()
+            self._service = self._thread.run(lambda store: CommitService.lead(store, ServiceOptions(allow_new=True)))
             record, _ = newest_record(self._spark, self._thread, self._output_url, self._service.claim, self._job)
             self._offset = max(self._offset, int(record or 0))
         return self._offset
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``. Not one commit but many: the offset moves with each of them."""
+        """As ``PipelineJob``. Not one commit but many: the offset moves with each of them."""
         reader = self._spark.read.format("holdfast").option("url", self._log_url).option("shape", "transactions")
         reader = reader.option("columns", "version,operations").option("startingVersion", str(increment.after + 1))
         reader = reader.option("targetPartitionBytes", str(PARTITION_BYTES))
@@ -115,9 +106,9 @@ class Replay:
         committed = 0
         try:
             transactions = self._transactions(rows.toLocalIterator(prefetchPartitions=True))
-            for chunk in grouped(transactions, _size, CHUNK_BYTES, CHUNK_TRANSACTIONS):
+            for chunk in grouped(transactions, request_bytes, CHUNK_BYTES, CHUNK_TRANSACTIONS):
                 done = self._thread.start(partial(self._commit, chunk))
-                in_flight.append(_Sent(done, _source_version(chunk[-1]), sum(map(_size, chunk))))
+                in_flight.append(_Sent(done, _source_version(chunk[-1]), sum(map(request_bytes, chunk))))
                 while len(in_flight) >= CHUNKS_IN_FLIGHT or sum(each.size for each in in_flight) >= IN_FLIGHT_BYTES:
                     committed += self._finish_oldest(in_flight)
         finally:
@@ -141,13 +132,11 @@ class Replay:
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing was led."""
         service, self._service = self._service, None
-        is_open, self._is_open = self._is_open, False
         try:
             if service is not None:
-                self._thread.start(lambda _: _resign(service)).result()
+                self._thread.run(lambda _: _resign(service))
         finally:
-            if is_open:
-                self._thread.__exit__(None, None, None)
+            self._thread.close()
 
     def _transactions(self, rows: Iterable[Row]) -> Iterator[Transaction]:
         for row in rows:
@@ -184,20 +173,6 @@ async def _resign(service: CommitService) -> None:
     if not service.ended.done():
         await service.step_down()
     await service.close()
-
-
-def _size(txn: Transaction) -> int:
-    """About how many bytes a transaction takes."""
-    size = 0
-    for each in txn.operations:
-        match each:
-            case Write(key, more):
-                size += len(key) + len(more)
-            case Delete(key):
-                size += len(key)
-            case RangeDelete(key, end):
-                size += len(key) + len(end or b"")
-    return size + OPERATION_BYTES * len(txn.operations)
 
 
 def _deposed() -> Closed:

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from threading import Event
-from typing import Final, Protocol, runtime_checkable
+from typing import ClassVar, Final
 
 import structlog
 
-from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
+from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.spark.log.increments import Increment
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.runtime.table_files import Removed
 
@@ -55,9 +56,8 @@ class Schedule:
 def require_vacuum_hours(hours: int) -> None:
     """Raise InvalidRequest unless replaced files can be removed after ``hours``."""
     if not 0 <= hours <= VACUUM_HOURS_MAX:
-        raise InvalidRequest(
+        raise bad_configuration(
             "replaced files cannot be removed after this number of hours",
-            code=Code.BAD_CONFIGURATION,
             hint=f"give 0 to {VACUUM_HOURS_MAX} hours: a Delta table forgets older files, which its own vacuum finds",
             hours=hours,
         )
@@ -153,42 +153,31 @@ class RunReport:
         }
 
 
-class PipelineJob(Protocol):
+class PipelineJob:
     """One pipeline over one log and one output."""
 
-    @property
-    def name(self) -> str:
-        """The pipeline's name."""
-        ...
-
-    @property
-    def settles(self) -> bool:
-        """Whether its look settles what the output has, so that a run ends with one."""
-        ...
+    name: ClassVar[str]
+    settles: ClassVar[bool] = False
+    """Whether its look settles what the output has, so that a run ends with one."""
 
     def log_id(self) -> str:
         """The log's id, as ``LogHead``."""
-        ...
+        raise NotImplementedError
 
     def offset(self, log_id: str) -> int:
         """The log version that the output has reached, 0 when there is none. Raises: InvalidRequest, Unavailable."""
-        ...
+        raise NotImplementedError
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """The next increment, as ``next_increment``."""
-        ...
+        raise NotImplementedError
 
     def advance(self, increment: Increment) -> StepResult:
         """Read the increment and commit what follows from it, with the offset, atomically.
 
         Raises: Conflict when the output is not at ``increment.after`` any more; what reading and writing raise.
         """
-        ...
-
-
-@runtime_checkable
-class KeepsTable(Protocol):
-    """A job whose output is a table that keeps replaced files until they are removed."""
+        raise NotImplementedError
 
     def vacuum(self, hours: int) -> Removed:
         """Remove the files that steps of at least ``hours`` ago replaced.
@@ -196,7 +185,8 @@ class KeepsTable(Protocol):
         Raises: InvalidRequest (also a table of another log or pipeline, of which nothing is removed), NotFound,
         Unavailable.
         """
-        ...
+        del hours  # there is nothing to remove
+        raise bad_configuration("this job keeps no table, so no files are replaced", job=self.name)
 
 
 def run_pipeline(
@@ -216,56 +206,27 @@ def run_pipeline(
     start and then hourly, or after each pass with 0. Without it nothing is removed. Raises: InvalidRequest, NotFound
     (``log_empty``, ``log_truncated``), CorruptData, Unavailable (after retries).
     """
+    if vacuum_hours is not None:
+        require_vacuum_hours(vacuum_hours)
     stop = stop if stop is not None else Event()
-    vacuum = None if vacuum_hours is None else _Vacuum(job, vacuum_hours)
     report = RunReport(job.name, log_url.partition("?")[0], output_url.partition("?")[0])
-    run = _Run(job, log_url, report, step_bytes, stop, progress)
+    run = _Run(job, log_url, report, step_bytes, stop, progress, vacuum_hours)
     began = time.monotonic()
     try:
-        if vacuum is not None:
-            vacuum.at(began, run.report)
+        run.vacuum_if_due()
         while True:
             pass_began = time.monotonic()
             run.catch_up(schedule.until)
-            if vacuum is not None:
-                vacuum.at(time.monotonic(), run.report)
-            run.report.seconds = time.monotonic() - began
+            run.vacuum_if_due()
             if stop.is_set() or (schedule.every_seconds is None and schedule.until is None):
-                return run.report
-            if schedule.until is not None and run.report.version >= schedule.until:
-                return run.report
+                return report
+            if schedule.until is not None and report.version >= schedule.until:
+                return report
             pause = UNTIL_POLL_SECONDS if schedule.every_seconds is None else schedule.every_seconds
             if stop.wait(max(0.0, pass_began + pause - time.monotonic())):
-                return run.report
+                return report
     finally:
-        run.report.seconds = time.monotonic() - began
-
-
-class _Vacuum:
-    """Removes replaced files when it is due. A failure is logged: the next time removes what this one left."""
-
-    def __init__(self, job: PipelineJob, hours: int) -> None:
-        if not isinstance(job, KeepsTable):
-            raise InvalidRequest(
-                "this job keeps no table, so no files are replaced", code=Code.BAD_CONFIGURATION, job=job.name
-            )
-        require_vacuum_hours(hours)
-        self._job = job
-        self._hours = hours
-        self._due = -math.inf
-
-    def at(self, now_seconds: float, report: RunReport) -> None:
-        """Do it now if it is due."""
-        if now_seconds < self._due:
-            return
-        self._due = now_seconds + min(self._hours * 3600, VACUUM_SECONDS)
-        try:
-            removed = self._job.vacuum(self._hours)
-        except Unavailable as error:
-            log.warning("pipeline_vacuum_failed", pipeline=report.pipeline, cause=str(error))
-            return
-        report.files_vacuumed += removed.files
-        report.bytes_vacuumed += removed.size
+        report.seconds = time.monotonic() - began
 
 
 @dataclass
@@ -276,7 +237,23 @@ class _Run:
     step_bytes: int
     stop: Event
     progress: Callable[[StepReport], None] | None
+    vacuum_hours: int | None
+    vacuum_due: float = -math.inf
     log_id: str | None = None
+
+    def vacuum_if_due(self) -> None:
+        """Remove replaced files. A failure is logged: the next time removes what this one left."""
+        now = time.monotonic()
+        if self.vacuum_hours is None or now < self.vacuum_due:
+            return
+        self.vacuum_due = now + min(self.vacuum_hours * 3600, VACUUM_SECONDS)
+        try:
+            removed = self.job.vacuum(self.vacuum_hours)
+        except Unavailable as error:
+            log.warning("pipeline_vacuum_failed", pipeline=self.job.name, cause=str(error))
+            return
+        self.report.files_vacuumed += removed.files
+        self.report.bytes_vacuumed += removed.size
 
     def catch_up(self, until: int | None) -> None:
         """Steps until ``until``, or until the head that the first look found."""
@@ -315,9 +292,8 @@ class _Run:
         offset = self.job.offset(self.log_id)
         increment = self.job.look(offset, goal, self.step_bytes)
         if increment.head.log_id != self.log_id:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "another log has come to this place while the pipeline ran",
-                code=Code.BAD_CONFIGURATION,
                 hint="give each log a table of its own; versions of two logs cannot be compared",
                 url=self.log_url.partition("?")[0],
                 log_id=increment.head.log_id,

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote
 
@@ -26,6 +25,7 @@ from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
 from holdfast.queue.consumers.consumer import runs_of
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
+from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts
 from holdfast.stores.values.identity import is_continued, is_same, replaced
 from holdfast.wire.parts import AckedResponse, Delivery
@@ -80,9 +80,7 @@ class DurableClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -91,19 +89,12 @@ class DurableClient:
 
     def describe(self) -> Definition:
         """The durable's parameters, counts and subscribers. Raises: NotFound for the store and for the durable."""
-        found = self._get(self._path)
-        self._met(str(found.get("token", "")))
-        return found
+        description = self._get(self._path)
+        self._met(str(description.get("token", "")))
+        return description
 
     def _met(self, token: str) -> None:
         self.token = self.token or token
-
-    def create(self, template: str, matcher: Mapping[str, object] | None) -> None:
-        """Make a dynamic durable. It keeps what is published from now on, until that is acknowledged."""
-        body: dict[str, object] = {"template": template}
-        if matcher is not None:
-            body["matcher"] = matcher
-        self._ask("PUT", self._path, body)
 
     def counts(self, path: str | None = None) -> Mapping[str, int]:
         """The counts of the durable, or of what has this ``path``."""
@@ -165,13 +156,13 @@ class DurableClient:
 
     def _polled(self, most: int) -> list[int]:
         """The numbers of the next messages, at most ``most``, and no more than ``prefetch`` allows."""
-        found: list[int] = []
-        while len(found) < most:
-            page = self._poll(min(POLL_MESSAGES, most - len(found)))
+        numbers: list[int] = []
+        while len(numbers) < most:
+            page = self._poll(min(POLL_MESSAGES, most - len(numbers)))
             if not page:
                 break
-            found += [each.seq for each in page]
-        return found
+            numbers += [each.seq for each in page]
+        return numbers
 
     def acknowledge_left(self, seq: int) -> int:
         """Acknowledge what an earlier process got and did not acknowledge, up to ``seq``; returns how many."""
@@ -200,7 +191,8 @@ class DurableClient:
         try:
             self.require_standard()
         except NotFound:
-            self.create(template, matcher)  # raises NotFound where there is no such store
+            # A dynamic one, which keeps what is published from now on. Raises NotFound where there is no such store.
+            self._ask("PUT", self._path, {"template": template} | ({} if matcher is None else {"matcher": matcher}))
             self.require_standard()
 
     def attach(self) -> None:
@@ -257,9 +249,8 @@ class DurableClient:
         """
         self.require_same(token, seq, fail_on_data_loss=fail_on_data_loss)
         if seq and fail_on_data_loss and self.is_earlier(seq + 1):
-            raise NotFound(
+            raise log_truncated(
                 "data loss: the durable was made again, or purged, after messages that were not read",
-                code=Code.LOG_TRUNCATED,
                 hint="a stream continues with what the durable keeps with failOnDataLoss=false",
                 store=self._store,
                 durable=self._durable,
@@ -268,17 +259,17 @@ class DurableClient:
 
     def require_standard(self) -> Definition:
         """The description of the durable, if it is of type standard. Raises: Conflict (``type_mismatch``), NotFound."""
-        found = self.describe()
-        if found["type"] != "standard":
+        description = self.describe()
+        if description["type"] != "standard":
             raise Conflict(
                 "a stream needs a durable of type standard, which gives each message to one subscriber",
                 code=Code.TYPE_MISMATCH,
                 hint="name a durable of the stream's own; one that does not exist is made",
                 store=self._store,
                 durable=self._durable,
-                type=found["type"],
+                type=description["type"],
             )
-        return found
+        return description
 
     def require_free(self, for_prefix: str) -> None:
         """Return if the durable is standard and no subscriber has it whose name begins otherwise. Raises: AlreadyOpen,

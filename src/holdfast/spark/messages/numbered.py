@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from holdfast.spark.options import MessageBounds
 from holdfast.spark.positions import Given, Offset
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.runtime.processes import states_errors
 
 M = TypeVar("M")
 Options = TypeVar("Options", bound=MessageBounds)

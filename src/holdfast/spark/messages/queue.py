@@ -10,6 +10,7 @@ wanted page to plan, then each page is read once; a poll opens the queue and loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -17,16 +18,16 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Message, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_identity
-from holdfast.queue.log.reader import LogReader
 from holdfast.spark.columns import QUEUE_COLUMNS
 from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import MessageOptions
 from holdfast.spark.positions import LATEST, Given, Offset, QueuePosition, offset_of, position_in
-from holdfast.spark.runtime.grouped import grouped
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import log_truncated
+from holdfast.spark.runtime.tasks import grouped
 
 
 @dataclass
@@ -86,12 +87,9 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
     """The first message of a read by where it starts. Raises: as ``plan_messages``."""
     oldest = queue.first_seq
     if options.since is not None:
-        reader = queue.reader(since=options.since)
-        try:
+        with closing(queue.reader(since=options.since)) as reader:
             messages = reader.read_near()
             return messages[0].seq if messages else queue.last_seq + 1
-        finally:
-            reader.close()
     if isinstance(options.after, str):
         return oldest
     _require_position(queue, options, options.after)
@@ -102,9 +100,8 @@ def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
     """The first message above ``after_seq`` that there is. Raises: NotFound where others were between the two."""
     oldest = queue.first_seq
     if after_seq + 1 < oldest and after_seq and options.fail_on_data_loss:
-        raise NotFound(
+        raise log_truncated(
             "data loss: messages after the starting offset were removed",
-            code=Code.LOG_TRUNCATED,
             hint="begin at a newer seq, or set failOnDataLoss=false to begin with what is left",
             after_seq=after_seq,
             first_seq=oldest,
@@ -114,12 +111,9 @@ def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
 
 def _mean_bytes(queue: Queue, seq: int) -> int:
     """The mean payload of the messages from ``seq`` on, by a look at the first of them; 1 where none can be read."""
-    reader = queue.reader(seq=max(seq, queue.first_seq), damage="skip")
-    try:
+    with closing(queue.reader(seq=max(seq, queue.first_seq), damage="skip")) as reader:
         messages = reader.read_near() or []
         return sum(len(message.payload) for message in messages) // max(1, len(messages)) or 1
-    finally:
-        reader.close()
 
 
 def id_of_queue(queue: Queue) -> str | None:
@@ -130,14 +124,14 @@ def id_of_queue(queue: Queue) -> str | None:
 
 
 def _require_id(queue: Queue, options: MessageOptions, expected: str | None) -> None:
-    found = id_of_queue(queue)
-    if None not in (expected, found) and expected != found:
+    queue_id = id_of_queue(queue)
+    if None not in (expected, queue_id) and expected != queue_id:
         raise InvalidRequest(
             "another queue is at this path than the one that was read: it was deleted and made again",
             code=Code.LOG_MISMATCH,
             hint="begin a new stream, with a new checkpoint; every worker must see the same queue at this path",
             queue=options.queue,
-            found=found,
+            found=queue_id,
             expected=expected,
         )
 
@@ -153,16 +147,15 @@ def _require_position(queue: Queue, options: MessageOptions, position: QueuePosi
     hint = "begin a new stream with a new checkpoint, and startingTimestamp after the power failure"
     last = queue.last_seq
     if last < position.seq:
-        raise NotFound(
+        raise log_truncated(
             "data loss: the queue ends before messages that were read: it lost power before they were on disk",
-            code=Code.LOG_TRUNCATED,
             hint=hint,
             queue=options.queue,
             last_seq=last,
             read_through=position.seq,
         )
-    found = time_of_message(queue, position.seq)
-    if found is not None and found != position.time_ns:
+    time_ns = time_of_message(queue, position.seq)
+    if time_ns is not None and time_ns != position.time_ns:
         raise InvalidRequest(
             "the queue gave the number of a message that was read to another one: it lost power before the first was "
             "on disk",
@@ -177,16 +170,11 @@ def time_of_message(queue: Queue, seq: int) -> int | None:
     """When a message arrived; None where it cannot be read any more."""
     if seq < 1:
         return None
-    reader: LogReader | None = None
     try:
-        reader = queue.begin_reading(None, seq, "raise")
-        with queue.asking():
+        with closing(queue.begin_reading(None, seq, "raise")) as reader, queue.asking():
             messages = reader.read_near()
     except (Trimmed, CorruptData):
         return None
-    finally:
-        if reader is not None:
-            reader.close()
     return messages[0].time_ns if messages and messages[0].seq == seq else None
 
 
@@ -200,9 +188,8 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
             seen = batch[-1].seq
             yield as_rows(batch, options.columns, QUEUE_COLUMNS, _VALUES)
     if seen < piece.last_seq and options.fail_on_data_loss:
-        raise NotFound(
+        raise log_truncated(
             "data loss: messages have gone since this read was planned",
-            code=Code.LOG_TRUNCATED,
             queue=options.queue,
             first_seq=seen + 1,
             last_seq=piece.last_seq,

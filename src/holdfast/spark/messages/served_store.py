@@ -27,8 +27,8 @@ from holdfast.spark.columns import SERVED_STORE_COLUMNS
 from holdfast.spark.messages.durable_client import PAGE_MESSAGES_MAX, SUBSCRIBER, DurableClient
 from holdfast.spark.messages.numbered import NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import ServedStoreOptions
-from holdfast.spark.positions import DurablePosition, Given, Offset, offset_of, position_in
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.positions import Given, Offset, ServedPosition, offset_of, position_in
+from holdfast.spark.runtime.processes import states_errors
 from holdfast.wire.parts import Delivery
 
 PAGE_BYTES: Final = 8 * 2**20
@@ -120,7 +120,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
 
         Raises: AlreadyOpen (``durable_busy``: another subscriber has it), Conflict (its type), NotFound, Unavailable.
         """
-        return offset_of(DurablePosition(0, self._attached().token, self._query))
+        return offset_of(ServedPosition(0, self._attached().token, self._query))
 
     def _newest(self) -> int:
         return self._opened().last_seq()
@@ -128,7 +128,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
     def _next_offset(self, start: Given, rows_max: Callable[[Callable[[], int]], int]) -> Offset | None:
         """Raises: AlreadyOpen (``durable_busy``), Conflict (the durable's type), NotFound (data loss; no such store),
         Closed (``store_replaced``), Unavailable."""
-        client, begin = self._opened(), position_in(start, DurablePosition)
+        client, begin = self._opened(), position_in(start, ServedPosition)
         if not self._is_continued:
             self._continue(client, begin)
         self._attached(begin)
@@ -138,9 +138,9 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         end = min(self._until(client.last_seq()), first.seq - 1 + rows_max(lambda: mean_bytes(client)))
         if end < first.seq:
             return None
-        return offset_of(DurablePosition(end, client.token, self._query))
+        return offset_of(ServedPosition(end, client.token, self._query))
 
-    def _continue(self, client: DurableClient, start: DurablePosition) -> None:
+    def _continue(self, client: DurableClient, start: ServedPosition) -> None:
         """Look, once in a process, whether the durable still has what comes after ``start``, and acknowledge up to it.
 
         Spark has committed ``start`` if this process has not planned a micro-batch yet.
@@ -155,7 +155,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         """The pieces between two offsets. Raises: NotFound, Unavailable."""
         self._is_planned = True
         client = self._opened()
-        begin, until = position_in(start, DurablePosition), position_in(end, DurablePosition)
+        begin, until = position_in(start, ServedPosition), position_in(end, ServedPosition)
         if not self._is_continued:  # of a micro-batch that was planned before a restart
             client.require_same(until.token, until.seq, fail_on_data_loss=self._options.fail_on_data_loss)
         return pieces_of(self._options, client, begin.seq, until.seq)
@@ -163,7 +163,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
     def commit(self, end: Given) -> None:
         """Acknowledge up to ``end``: Spark will never ask for it again. Raises: Conflict (another subscriber)."""
         if self._options.acknowledge:
-            until = position_in(end, DurablePosition)
+            until = position_in(end, ServedPosition)
             self._attached(until).acknowledge_own(until.seq)
 
     def stop(self) -> None:
@@ -172,7 +172,7 @@ class HoldfastServedStoreStreamReader(NumberedStreamReader[ServedStoreOptions, S
         if client is not None:
             client.close()
 
-    def _attached(self, position: DurablePosition | None = None) -> DurableClient:
+    def _attached(self, position: ServedPosition | None = None) -> DurableClient:
         """The client, when no other subscriber can have the durable. With a position, it is that of the same query."""
         if position is not None:
             self._query = position.query

@@ -23,8 +23,9 @@ from holdfast.spark.columns import STORE_COLUMNS
 from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
 from holdfast.spark.options import StoreOptions
 from holdfast.spark.positions import LATEST, Given, Offset, StorePosition, foreign, offset_of, position_in
-from holdfast.spark.runtime.grouped import grouped
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import log_truncated
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
@@ -91,16 +92,16 @@ def plan_store(options: StoreOptions) -> list[StorePartition]:
 
 def _start(options: StoreOptions, reader: AnyReader) -> tuple[AnyPlaced, int, int]:
     """The store as it is now, the last message not wanted, and the last one whose absence is not a loss."""
-    given = _after(options)
-    placed = reader.place(given.seq)
-    _require_same(options, placed, given)
-    after = given.seq
+    position = _after(options)
+    placed = reader.place(position.seq)
+    _require_same(options, placed, position)
+    after = position.seq
     if options.after == LATEST:
         after = placed.newest_seq
     elif options.since is not None:
         after = seq_before(reader, placed, int(options.since.timestamp() * 1000))
     # Messages that were consumed before this read began are not lost to it.
-    return placed, after, given.seq or placed.newest_seq
+    return placed, after, position.seq or placed.newest_seq
 
 
 def _after(options: StoreOptions) -> StorePosition:
@@ -140,9 +141,8 @@ def _cut(extents: Sequence[AnyExtent], after: int, border: int, through: int) ->
 
 
 def _lost(options: StoreOptions, first_seq: int, last_seq: int) -> NotFound:
-    return NotFound(
+    return log_truncated(
         "data loss: messages after the starting offset were consumed by all and removed before this read",
-        code=Code.LOG_TRUNCATED,
         hint="define a durable that keeps them for this reader, or set failOnDataLoss=false to read what is left",
         store=options.store,
         first_seq=first_seq,
@@ -178,8 +178,10 @@ def store_rows(options: StoreOptions, piece: StorePartition) -> Iterator[pa.Reco
 
     Raises: NotFound, Closed (``store_replaced``), CorruptData, Unavailable."""
     with _open(options) as reader:
-        found = grouped(_stored(options, reader, piece), lambda one: len(one.message.body), BATCH_BYTES, BATCH_MESSAGES)
-        for batch in found:
+        batches = grouped(
+            _stored(options, reader, piece), lambda one: len(one.message.body), BATCH_BYTES, BATCH_MESSAGES
+        )
+        for batch in batches:
             yield as_rows(batch, options.columns, STORE_COLUMNS, _VALUES)
 
 
@@ -276,10 +278,10 @@ class HoldfastStoreStreamReader(NumberedStreamReader[StoreOptions, StorePartitio
 
     def _known(self, offset: Given) -> tuple[StorePosition, int]:
         """The position in a checkpoint, and its backlog. Raises: InvalidRequest for an offset of another source."""
-        found = position_in(offset, StorePosition)
-        if found.backlog is None or (found.at is None) == bool(self._options.url):
+        position = position_in(offset, StorePosition)
+        if position.backlog is None or (position.at is None) == bool(self._options.url):
             raise foreign(offset, "backlog, or the state of the log, is missing")
-        return found, found.backlog
+        return position, position.backlog
 
     def _opened(self, position: StorePosition | None = None) -> AnyReader:
         """The open reader. With a position, what it reads next must be the log of that position."""

@@ -15,25 +15,26 @@ import asyncio
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self
 
 from holdfast.commit.format.batch import Header, StoresMode, decode_header, decode_records, object_name
 from holdfast.commit.reading.entries import Entries
 from holdfast.commit.reading.lineage import Lineage, lineage_of, log_mismatch
 from holdfast.commit.reading.reader import find_frontier, read_header
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.objects.port import ObjectStore
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.format.page import decode_header as decode_page_header
 from holdfast.spark.positions import Position
+from holdfast.spark.runtime.refusals import bad_configuration, log_truncated
 from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.spark.source.chain import empty_log, require_log
 from holdfast.spark.source.plan import OBJECT_COST_BYTES
@@ -45,8 +46,6 @@ from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.log import LOG_NAME, MessageLog
 from holdfast.stores.values.commands import Record
 from holdfast.values import slot_text
-
-T = TypeVar("T")
 
 EXTENT_BYTES: Final = 1 << 20
 """Messages that one extent of a plan has at most, unless one object has more."""
@@ -118,9 +117,8 @@ class StoreInLog:
     """
 
     def __init__(self, url: str, store: str, since: Position | None = None) -> None:
-        self._url = url
         self._store = store
-        self._thread: StoreThread | None = None
+        self._thread = StoreThread(url)
         self._checkpoint: tuple[int, TemporaryDirectory[str]] | None = None
         self._files: TemporaryDirectory[str] | None = None
         self._log: tuple[tuple[CheckpointPage, ...], MessageLog] | None = None
@@ -140,9 +138,8 @@ class StoreInLog:
         self._remove_checkpoint()
         if self._files is not None:
             self._files.cleanup()
-        if self._thread is not None:
-            self._thread.__exit__(None, None, None)
-        self._files = self._thread = None
+        self._files = None
+        self._thread.close()
 
     # -- where the messages are ---------------------------------------------------------------------------------------
 
@@ -155,7 +152,7 @@ class StoreInLog:
         """
         for left in reversed(range(ATTEMPTS)):
             try:
-                return self._run(partial(self._place, after_seq))
+                return self._thread.run(partial(self._place, after_seq))
             except NotFound as error:
                 # Retention went on while this read.
                 if error.code is not Code.LOG_TRUNCATED or not left:
@@ -171,7 +168,7 @@ class StoreInLog:
         if entries is None:
             return self.place(self._placed_seq)
         try:
-            placed = self._run(partial(self._place_on, entries))
+            placed = self._thread.run(partial(self._place_on, entries))
         except NotFound as error:
             if error.code is not Code.LOG_TRUNCATED:
                 raise
@@ -217,9 +214,8 @@ class StoreInLog:
         if self.since is not None:
             require_log(lineage, self.since)
         if head.stores_mode is not StoresMode.LOG:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "the message stores of this log are files of its service, and not in the log",
-                code=Code.BAD_CONFIGURATION,
                 hint='name the service\'s stores.directory with .option("stores", ...) instead of the url; `holdfast '
                 "stores move --to log` moves the stores of a log into it",
                 url=store.url,
@@ -302,7 +298,7 @@ class StoreInLog:
         if isinstance(extent, InPages):
             frames = self._frames(extent)
         else:
-            frames = self._run(partial(_records, extent))
+            frames = self._thread.run(partial(_records, extent))
         messages, cleared = messages_between(frames, self._store, extent.first_seq, extent.last_seq)
         return messages, len(messages) + cleared >= extent.last_seq - extent.first_seq + 1
 
@@ -317,7 +313,7 @@ class StoreInLog:
                 os.unlink(os.path.join(directory, name))
             there = os.listdir(directory)
             missing = [file for name, file in wanted.items() if name not in there]
-            self._run(lambda store: _fetch(store, missing, directory))
+            self._thread.run(lambda store: _fetch(store, missing, directory))
             self._log = extent.pages, MessageLog(directory, read_only=True)
         for number, data in self._log[1].read(extent.first_frame, extent.last_frame):
             yield decode_frame(data, number)
@@ -326,11 +322,6 @@ class StoreInLog:
         log, self._log = self._log, None
         if log is not None:
             log[1].close()
-
-    def _run(self, work: Callable[[ObjectStore], Coroutine[object, object, T]]) -> T:
-        if self._thread is None:
-            self._thread = StoreThread(self._url).__enter__()
-        return self._thread.start(work).result()
 
 
 async def _pages(store: ObjectStore, manifest: Manifest) -> list[CheckpointPage]:
@@ -425,9 +416,8 @@ async def _read(store: ObjectStore, slot: int) -> bytes:
     try:
         return await store.read(object_name(slot))
     except NotFound:
-        raise NotFound(
+        raise log_truncated(
             "data loss: retention has removed an object of the log since this read was planned",
-            code=Code.LOG_TRUNCATED,
             hint="read again",
             slot=slot_text(slot),
         ) from None

@@ -21,8 +21,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from holdfast import errors
-from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.spark.runtime.cores import CORES_VARIABLE, cores, cores_of
+from holdfast.errors import HoldfastError
+from holdfast.spark.runtime.processes import CORES_VARIABLE, cores, cores_of
+from holdfast.spark.runtime.refusals import bad_configuration
 
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
@@ -64,16 +65,15 @@ def session(
     """
     require_pandas()
     if remote is not None and master is not None:
-        raise InvalidRequest("a session has a master or a remote address, not both", code=Code.BAD_CONFIGURATION)
+        raise bad_configuration("a session has a master or a remote address, not both")
     builder = SparkSession.builder.appName(app_name)
+    presets = dict(_EVERYWHERE)
     if remote is not None:
-        presets = dict(_EVERYWHERE)
         builder = builder.remote(remote)
         if remote.startswith("local"):  # then the server is a process of this machine, too
             _this_python_and_java()
     else:
         master = master if master is not None else "local[*]"
-        presets = dict(_EVERYWHERE)
         builder = builder.master(master)
         own_cores = cores_of(master)
         if own_cores is None:
@@ -103,12 +103,10 @@ def require_pandas() -> str:
     try:
         version = importlib.metadata.version("pandas")
     except importlib.metadata.PackageNotFoundError:
-        raise InvalidRequest(
-            "Spark's Arrow exchange needs pandas", code=Code.BAD_CONFIGURATION, hint=PANDAS_HINT
-        ) from None
+        raise bad_configuration("Spark's Arrow exchange needs pandas", hint=PANDAS_HINT) from None
     if int(version.split(".")[0]) > PANDAS_MAJOR_MAX:
         message = "Spark 4.3 does not support this pandas yet"
-        raise InvalidRequest(message, code=Code.BAD_CONFIGURATION, hint=PANDAS_HINT, pandas=version)
+        raise bad_configuration(message, hint=PANDAS_HINT, pandas=version)
     return version
 
 
@@ -128,9 +126,8 @@ def find_java(environment: Mapping[str, str] | None = None, installed: Path = Pa
         for major in JAVA_MAJORS:
             if major in fitting:
                 return fitting[major]
-    raise InvalidRequest(
+    raise bad_configuration(
         "Spark needs Java 17 or 21 and none was found",
-        code=Code.BAD_CONFIGURATION,
         hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
         found=", ".join(seen) or "no Java at all",
     )

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from holdfast.errors import Closed, Code, InvalidRequest, NotFound, Unavailable
@@ -34,7 +33,7 @@ from holdfast.objects.port import (
     require_key,
 )
 from holdfast.objects.retrying import RetryingStore
-from holdfast.spark.runtime.worker_errors import program
+from holdfast.spark.runtime.processes import program
 
 
 class _DirectoryHere:
@@ -127,58 +126,75 @@ def is_directory(url: str) -> bool:
 
 
 class LoopThread(Generic[S]):
-    """A loop in a daemon thread with the store that ``opener`` opens on it."""
+    """A loop in a daemon thread with the store that ``opener`` opens on it: at ``with``, or when it is first used."""
 
     def __init__(self, opener: Callable[[], S]) -> None:
         self._opener = opener
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-store", daemon=True)
-        self._store: S | None = None
         self._lock = threading.Lock()
+        self._open: tuple[S, asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._ended = False
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        try:
-            self._store = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
-        except BaseException:
-            self._stop()
-            raise
+        with self._lock:
+            self._opened()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store, and end what others have begun. Harmless when nothing is open."""
         with self._lock:
-            self._ended = True  # what was begun before is a task when _close runs, which cancels it
-        try:
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-        finally:
-            self._stop()
-
-    async def _open(self) -> S:
-        return self._opener()
-
-    async def _close(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        assert self._store is not None, "only an opened store is closed"
-        await self._store.close()
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            self._ended = True  # what was begun before is a task when _end runs, which cancels it
+            opened, self._open = self._open, None
+        if opened is not None:
+            store, loop, thread = opened
+            try:
+                asyncio.run_coroutine_threadsafe(_end(store), loop).result()
+            finally:
+                _stop(loop, thread)
 
     def start(self, work: Callable[[S], Coroutine[object, object, T]]) -> Future[T]:
-        """Begin ``work`` on the store and return at once. Raises: Closed after the ``with`` block, to other threads."""
-        assert self._store is not None, "the store is open inside the with block only"
+        """Begin ``work`` on the store and return at once. Raises: Closed after ``close``."""
         with self._lock:
             if self._ended:
                 raise Closed("the store of this job is closed")
-            return asyncio.run_coroutine_threadsafe(work(self._store), self._loop)
+            store, loop, _ = self._opened()
+            return asyncio.run_coroutine_threadsafe(work(store), loop)
+
+    def run(self, work: Callable[[S], Coroutine[object, object, T]]) -> T:
+        """Do ``work`` on the store. Raises: as ``start``."""
+        return self.start(work).result()
+
+    def _opened(self) -> tuple[S, asyncio.AbstractEventLoop, threading.Thread]:
+        if self._open is None:
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="holdfast-store", daemon=True)
+            thread.start()
+            try:
+                store = asyncio.run_coroutine_threadsafe(self._made(), loop).result()
+            except BaseException:
+                _stop(loop, thread)
+                raise
+            self._open = store, loop, thread
+        return self._open
+
+    async def _made(self) -> S:
+        return self._opener()
+
+
+async def _end(store: ObjectReader) -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await store.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 class StoreThread(LoopThread[ObjectStore]):
@@ -199,7 +215,7 @@ class PlannedObjectsThread(LoopThread[ObjectReader]):
 def with_store(url: str, work: Callable[[ObjectStore], Coroutine[object, object, T]]) -> T:
     """Open the store at ``url``, run ``work`` on it, and close it."""
     with StoreThread(url) as thread:
-        return thread.start(work).result()
+        return thread.run(work)
 
 
 def _budgeted(url: str) -> ObjectStore:

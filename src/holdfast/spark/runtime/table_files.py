@@ -26,15 +26,14 @@ from holdfast.errors import CorruptData, InternalError
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.segments.table_location import CONNECTIONS_MAX, open_table_store
-from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.table_reads import TableReads
-from holdfast.spark.runtime.tasks import in_tasks
+from holdfast.spark.runtime.tasks import grouped, in_tasks
 
 _TEXT: Final = pa.string()
 FILES_SCHEMA: Final = pa.schema(
     [("path", _TEXT), ("size", pa.int64()), ("rows", pa.int64()), ("partition", _TEXT), ("stats", _TEXT)]
 )
-"""A task's report of the files that it wrote. A row without a path names a partition whose older files are replaced."""
+"""A task's report of its files. A row with an empty path names a partition whose older files are replaced."""
 FILES_TYPE: Final = "path string, size long, rows long, partition string, stats string"
 
 ROW_GROUP_ROWS: Final = 128 * 1024
@@ -48,17 +47,17 @@ HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
-class NewFile:
-    """One file that a task wrote, or a partition whose older files it has replaced (``path`` None).
+class TableFile:
+    """One file of a table, its size in bytes; or a partition whose older files a task has replaced (``path`` empty).
 
     Shape: ``partition`` holds the values of the partition columns as text, ``stats`` is the JSON of a Delta log.
     """
 
-    path: str | None
+    path: str
     size: int
     rows: int
     partition: Mapping[str, str]
-    stats: str
+    stats: str = ""
 
 
 @asynccontextmanager
@@ -72,7 +71,7 @@ async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
 
 def write_table(
     url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = (), blooms: Sequence[str] = ()
-) -> NewFile:
+) -> TableFile:
     """Write ``table`` as one new file: bounds of the columns in ``statistics``, bloom filters for those in ``blooms``.
 
     Raises: Unavailable. After a crash: a file that no commit names.
@@ -80,7 +79,7 @@ def write_table(
     data = _parquet(table, blooms)
     path = _new_path(partition)
     asyncio.run(_create(url, path, data))
-    return NewFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
+    return TableFile(path, len(data), table.num_rows, dict(partition), _stats(table, statistics))
 
 
 def _parquet(table: pa.Table, blooms: Sequence[str] = ()) -> bytes:
@@ -147,16 +146,15 @@ def parquet_rows(files: Iterable[bytes], columns: Collection[str] | None = None)
 
     Raises: CorruptData for a page whose checksum does not fit: it must not be written again with a new one.
     """
-    tables = [_parquet_rows(data, columns) for data in files]
+    tables: list[pa.Table] = []
+    for data in files:
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+            names = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+            tables.append(file.read(names))
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptData("a file of the table is damaged", bytes=len(data), cause=str(error)[:300]) from error
     return pa.concat_tables(tables, promote_options="default") if tables else None
-
-
-def _parquet_rows(data: bytes, columns: Collection[str] | None) -> pa.Table:
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        return file.read(None if columns is None else [name for name in file.schema_arrow.names if name in columns])
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptData("a file of the table is damaged", bytes=len(data), cause=str(error)[:300]) from error
 
 
 def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:
@@ -196,16 +194,15 @@ async def _remove(url: str, paths: frozenset[str]) -> Removed:
     return Removed(len(present), sum(row.size for row in present))
 
 
-def copy_files(spark: SparkSession, url: str, files: Sequence[NewFile], schema: pa.Schema) -> list[NewFile]:
+def copy_files(spark: SparkSession, url: str, files: Sequence[TableFile], schema: pa.Schema) -> list[TableFile]:
     """Copies of these files of the table at ``url``, each in the folder of its partition, made by tasks.
 
     The columns have the types of ``schema`` in the copies. Raises: what tasks raise, as Spark's error. Cost: each file
     is read and written once. Memory: a file for each task that runs. After a crash: files that no commit names.
     """
 
-    def copy(own: Iterator[NewFile]) -> Iterator[pa.RecordBatch]:
+    def copy(own: Iterator[TableFile]) -> Iterator[pa.RecordBatch]:
         for file in own:
-            assert file.path is not None, "a file that is copied exists"
             data = _parquet(_in_types(read_table(url, file.path), schema))
             path = _new_path(file.partition)
             asyncio.run(_create(url, path, data))
@@ -232,13 +229,13 @@ def tables_of(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.
     return map(pa.Table.from_batches, grouped(batches, attrgetter("nbytes"), bytes_max))
 
 
-def file_rows(files: Iterable[NewFile]) -> pa.RecordBatch:
+def file_rows(files: Iterable[TableFile]) -> pa.RecordBatch:
     """The rows in which a task reports its files to the driver."""
     rows = [{**asdict(each), "partition": json.dumps(each.partition)} for each in files]
     return pa.RecordBatch.from_pylist(rows, schema=FILES_SCHEMA)
 
 
-def new_files(frame: DataFrame) -> list[NewFile]:
+def new_files(frame: DataFrame) -> list[TableFile]:
     """Run the tasks of ``frame``, whose rows are those of ``file_rows``. Memory: one row per file."""
     rows = frame.toArrow().to_pylist()
-    return [NewFile(**{**row, "partition": json.loads(row["partition"])}) for row in rows]
+    return [TableFile(**{**row, "partition": json.loads(row["partition"])}) for row in rows]

@@ -26,11 +26,11 @@ from holdfast.errors import NotFound
 from holdfast.retention.job_holds import release_for
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.spark.sink.digest import PartitionPublisher
+from holdfast.spark.sink.identity import PartitionPublisher
 from holdfast.spark.sink.record import (
     GIVEN_UP,
     ROUNDS_MAX,
-    Progress,
+    PartitionProgress,
     SinkRecord,
     StreamProgress,
     fenced,
@@ -71,12 +71,12 @@ def give_up(client: Client, options: WriteOptions, name: str) -> list[Rows]:
     record = _ended(client, options, name)
     read_version = client.version().version
     notes = notes_of(client, options.application, record.token, read_version)
-    found: list[Rows] = []
+    rows: list[Rows] = []
     for partition, progress, version in notes:
         if progress.first:
-            found.append(Rows(partition, 0, progress.first - 1, "committed"))
-        found += _in_flight(client, options, record, partition, progress, version)
-    return found
+            rows.append(Rows(partition, 0, progress.first - 1, "committed"))
+        rows += _in_flight(client, options, record, partition, progress, version)
+    return rows
 
 
 def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
@@ -92,8 +92,8 @@ def forget(client: ServiceClient, options: WriteOptions, name: str) -> None:
 def _ended(client: Client, options: WriteOptions, name: str) -> SinkRecord:
     """The record, after it says that the write is given up."""
     for _ in range(ROUNDS_MAX):
-        found = read_record(client, options.application)
-        record = found.record
+        stored = read_record(client, options.application)
+        record = stored.record
         if record is None or not name or record.name != name:
             raise _no_such_write(options, name, record)
         if record.state == "done":
@@ -101,7 +101,7 @@ def _ended(client: Client, options: WriteOptions, name: str) -> SinkRecord:
                 raise _no_such_write(options, name, record)
             return record
         ended = _given_up(record)
-        if replace_record(client, options, ended, found.read_version) is not None:
+        if replace_record(client, options, ended, stored.read_version) is not None:
             return ended
     raise fenced(options.application, name)
 
@@ -125,7 +125,7 @@ def _no_such_write(options: WriteOptions, name: str, record: SinkRecord | None) 
 
 
 def _in_flight(
-    client: Client, options: WriteOptions, record: SinkRecord, partition: int, progress: Progress, version: int
+    client: Client, options: WriteOptions, record: SinkRecord, partition: int, progress: PartitionProgress, version: int
 ) -> Iterator[Rows]:
     """What is known of the transactions of a chunk that was noted."""
     first, last = progress.first, progress.first + progress.count - 1

@@ -11,8 +11,9 @@ After a crash the note that is there names the chunk of which any part may be th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -20,9 +21,10 @@ from holdfast.client import Client
 from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Conflict, Unavailable
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.sink.identity import SentPartition
 from holdfast.spark.sink.record import (
     Intent,
-    Progress,
+    PartitionProgress,
     decode,
     fenced,
     job_of,
@@ -34,6 +36,34 @@ from holdfast.values import LogPosition
 
 ROUNDS_MAX: Final = 16
 
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk(Generic[R]):
+    """Some consecutive rows of a partition, the index of the first, and the digest up to the last."""
+
+    number: int
+    first: int
+    rows: list[R]
+    digest: str
+
+
+def sent_of(
+    partition: int,
+    chunks: Iterable[RowChunk[R]],
+    hash_rows: Callable[[list[R]], int],
+    send: Callable[[RowChunk[R]], None] = lambda _: None,
+) -> SentPartition:
+    """What the partition is, after each chunk was given to ``send``."""
+    count = number = total = 0
+    for chunk in chunks:
+        send(chunk)
+        count += len(chunk.rows)
+        total += hash_rows(chunk.rows)
+        number = chunk.number + 1
+    return SentPartition(partition, count, number, total)
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -42,7 +72,7 @@ class Note:
     ``is_done``: the whole write is done. ``is_new``: this task wrote it, so no other can have sent its chunk before.
     """
 
-    progress: Progress
+    progress: PartitionProgress
     version: int
     is_done: bool = False
     is_new: bool = False
@@ -63,23 +93,39 @@ class PartitionNotes:
         self._intent_version = intent.version
         self._partition = partition
         self._job = job_of_partition(options.application, intent.token, partition)
-        stored = client.job(self._job, at=LogPosition(intent.version, intent.log_id))
-        self._note = None if stored is None else Note(decode(stored.value, self._job, Progress), stored.version)
+        self._note = self._stored_at(LogPosition(intent.version, intent.log_id))
         # A view may lag the progress of an earlier try. A conflict shows it, but not where no progress is noted.
         self._may_be_behind = True
 
+    def _stored_at(self, version: int | LogPosition) -> Note | None:
+        stored = self._client.job(self._job, at=version)
+        return None if stored is None else Note(decode(stored.value, self._job, PartitionProgress), stored.version)
+
     def read_again(self) -> Note | None:
-        """The note as it is now. Raises: Fenced when the application has moved on. Cost: three requests."""
-        self._note = self._read_note()
+        """The note as it is now, after the record was seen to be this write's. Cost: three requests.
+
+        Raises: Fenced when the application has moved on.
+        """
+        stored = read_record(self._client, self._options.application)
+        record, read_version = stored.record, stored.read_version
+        token = self._intent.token
+        if record is not None and record.has_done(token):
+            # Another driver with this token has finished: every row is there.
+            self._note = Note(PartitionProgress(0, ""), read_version, is_done=True)
+            return self._note
+        if record is None or record.token != token:
+            raise fenced(self._options.application, token)
+        self._intent_version = read_version
+        self._note = self._stored_at(read_version)
         return self._note
 
     def require_whole(self, chunks: int) -> None:
         """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
-        note = self._read_note() if self._may_be_behind else self._note
+        note = self.read_again() if self._may_be_behind else self._note
         if note is not None and not note.is_done and note.progress.chunk >= chunks:
             raise other_rows(self._partition, chunks)
 
-    def agree(self, wanted: Progress) -> Note:
+    def agree(self, wanted: PartitionProgress) -> Note:
         """The note that is at least as far as ``wanted``: ours, or another task's that came first.
 
         Raises: Fenced when the application has moved on; InvalidRequest when the chunk has other rows there.
@@ -89,7 +135,7 @@ class PartitionNotes:
             raise other_rows(self._partition, wanted.chunk)
         return note
 
-    def _agreed(self, wanted: Progress) -> Note:
+    def _agreed(self, wanted: PartitionProgress) -> Note:
         for _ in range(ROUNDS_MAX):
             note = self._note
             if note is not None and (note.is_done or _rank(note.progress) >= _rank(wanted)):
@@ -99,10 +145,10 @@ class PartitionNotes:
             if version is not None:
                 self._note = Note(wanted, version)
                 return Note(wanted, version, is_new=True)
-            self._note = self._read_note()
+            self.read_again()
         raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
 
-    def _try_note(self, wanted: Progress) -> int | None:
+    def _try_note(self, wanted: PartitionProgress) -> int | None:
         """Note the progress of this partition, unless it or the application's record has changed."""
         known = self._intent_version if self._note is None else self._note.version
         read_version = max(known, self._intent_version)
@@ -113,21 +159,7 @@ class PartitionNotes:
             return None
         return receipt.version
 
-    def _read_note(self) -> Note | None:
-        """The note as it is now, after the record was seen to be this write's."""
-        found = read_record(self._client, self._options.application)
-        record, read_version = found.record, found.read_version
-        token = self._intent.token
-        if record is not None and record.has_done(token):
-            # Another driver with this token has finished: every row is there.
-            return Note(Progress(0, ""), read_version, is_done=True)
-        if record is None or record.token != token:
-            raise fenced(self._options.application, token)
-        self._intent_version = read_version
-        stored = self._client.job(self._job, at=read_version)
-        return None if stored is None else Note(decode(stored.value, self._job, Progress), stored.version)
 
-
-def _rank(progress: Progress) -> tuple[int, int, int]:
+def _rank(progress: PartitionProgress) -> tuple[int, int, int]:
     generation = 0 if progress.publisher is msgspec.UNSET else progress.publisher.generation
     return progress.chunk, generation, len(progress.attempts)

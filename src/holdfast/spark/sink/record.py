@@ -33,8 +33,8 @@ from holdfast.commit.format.transaction import JobChange
 from holdfast.errors import Code, Conflict, CorruptData, Fenced, InvalidRequest
 from holdfast.retention.job_holds import hold_for, release_for
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.digest import PartitionPublisher, Sent, digest_text
-from holdfast.spark.sink.micro_batch import MicroBatch
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.sink.identity import MicroBatch, PartitionPublisher, SentPartition, digest_text
 
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.spark.sink")
@@ -73,7 +73,7 @@ class Publishing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The publisher of one partition."""
         return self.partitions[partition] if partition < len(self.partitions) else PartitionPublisher()
 
-    def after(self, sent: Sequence[Sent]) -> Publishing:
+    def after(self, sent: Sequence[SentPartition]) -> Publishing:
         """The same after these partitions were sent."""
         moved = {part.partition: part.publisher for part in sent if part.publisher is not None}
         count = max([len(self.partitions), *(partition + 1 for partition in moved)])
@@ -114,10 +114,9 @@ class SinkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the write of this token is done."""
         return token in self._done()
 
-    @property
-    def done(self) -> frozenset[str]:
-        """The tokens of the writes that are known to be done."""
-        return frozenset(self._done())
+    def has_begun(self, token: str) -> bool:
+        """Whether the write of this token is under way."""
+        return self.state == "intent" and self.token == token
 
     def digest_of(self, token: str) -> str | None:
         """The digest of the rows of a write that is done."""
@@ -136,7 +135,7 @@ class SinkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return done
 
 
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartitionProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a partition has come: JSON, the record of a job below ``sink/{application}/{token}/``, removed when done.
 
     Shape: ``chunk`` is the part of the partition's rows in flight, ``attempts`` the read versions that this chunk used
@@ -218,29 +217,19 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The record as the driver of a stream found it when it planned a micro-batch.
+class StoredRecord:
+    """A record and its version, both None where there is none, a version at which it still is the newest, and the log.
 
-    The intent is committed only on this record. ``version`` is the record's, None where there is none; ``unfinished``
-    the token of a write that was begun; ``done`` those of the writes that are known to be done.
+    The driver of a stream reads it when it plans a micro-batch, whose intent is committed only on this record.
     """
-
-    version: int | None
-    log_id: str | None
-    unfinished: str | None = None
-    done: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class FoundRecord:
-    """A record and its version, both None where there is none, and a version at which it still is the newest."""
 
     record: SinkRecord | None
     version: int | None
     read_version: int
+    log_id: str | None
 
 
-def read_record(client: Client, application: str) -> FoundRecord:
+def read_record(client: Client, application: str) -> StoredRecord:
     """The application's record. Raises: as ``Client.job``, CorruptData. Cost: two requests."""
     read_version = client.version().version
     job = job_of(application)
@@ -255,8 +244,9 @@ def read_record(client: Client, application: str) -> FoundRecord:
             hint="start the service with view.enabled=true, which is off by default for logs on S3, GCS and Azure",
         ) from error
     if stored is None:
-        return FoundRecord(None, None, read_version)
-    return FoundRecord(decode(stored.value, job, SinkRecord), stored.version, max(read_version, stored.version))
+        return StoredRecord(None, None, read_version, client.session.log_id)
+    record = decode(stored.value, job, SinkRecord)
+    return StoredRecord(record, stored.version, max(read_version, stored.version), client.session.log_id)
 
 
 def wanted_micro_batch(micro_batch: MicroBatch) -> WriteId:
@@ -264,17 +254,7 @@ def wanted_micro_batch(micro_batch: MicroBatch) -> WriteId:
     return WriteId(micro_batch.token, str(micro_batch), micro_batch)
 
 
-def plan_micro_batch(client: Client, options: WriteOptions) -> Planned:
-    """Read the record before a micro-batch. Raises: as ``read_record``. Cost: two requests."""
-    found = read_record(client, options.application)
-    record, log_id = found.record, client.session.log_id
-    if record is None:
-        return Planned(found.version, log_id)
-    unfinished = record.token if record.state == "intent" else None
-    return Planned(found.version, log_id, unfinished, record.done)
-
-
-def begin(client: Client, options: WriteOptions, wanted: WriteId, planned: Planned | None = None) -> Intent:
+def begin(client: Client, options: WriteOptions, wanted: WriteId, planned: StoredRecord | None = None) -> Intent:
     """Commit the intent to write ``wanted``, or join the one that is there.
 
     With ``planned`` only on the record that the driver found. Raises: InvalidRequest when the record shows other
@@ -283,24 +263,31 @@ def begin(client: Client, options: WriteOptions, wanted: WriteId, planned: Plann
     """
     log_id = None if planned is None else planned.log_id
     for _ in range(ROUNDS_MAX):
-        found = read_record(client, options.application)
-        record = found.record
+        stored = read_record(client, options.application)
+        record = stored.record
         if planned is not None and planned.log_id not in (None, client.session.log_id):
-            raise _other_log(options, planned.log_id, client.session.log_id)
+            raise InvalidRequest(
+                "the service leads another log than when this write began",
+                code=Code.LOG_MISMATCH,
+                hint="every worker must reach the service of the driver at this url",
+                application=options.application,
+                log_id=client.session.log_id,
+                expected=planned.log_id,
+            )
         if record is not None:
             if record.has_done(wanted.token):
                 return Intent(wanted.token, None)
-            if record.state == "intent" and record.token == wanted.token:
+            if record.has_begun(wanted.token):
                 _require_way(record, options)
-                return _intent(record, found.read_version, client.session.log_id)
-        if planned is not None and planned.version != found.version:
+                return _intent(record, stored.read_version, client.session.log_id)
+        if planned is not None and planned.version != stored.version:
             break
         if not options.supersede:
             _require_follows(record, wanted, options, client.session.log_id)
         intent = SinkRecord(
             state="intent",
             token=wanted.token,
-            read_version=found.read_version,
+            read_version=stored.read_version,
             name=wanted.name,
             recent=_recent(record),
             stream=None if record is None else record.stream,
@@ -310,7 +297,7 @@ def begin(client: Client, options: WriteOptions, wanted: WriteId, planned: Plann
             id_tag=client.session.id_tag or msgspec.UNSET,
         )
         hold = hold_for(job_of(options.application))
-        version = replace_record(client, options, intent, found.read_version, hold, log_id=log_id)
+        version = replace_record(client, options, intent, stored.read_version, hold, log_id=log_id)
         if version is not None:
             return _intent(intent, version, client.session.log_id, is_new=True)
     raise fenced(options.application, wanted.token)
@@ -325,9 +312,8 @@ def _require_way(record: SinkRecord, options: WriteOptions) -> None:
     """Raise InvalidRequest where a write goes on in another way than it began: rows would be sent twice."""
     if record.direct != options.direct:
         began = str(record.direct).lower()
-        raise InvalidRequest(
+        raise bad_configuration(
             f"this write was begun with direct={began}",
-            code=Code.BAD_CONFIGURATION,
             hint=f'give .option("direct", "{began}") until it is done',
             application=options.application,
             unfinished=record.name,
@@ -341,11 +327,11 @@ def _publishing(record: SinkRecord | None, options: WriteOptions, log_id: str | 
     """
     if options.store is None:
         return msgspec.UNSET
-    kept = None if record is None else record.publishing
+    publishing = None if record is None else record.publishing
     is_whole = record is not None and record.state == "done" and record.digest_of(record.token) != GIVEN_UP
-    if not is_whole or not isinstance(kept, Publishing) or kept.log_id != log_id:
+    if not is_whole or not isinstance(publishing, Publishing) or publishing.log_id != log_id:
         return Publishing(secrets.token_hex(8), log_id)
-    return kept
+    return publishing
 
 
 def _recent(record: SinkRecord | None) -> tuple[str, ...]:
@@ -375,9 +361,8 @@ def _require_follows(record: SinkRecord | None, wanted: WriteId, options: WriteO
         return
     hint = 'to continue anyway, give .option("supersede", "true") for this one run'
     if record.state == "intent" and record.name:
-        raise InvalidRequest(
+        raise bad_configuration(
             "this application has begun another write and not finished it",
-            code=Code.BAD_CONFIGURATION,
             hint=f"run that one again, it sends only what is missing; {hint}",
             application=options.application,
             unfinished=record.name,
@@ -386,9 +371,8 @@ def _require_follows(record: SinkRecord | None, wanted: WriteId, options: WriteO
         return
     stream = record.stream
     if stream is not None and not (stream.query == micro_batch.query and stream.number < micro_batch.number):
-        raise InvalidRequest(
+        raise bad_configuration(
             "this application has written more than the checkpoint of this stream knows of",
-            code=Code.BAD_CONFIGURATION,
             hint="the checkpoint was deleted or put back, or belongs to another query: restore it, or use another "
             f"application name; {hint}",
             application=options.application,
@@ -397,7 +381,7 @@ def _require_follows(record: SinkRecord | None, wanted: WriteId, options: WriteO
         )
 
 
-def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent]) -> None:
+def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[SentPartition]) -> None:
     """Commit that ``wanted`` is written, and remove the progress of its tasks. Repeating it changes nothing.
 
     ``sent`` has an entry for each partition. Raises: Fenced when the application has moved on; InvalidRequest when the
@@ -407,8 +391,8 @@ def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequenc
     over = release_for(job), JobChange(job_of_write(options.application, wanted.token), None)
     digest = digest_text(sent)
     for _ in range(ROUNDS_MAX):
-        found = read_record(client, options.application)
-        record = found.record
+        stored = read_record(client, options.application)
+        record = stored.record
         if record is None:
             break
         if record.has_done(wanted.token):
@@ -416,22 +400,22 @@ def finish(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequenc
             return
         if record.token != wanted.token:
             break
-        _require_notes_fit(client, options, wanted, sent, found.read_version)
+        _require_notes_fit(client, options, wanted, sent, stored.read_version)
         done = _done(record, wanted, digest, sent)
-        if replace_record(client, options, done, found.read_version, *over) is not None:
+        if replace_record(client, options, done, stored.read_version, *over) is not None:
             return
     raise fenced(options.application, wanted.token)
 
 
-def finish_empty(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent]) -> None:
+def finish_empty(client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[SentPartition]) -> None:
     """End a micro-batch without rows. It writes nothing, unless the record does not name its query yet.
 
     Raises: as ``begin`` and ``finish``. Cost: two requests.
     """
     assert wanted.micro_batch is not None, "a batch commits its intent on the driver"
     for _ in range(ROUNDS_MAX):
-        found = read_record(client, options.application)
-        record = found.record
+        stored = read_record(client, options.application)
+        record = stored.record
         if record is not None and (record.has_done(wanted.token) or record.token == wanted.token):
             # An earlier try of this micro-batch had rows, or had begun to send some.
             finish(client, options, wanted, sent)
@@ -442,17 +426,17 @@ def finish_empty(client: Client, options: WriteOptions, wanted: WriteId, sent: S
             return
         publishing = _publishing(record, options, client.session.log_id)
         begun = SinkRecord(
-            "intent", wanted.token, found.read_version, wanted.name, recent=_recent(record), publishing=publishing
+            "intent", wanted.token, stored.read_version, wanted.name, recent=_recent(record), publishing=publishing
         )
         if (
-            replace_record(client, options, _done(begun, wanted, digest_text(sent), sent), found.read_version)
+            replace_record(client, options, _done(begun, wanted, digest_text(sent), sent), stored.read_version)
             is not None
         ):
             return
     raise fenced(options.application, wanted.token)
 
 
-def _done(record: SinkRecord, wanted: WriteId, digest: str, sent: Sequence[Sent]) -> SinkRecord:
+def _done(record: SinkRecord, wanted: WriteId, digest: str, sent: Sequence[SentPartition]) -> SinkRecord:
     """The intent's record once its write is done."""
     if isinstance(record.publishing, Publishing):
         record = msgspec.structs.replace(record, publishing=record.publishing.after(sent))
@@ -514,7 +498,7 @@ def has_notes(client: Client, application: str, token: str) -> bool:
 
 
 def _require_notes_fit(
-    client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[Sent], read_version: int
+    client: Client, options: WriteOptions, wanted: WriteId, sent: Sequence[SentPartition], read_version: int
 ) -> None:
     """Raise if an earlier try has begun a partition, or a chunk of one, that this write does not have.
 
@@ -523,34 +507,33 @@ def _require_notes_fit(
     chunks = {part.partition: part.chunks for part in sent}
     for partition, progress, _ in notes_of(client, options.application, wanted.token, read_version):
         if partition not in chunks:
-            raise _more_partitions(options, len(sent))
+            raise InvalidRequest(
+                "an earlier try of this write had more partitions, and what they sent may be there twice",
+                code=Code.REQUEST_ID_REUSED,
+                hint="a write that is tried again must get the same rows in the same order: repartition and sort them, "
+                "or write from a table that keeps them; look for rows that are there twice; a stream continues from "
+                "its checkpoint under another application name with supersede=true, which sends this micro-batch once "
+                "more",
+                application=options.application,
+                partitions=len(sent),
+            )
         if progress.chunk >= chunks[partition]:
             raise other_rows(partition, chunks[partition])
 
 
-def notes_of(client: Client, application: str, token: str, read_version: int) -> Iterator[tuple[int, Progress, int]]:
+def notes_of(
+    client: Client, application: str, token: str, read_version: int
+) -> Iterator[tuple[int, PartitionProgress, int]]:
     """The partitions of a write that were begun: the number of each, its progress, and the version of its note."""
     prefix = job_of_write(application, token) + "/"
     after = None
     while True:
         page = client.jobs(prefix, after=after, at=read_version)
         for note in page.items:
-            yield int(note.name.rpartition("/")[2]), decode(note.value, note.name, Progress), note.version
+            yield int(note.name.rpartition("/")[2]), decode(note.value, note.name, PartitionProgress), note.version
         if not page.more:
             return
         after = page.items[-1].name
-
-
-def _more_partitions(options: WriteOptions, partitions: int) -> InvalidRequest:
-    return InvalidRequest(
-        "an earlier try of this write had more partitions, and what they sent may be there twice",
-        code=Code.REQUEST_ID_REUSED,
-        hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
-        "write from a table that keeps them; look for rows that are there twice; a stream continues from its "
-        "checkpoint under another application name with supersede=true, which sends this micro-batch once more",
-        application=options.application,
-        partitions=partitions,
-    )
 
 
 def other_rows(partition: int, chunk: int) -> InvalidRequest:
@@ -580,17 +563,6 @@ def replace_record(
     except Conflict:
         return None
     return receipt.version
-
-
-def _other_log(options: WriteOptions, planned: str | None, found: str | None) -> InvalidRequest:
-    return InvalidRequest(
-        "the service leads another log than when this write began",
-        code=Code.LOG_MISMATCH,
-        hint="every worker must reach the service of the driver at this url",
-        application=options.application,
-        log_id=found,
-        expected=planned,
-    )
 
 
 def fenced(application: str, token: str) -> Fenced:

@@ -1,12 +1,14 @@
-"""Send the rows of a write: those that its manifest names, from the driver over several connections, or a task's own.
+"""Stage the rows of a write in tasks, and send those that its manifest names; or send a task's own at once.
 
-The driver sends, and not the service: a transaction takes the way of every other one, with its rights and limits. Only
-rows of the manifest are sent, in its order, so each partition is cut into the same chunks in every run. A sender looks
-at the record before each chunk (``progress``), so nothing is sent after done.
+A task checks its rows as they will be sent, so that a bad row fails the job before one of them is committed. The driver
+sends, and not the service: a transaction takes the way of every other one, with its rights and limits. Only rows of the
+manifest are sent, in its order, over several connections, so each partition is cut into the same chunks in every run. A
+sender looks at the record before each chunk (``progress``), so nothing is sent after done.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,10 +24,20 @@ from holdfast.client import Client, ClientOptions
 from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
-from holdfast.spark.sink.digest import Sent
-from holdfast.spark.sink.manifest import NAME, Partition, WriteManifest, find, fix, rows_of, stage_lost
+from holdfast.spark.sink.identity import SentPartition
 from holdfast.spark.sink.record import Intent, WriteId, finish, has_notes, read_record
-from holdfast.spark.sink.stage import Stage, open_stage
+from holdfast.spark.sink.stage import (
+    MANIFEST,
+    Stage,
+    StagedPartition,
+    TryParts,
+    WriteManifest,
+    find_manifest,
+    fix_manifest,
+    open_stage,
+    rows_of,
+    stage_lost,
+)
 from holdfast.spark.sink.store_task import digest_messages, publish_partition
 from holdfast.spark.sink.task import (
     CHUNK_BYTES,
@@ -47,7 +59,7 @@ def open_client(options: WriteOptions) -> ServiceClient:
     return ServiceClient(options.url, bounds)
 
 
-def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]) -> SentPartition:
     """In a task with ``direct``: send the missing rows of its partition. Raises: as ``send_partition``."""
     if intent.version is None:
         return digest_rows(options, partition, batches)
@@ -56,7 +68,7 @@ def send_now(options: WriteOptions, intent: Intent, partition: int, batches: Ite
         return send(client, options, intent, partition, batches)
 
 
-def digest_rows(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+def digest_rows(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> SentPartition:
     """Read the rows of a partition, check that each can be sent, and send none. Raises: InvalidRequest."""
     if options.store is not None:
         return digest_messages(partition, batches)
@@ -68,7 +80,7 @@ def send_staged(
     options: WriteOptions,
     wanted: WriteId,
     intent: Intent,
-    staged: Sequence[Partition] | None,
+    staged: Sequence[StagedPartition] | None,
 ) -> None:
     """On the driver: fix the rows, send what is missing of them, and commit that the write is done.
 
@@ -81,8 +93,10 @@ def send_staged(
             manifest = _fixed(client, stage, options, token, staged)
             sent = _Senders(options, intent, token, manifest).run()
         except NotFound as error:
-            if error.code is Code.STAGE_LOST and _is_done(client, options, token):
-                return  # another driver has sent everything, and removed it
+            if error.code is Code.STAGE_LOST:
+                record = read_record(client, options.application).record
+                if record is not None and record.has_done(token):
+                    return  # another driver has sent everything, and removed it
             raise
         finish(client, options, wanted, sent)
         try:
@@ -92,20 +106,15 @@ def send_staged(
 
 
 def _fixed(
-    client: Client, stage: Stage, options: WriteOptions, token: str, staged: Sequence[Partition] | None
+    client: Client, stage: Stage, options: WriteOptions, token: str, staged: Sequence[StagedPartition] | None
 ) -> WriteManifest:
     """The rows of the write: of this run where no row of another one may have been sent. Raises: NotFound."""
     if staged is not None and not has_notes(client, options.application, token):
-        return fix(stage, token, staged)
-    manifest = find(stage, token)
+        return fix_manifest(stage, token, staged)
+    manifest = find_manifest(stage, token)
     if manifest is None:
-        raise stage_lost(token, NAME)
+        raise stage_lost(token, MANIFEST)
     return manifest
-
-
-def _is_done(client: Client, options: WriteOptions, token: str) -> bool:
-    record = read_record(client, options.application).record
-    return record is not None and record.has_done(token)
 
 
 @dataclass
@@ -117,9 +126,9 @@ class _Senders:
     _lock: Lock = field(default_factory=Lock)
     _rows: int = 0
     _reported: float = 0.0
-    _sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
+    _sent: dict[int, SentPartition] = field(default_factory=dict[int, SentPartition])
 
-    def run(self) -> list[Sent]:
+    def run(self) -> list[SentPartition]:
         """Send every partition; what each is. Raises: the first error; the others have ended then."""
         todo = deque(self.manifest.partitions)
         count = min(CONNECTIONS, len(todo))
@@ -131,7 +140,7 @@ class _Senders:
                     each.result()
         return [self._sent[each.partition] for each in self.manifest.partitions]
 
-    def _work(self, todo: deque[Partition]) -> None:
+    def _work(self, todo: deque[StagedPartition]) -> None:
         with open_client(self.options) as client, open_stage(self.options, client) as stage:
             while todo:
                 try:
@@ -145,14 +154,14 @@ class _Senders:
                     raise
                 self._note(partition, sent)
 
-    def _send(self, client: Client, partition: Partition, rows: Iterable[pa.RecordBatch]) -> Sent:
+    def _send(self, client: Client, partition: StagedPartition, rows: Iterable[pa.RecordBatch]) -> SentPartition:
         number = partition.partition
         if self.options.store is not None:
             return publish_partition(client, self.options, self.intent, number, rows)
         chunks = send_fixed(client, self.options, self.intent, number, rows, partition.digest)
-        return Sent(number, partition.transactions, chunks, partition.total)
+        return SentPartition(number, partition.transactions, chunks, partition.total)
 
-    def _note(self, partition: Partition, sent: Sent) -> None:
+    def _note(self, partition: StagedPartition, sent: SentPartition) -> None:
         with self._lock:
             self._sent[partition.partition] = sent
             self._rows += sum(part.rows for part in partition.parts)
@@ -162,3 +171,16 @@ class _Senders:
             self._reported = now
             rows = sum(part.rows for each in self.manifest.partitions for part in each.parts)
             log.info("rows_sent", application=self.options.application, rows=self._rows, of_rows=rows)
+
+
+def stage_partition(
+    stage: Stage, options: WriteOptions, write: str, partition: int, batches: Iterable[pa.RecordBatch]
+) -> tuple[StagedPartition, SentPartition]:
+    """Keep the rows of one partition, durably, and say what they are.
+
+    Each try has names of its own: only one that the driver hears of counts. Raises: InvalidRequest for a row that
+    cannot be sent. Cost: a request for each 4 MiB, while the next rows are read. Memory: three parts.
+    """
+    with TryParts(stage, write, f"{partition:06d}-{secrets.token_hex(8)}") as parts:
+        sent = digest_rows(options, partition, parts.kept(batches))
+        return StagedPartition(partition, parts.whole(), sent.transactions, sent.total), sent

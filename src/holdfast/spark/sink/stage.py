@@ -2,28 +2,39 @@
 ``stagingLocation`` names.
 
 An object never changes: of two with one name the first stays. Names: ``manifest``, and one for each part of each try of
-a task (``staging``). After a crash every object whose ``put`` returned is there.
+a task. After a crash every object whose ``put`` returned is there.
+
+The manifest says which staged objects are the rows of a write, in which order. The driver creates it when every task
+has staged. The first manifest of a write stays, also of two drivers. Only what it names is sent: a run that finds one
+does not look at its own rows. So it does not matter in which order rows come when they are computed again, nor how many
+tries a task had.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from hashlib import blake2b
+from io import BytesIO
+from typing import Final, Literal, Self
+
+import msgspec
+import pyarrow as pa
 
 from holdfast.client.protocol.effects import Request, Response
 from holdfast.client.protocol.messages import decode
 from holdfast.client.protocol.stores.administration import ask
 from holdfast.client.transport.clock import now_ms
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import Code, Conflict, CorruptData, InternalError, NotFound
 from holdfast.objects.creating import create_exactly
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.runtime.service_client import ServiceClient
 from holdfast.spark.runtime.store_thread import StoreThread
-from holdfast.spark.sink.micro_batch import token_of
+from holdfast.spark.sink.identity import token_of
 from holdfast.wire.log import StagedObjects
 
 FOLDER: Final = "staged"
@@ -123,13 +134,13 @@ class ObjectStage(Stage):
     def put(self, write: str, name: str, data: bytes) -> bool:
         """See ``Stage``."""
         key = f"{self._folder}/{write}/{name}"
-        return self._thread.start(lambda store: create_exactly(store, key, data)).result()
+        return self._thread.run(lambda store: create_exactly(store, key, data))
 
     def get(self, write: str, name: str) -> bytes | None:
         """See ``Stage``."""
         key = f"{self._folder}/{write}/{name}"
         try:
-            return self._thread.start(lambda store: store.read(key)).result()
+            return self._thread.run(lambda store: store.read(key))
         except NotFound:
             return None
 
@@ -148,10 +159,10 @@ class ObjectStage(Stage):
         """See ``Stage``."""
         folder = f"{self._folder}/{write}/"
         while keys := [row.key for row in self._page(folder, "")]:
-            self._thread.start(partial(_delete, keys)).result()
+            self._thread.run(partial(_delete, keys))
 
     def _page(self, folder: str, after: str) -> list[Listed]:
-        return self._thread.start(lambda store: store.list(folder, after=after, limit=PAGE)).result()
+        return self._thread.run(lambda store: store.list(folder, after=after, limit=PAGE))
 
 
 async def _delete(keys: list[str], store: ObjectStore) -> None:
@@ -173,3 +184,151 @@ def open_stage(options: WriteOptions, client: ServiceClient) -> Generator[Stage]
 def application_folder(application: str) -> str:
     """The folder of an application: digits, letters and hyphens, as every store and the service take it."""
     return token_of("staged", application)
+
+
+MANIFEST: Final = "manifest"
+
+
+class StagedPart(msgspec.Struct, frozen=True, array_like=True):
+    """One object: an Arrow IPC stream with ``rows`` rows. Shape: ``hash`` is the BLAKE2b-128 of its bytes."""
+
+    name: str
+    rows: int
+    hash: str
+
+
+class StagedPartition(msgspec.Struct, frozen=True):
+    """The rows of one partition, as one try of its task staged them. The numbers are those of ``SentPartition``."""
+
+    partition: int
+    parts: tuple[StagedPart, ...] = ()
+    transactions: int = 0
+    total: int = 0
+
+    @property
+    def digest(self) -> str:
+        """What names these rows and their order: the BLAKE2b-128 of the parts' hashes."""
+        return hash_of_part("".join(part.hash for part in self.parts).encode())
+
+
+class WriteManifest(msgspec.Struct, frozen=True):
+    """What a write is. Shape: ``partitions`` ascending, those with rows."""
+
+    partitions: tuple[StagedPartition, ...]
+    format: Literal[1] = 1
+
+
+def hash_of_part(data: bytes) -> str:
+    """The ``hash`` of a part."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def fix_manifest(stage: Stage, write: str, staged: Sequence[StagedPartition]) -> WriteManifest:
+    """The manifest of a write: of these partitions, unless there is one already. After a crash it is there."""
+    wanted = sorted((each for each in staged if each.parts), key=lambda each: each.partition)
+    manifest = WriteManifest(tuple(wanted))
+    if stage.put(write, MANIFEST, msgspec.json.encode(manifest)):
+        return manifest
+    first = find_manifest(stage, write)
+    if first is None:
+        raise stage_lost(write, MANIFEST)
+    return first
+
+
+def find_manifest(stage: Stage, write: str) -> WriteManifest | None:
+    """The manifest of a write, None where its rows are not fixed. Raises: CorruptData."""
+    data = stage.get(write, MANIFEST)
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=WriteManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData("a manifest cannot be read", code=Code.CORRUPT_LOG, write=write, cause=error) from error
+
+
+def rows_of(stage: Stage, write: str, partition: StagedPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition in their order. Memory: one part. Raises: NotFound (``stage_lost``), CorruptData."""
+    for part in partition.parts:
+        data = stage.get(write, part.name)
+        if data is None:
+            raise stage_lost(write, part.name)
+        if hash_of_part(data) != part.hash:
+            raise CorruptData("a staged object was changed", code=Code.CORRUPT_LOG, write=write, name=part.name)
+        yield from pa.ipc.open_stream(data)
+
+
+def stage_lost(write: str, name: str) -> NotFound:
+    """The error where a write has sent rows, and what it still has to send is gone."""
+    return NotFound(
+        "the staged rows of this write are gone, and some of them may be committed",
+        code=Code.STAGE_LOST,
+        hint="give it up: `holdfast spark give-up` lists what is committed; then write the rest under another token",
+        write=write,
+        name=name,
+    )
+
+
+PART_BYTES: Final = 4 << 20
+"""A part closes here, so that neither a task nor the sender holds more. One row may be larger."""
+
+
+class TryParts:
+    """The parts of one try, each kept when it is full. ``name`` is the try's own."""
+
+    def __init__(self, stage: Stage, write: str, name: str) -> None:
+        self._stage = stage
+        self._write = write
+        self._name = name
+        self._parts: list[Future[StagedPart]] = []
+        self._keeper = ThreadPoolExecutor(1, "holdfast-staging")
+        self._sink = BytesIO()
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keeper.shutdown(cancel_futures=True)
+
+    def kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows, each batch after it was added to a part. Raises: what an earlier part was refused with."""
+        for batch in _pieces(batches):
+            if self._writer is None:
+                self._sink, self._rows = BytesIO(), 0
+                self._writer = pa.ipc.new_stream(self._sink, batch.schema)
+            self._writer.write_batch(batch)
+            self._rows += batch.num_rows
+            if self._sink.tell() >= PART_BYTES:
+                self._close()
+            yield batch
+
+    def whole(self) -> tuple[StagedPart, ...]:
+        """All parts, when each is durable. Raises: what one was refused with."""
+        if self._writer is not None:
+            self._close()
+        return tuple(part.result() for part in self._parts)
+
+    def _close(self) -> None:
+        assert self._writer is not None, "there is an open part"
+        self._writer.close()
+        self._writer = None
+        if self._parts:
+            self._parts[-1].result()  # one waits at most, so that memory is bounded
+        name = f"{self._name}-{len(self._parts):05d}"
+        self._parts.append(self._keeper.submit(self._keep, name, self._sink.getvalue(), self._rows))
+
+    def _keep(self, name: str, data: bytes, rows: int) -> StagedPart:
+        if not self._stage.put(self._write, name, data):
+            raise InternalError("a name drawn at random is taken", name=name)
+        return StagedPart(name, rows, hash_of_part(data))
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at most about a quarter of a part."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        count = max(1, batch.num_rows * PART_BYTES // (4 * max(batch.nbytes, 1)))
+        for first in range(0, batch.num_rows, count):
+            yield batch.slice(first, count)

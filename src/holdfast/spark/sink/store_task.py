@@ -1,5 +1,10 @@
 """A task's part of a write into a message store: publish the rows of one partition, each exactly once.
 
+Columns: ``body`` (binary, or string written as UTF-8), and optionally ``key`` (string), ``fields`` (a JSON object as a
+string, a map with string keys, or a struct), ``ttl_ms`` (a whole number) and ``deliver_at`` (a timestamp). A null in
+``fields``, and a null of the other optional columns, means that the message has none. The columns ``seq``, ``time`` and
+``publisher_seq`` of the source are ignored, so rows of one store can be written into another.
+
 The store knows the last number of each publisher, and keeps no number twice. So each partition of an application has a
 publisher of its own, and a row always gets the same number:
 
@@ -19,14 +24,24 @@ Ids are not drawn for each write, because a store remembers 100,000 publishers a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import pyarrow as pa
 import structlog
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from holdfast.client import Client
 from holdfast.client.protocol.messages import decode
@@ -40,21 +55,136 @@ from holdfast.errors import (
     Closed,
     Code,
     Conflict,
-    HoldfastError,
     InvalidRequest,
     OutcomeUnknown,
     PermissionDenied,
     Unavailable,
 )
 from holdfast.spark.options import WriteOptions
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.service_client import service_token, with_trusted_hosts
-from holdfast.spark.sink.digest import PartitionPublisher, Sent, hash_of_plain
-from holdfast.spark.sink.message_rows import messages_of, plain
-from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Intent, Progress, Publishing, job_of
+from holdfast.spark.sink.identity import PartitionPublisher, SentPartition, hash_of_plain
+from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, sent_of
+from holdfast.spark.sink.record import Intent, PartitionProgress, Publishing, job_of
 from holdfast.stores.values.identity import is_continued
-from holdfast.values import LogPosition
-from holdfast.wire.parts import Message, Receipt
+from holdfast.values import GivenTwice, LogPosition, pairs_once
+from holdfast.wire.formats import UNDECODABLE, decode_each_once
+from holdfast.wire.parts import FieldValue, Message, Receipt
+
+_COLUMNS: Final = ("body", "key", "fields", "ttl_ms", "deliver_at")
+_IGNORED: Final = frozenset({"seq", "time", "publisher_seq"})
+_FIELD_TYPES: Final = (BooleanType, IntegralType, StringType)
+
+
+def check_message_schema(schema: StructType) -> None:
+    """Raise InvalidRequest unless rows of this schema are messages."""
+    kinds: Mapping[str, DataType] = {field.name: field.dataType for field in schema}
+    extra = [name for name in kinds if name not in _COLUMNS and name not in _IGNORED]
+    if extra:
+        raise _misfit(f"columns {', '.join(extra)} would be lost")
+    if "body" not in kinds:
+        raise _misfit("there is no column body")
+    for name, types, text in (
+        ("body", (BinaryType, StringType), "binary or string"),
+        ("key", (StringType,), "string"),
+        ("fields", (StringType, MapType, StructType), "a JSON string, a map or a struct"),
+        ("ttl_ms", (IntegralType,), "a whole number"),
+        ("deliver_at", (TimestampType,), "a timestamp"),
+    ):
+        if name in kinds and not isinstance(kinds[name], types):
+            raise _misfit(f"{name} is {text}, not {kinds[name].simpleString()}")
+    match kinds.get("fields"):
+        case StructType() as struct:
+            values = {f"fields.{field.name}": field.dataType for field in struct}
+        case MapType(keyType=StringType()) as mapped:
+            values = {"a value of fields": mapped.valueType}
+        case MapType():
+            raise _misfit("fields is a map whose keys are not strings")
+        case _:
+            values = {}
+    for name, kind in values.items():
+        if not isinstance(kind, _FIELD_TYPES):
+            raise _misfit(f"{name} is {kind.simpleString()}, not a string, a whole number or a boolean")
+
+
+def _misfit(reason: str) -> InvalidRequest:
+    return bad_configuration(
+        f"the rows cannot be written as messages: {reason}",
+        hint=f"the sink into a store takes the columns {', '.join(_COLUMNS)}; rename with select()",
+    )
+
+
+def messages_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Message]:
+    """The message of one row after the other. Raises: InvalidRequest for a row that is not a message."""
+    for batch in batches:
+        names: list[str] = batch.schema.names
+        none: list[object] = [None] * batch.num_rows
+        as_fields = _fields_of(batch.schema.field("fields").type) if "fields" in names else lambda _: {}
+        bodies, keys, fields, lifetimes = (
+            cast("list[object]", batch.column(name).to_pylist()) if name in names else none
+            for name in ("body", "key", "fields", "ttl_ms")
+        )
+        times = _milliseconds(batch.column("deliver_at")) if "deliver_at" in names else none
+        for body, key, described, ttl_ms, at_ms in zip(bodies, keys, fields, lifetimes, times, strict=True):
+            if body is None:
+                raise InvalidRequest(
+                    "a row has no body", hint='leave rows without a body out: where("body IS NOT NULL")', key=key
+                )
+            yield Message(
+                body.encode() if isinstance(body, str) else cast("bytes", body),
+                as_fields(described),
+                cast("str | None", key),
+                ttl_ms=_bound(ttl_ms, "ttl_ms"),
+                deliver_at_ms=_bound(at_ms, "deliver_at"),
+            )
+
+
+def plain(message: Message) -> tuple[object, ...]:
+    """What the digest of a row covers: everything but the order of its fields."""
+    return message.body, sorted(message.fields.items()), message.key, message.ttl_ms, message.deliver_at_ms
+
+
+def _milliseconds(times: pa.Array) -> list[object]:
+    """The milliseconds since 1970 of a column of timestamps, rounded up: no message is delivered early."""
+    micros = cast("list[int | None]", times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).to_pylist())
+    return [None if each is None else -(-each // 1000) for each in micros]
+
+
+def _bound(value: object, name: str) -> int:
+    number = 0 if value is None else cast("int", value)
+    if number < 0:
+        raise InvalidRequest(f"a row has a {name} below 0", value=number)
+    return number
+
+
+def _fields_of(kind: pa.DataType) -> Callable[[object], dict[str, FieldValue]]:
+    if pa.types.is_map(kind):
+        return lambda value: _without_nulls(cast("list[tuple[str, FieldValue | None]]", value or []))
+    if pa.types.is_struct(kind):
+        return lambda value: _without_nulls(cast("dict[str, FieldValue | None]", value or {}).items())
+    return _fields_of_text
+
+
+def _without_nulls(items: Iterable[tuple[str, FieldValue | None]]) -> dict[str, FieldValue]:
+    members = [(name, value) for name, value in items if value is not None]
+    try:
+        return pairs_once(members)
+    except GivenTwice as error:
+        raise InvalidRequest(f"a field of a row {error}", fields=members) from None
+
+
+def _fields_of_text(value: object) -> dict[str, FieldValue]:
+    if value is None:
+        return {}
+    try:
+        return decode_each_once(cast("str", value).encode(), dict[str, FieldValue])
+    except UNDECODABLE as error:
+        raise InvalidRequest(
+            "fields of a row are not a JSON object whose values are texts, whole numbers, true or false",
+            fields=value,
+            cause=error,
+        ) from error
+
 
 log = structlog.get_logger("holdfast.spark")
 
@@ -69,45 +199,35 @@ ROUNDS_MAX: Final = 16
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Some consecutive rows of a partition, the index of the first, and the digest up to the last."""
-
-    number: int
-    first: int
-    messages: list[Message]
-    digest: str
-
-
 def open_store_client(options: WriteOptions) -> StoreClient:
     """A client of the stores; its bearer token is this machine's environment's. Raises: InvalidRequest."""
     return StoreClient(options.url, token=service_token(), options=with_trusted_hosts(ClientOptions()))
 
 
 def check_store(client: Client, options: WriteOptions) -> None:
-    """Look at the store before anything is written.
+    """Look at the store before anything is written into one.
 
     Raises: NotFound; InvalidRequest for a store that confirms nothing; Closed (``store_replaced``) for another store
     than the application has written into. A bearer token without the right to look is not refused here. Cost: two
     requests.
     """
-    assert options.store is not None, "the caller writes into a store"
+    if options.store is None:
+        return
     session = client.session
     request = request_of("GET", store_path(options.store))
     try:
         response = client.run(ask(session, request, now_ms(), session.options.give_up_after_ms))
     except PermissionDenied:
         return
-    found = decode(response, Definition)
-    mode = found.get("publisher_mode", "")
+    definition = decode(response, Definition)
+    mode = definition.get("publisher_mode", "")
     if mode == "store_send_noconfirm":
-        raise InvalidRequest(
+        raise bad_configuration(
             "the store confirms no messages, so that none can be published exactly once",
-            code=Code.BAD_CONFIGURATION,
             hint="set its publisher_mode to store_confirm_send",
             store=options.store,
         )
-    _require_same_store(client, options, str(found.get("token", "")))
+    _require_same_store(client, options, str(definition.get("token", "")))
 
 
 def job_of_store(application: str) -> str:
@@ -155,7 +275,7 @@ def _another_store(options: WriteOptions, token: str) -> Closed:
 
 def publish_partition(
     client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> Sent:
+) -> SentPartition:
     """Publish the rows of one partition that are not in the store yet.
 
     Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), NotFound, LimitExceeded,
@@ -165,43 +285,36 @@ def publish_partition(
     """
     with open_store_client(options) as stores:
         sender = _Sender(client, stores, options, intent, partition)
-        sent = _sent(partition, _chunks(messages_of(batches)), sender.send)
+        sent = sent_of(partition, _chunks(messages_of(batches)), _hash, sender.send)
         sender.notes.require_whole(sent.chunks)
         if sender.unmatched:
             log.warning("no_durable_wants_rows", store=options.store, rows=sender.unmatched, partition=partition)
         return replace(sent, publisher=sender.publisher_after(sent.transactions))
 
 
-def digest_messages(partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+def digest_messages(partition: int, batches: Iterable[pa.RecordBatch]) -> SentPartition:
     """Read the rows of one partition and publish none: their write is done. Raises: InvalidRequest."""
-    return _sent(partition, _chunks(messages_of(batches)))
+    return sent_of(partition, _chunks(messages_of(batches)), _hash)
 
 
-def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], None] = lambda _: None) -> Sent:
-    """What the partition is, after each chunk was given to ``send``."""
-    count = number = total = 0
-    for chunk in chunks:
-        send(chunk)
-        count += len(chunk.messages)
-        total += hash_of_plain(map(plain, chunk.messages))
-        number = chunk.number + 1
-    return Sent(partition, count, number, total)
+def _hash(messages: list[Message]) -> int:
+    return hash_of_plain(map(plain, messages))
 
 
-def _chunks(messages: Iterable[Message]) -> Iterator[_Chunk]:
+def _chunks(messages: Iterable[Message]) -> Iterator[RowChunk[Message]]:
     digest = blake2b(digest_size=16)
     number = first = size = 0
     group: list[Message] = []
     for message in messages:
         row = _encode(plain(message))
         if group and (len(group) >= CHUNK_MESSAGES or size + len(row) + MESSAGE_BYTES > CHUNK_BYTES):
-            yield _Chunk(number, first, group, digest.hexdigest())
+            yield RowChunk(number, first, group, digest.hexdigest())
             number, first, size, group = number + 1, first + len(group), 0, []
         digest.update(len(row).to_bytes(8, "little") + row)
         group.append(message)
         size += len(row) + MESSAGE_BYTES
     if group:
-        yield _Chunk(number, first, group, digest.hexdigest())
+        yield RowChunk(number, first, group, digest.hexdigest())
 
 
 def publisher_id(options: WriteOptions, publishing: Publishing, publisher: PartitionPublisher, partition: int) -> str:
@@ -237,7 +350,7 @@ class _Sender:
             return None
         return PartitionPublisher(self._publisher.generation, self._publisher.next_seq + count)
 
-    def send(self, chunk: _Chunk) -> None:
+    def send(self, chunk: RowChunk[Message]) -> None:
         note = self._agree(chunk, self._publisher or self._publishing.of(self._partition))
         if note.is_past(chunk.number):
             return
@@ -245,7 +358,16 @@ class _Sender:
             receipt = self._publish(chunk)
         except Conflict as error:
             if error.code is Code.SEQUENCE_GAP:
-                raise self._put_back(error) from error
+                raise Conflict(
+                    "the store lacks rows that this application published: it was put back to an earlier state, or "
+                    "lost power",
+                    code=error.code,
+                    hint="continue under another application name, a stream with supersede=true for one run; rows that "
+                    "the store lost come again only from a new checkpoint",
+                    store=self._store,
+                    partition=self._partition,
+                    reason=error.statement(),
+                ) from error
             if error.code is not Code.UNKNOWN_PUBLISHER:
                 raise
             note = self._renewed(chunk, note, error)
@@ -254,28 +376,36 @@ class _Sender:
             receipt = self._publish(chunk)
         self.unmatched += receipt.unmatched
 
-    def _renewed(self, chunk: _Chunk, note: Note, error: Conflict) -> Note:
+    def _renewed(self, chunk: RowChunk[Message], note: Note, error: Conflict) -> Note:
         """A note with another publisher, after the store has forgotten the one of ``note``. Raises: OutcomeUnknown."""
         assert self._publisher is not None, "a note names it"
         following = PartitionPublisher(self._publisher.generation + 1)
         if note.is_new and not chunk.number:
             # Nothing was sent under this note. Another task that reads the next one uses its publisher as well.
             return self._agree(chunk, following)
-        found = self.notes.read_again()
-        if found is None or not (found.is_done or found.progress.publisher == following):
-            raise self._forgotten(error) from error
+        current = self.notes.read_again()
+        if current is None or not (current.is_done or current.progress.publisher == following):
+            raise OutcomeUnknown(
+                "the store has forgotten the publisher of an earlier try, so it is not known whether it has the rows",
+                code=error.code,
+                hint="look for the rows in the store. If they are there, give the rest under another token; if not, "
+                "continue under another application name, a stream with supersede=true for one run. A larger "
+                "publisher_ttl of the cluster avoids this",
+                store=self._store,
+                partition=self._partition,
+            ) from error
         return self._agree(chunk, following)
 
-    def _agree(self, chunk: _Chunk, publisher: PartitionPublisher) -> Note:
-        count = len(chunk.messages)
+    def _agree(self, chunk: RowChunk[Message], publisher: PartitionPublisher) -> Note:
+        count = len(chunk.rows)
         note = self.notes.agree(
-            Progress(chunk.number, chunk.digest, first=chunk.first, count=count, publisher=publisher)
+            PartitionProgress(chunk.number, chunk.digest, first=chunk.first, count=count, publisher=publisher)
         )
         if isinstance(note.progress.publisher, PartitionPublisher):
             self._publisher = note.progress.publisher
         return note
 
-    def _publish(self, chunk: _Chunk) -> Receipt:
+    def _publish(self, chunk: RowChunk[Message]) -> Receipt:
         assert self._publisher is not None, "a note comes before"
         name = publisher_id(self._options, self._publishing, self._publisher, self._partition)
         bounds = PublisherOptions(
@@ -286,7 +416,7 @@ class _Sender:
             with self._stores.publisher(
                 self._store, publisher_id=name, next_seq=first, store_token=self._token, options=bounds
             ) as publisher:
-                return publisher.publish_batch(chunk.messages)
+                return publisher.publish_batch(chunk.rows)
         except Closed as error:
             if error.code is not Code.STORE_REPLACED:
                 raise
@@ -301,25 +431,3 @@ class _Sender:
                 tried_seconds=GIVE_UP_SECONDS,
                 last=str(error.__cause__ or error),
             ) from error
-
-    def _put_back(self, error: HoldfastError) -> Conflict:
-        return Conflict(
-            "the store lacks rows that this application published: it was put back to an earlier state, or lost power",
-            code=error.code,
-            hint="continue under another application name, a stream with supersede=true for one run; rows that the "
-            "store lost come again only from a new checkpoint",
-            store=self._store,
-            partition=self._partition,
-            reason=error.statement(),
-        )
-
-    def _forgotten(self, error: HoldfastError) -> OutcomeUnknown:
-        return OutcomeUnknown(
-            "the store has forgotten the publisher of an earlier try, so it is not known whether it has the rows",
-            code=error.code,
-            hint="look for the rows in the store. If they are there, give the rest under another token; if not, "
-            "continue under another application name, a stream with supersede=true for one run. A larger "
-            "publisher_ttl of the cluster avoids this",
-            store=self._store,
-            partition=self._partition,
-        )

@@ -17,12 +17,13 @@ The record and the notes are records of jobs, which no row reaches: a range dele
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from hashlib import blake2b
-from typing import Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
@@ -43,17 +44,53 @@ from pyspark.sql.types import (
 from holdfast.client import Client, CommitReceipt, NotCommitted
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Transaction, Write
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.spark.columns import COLUMNS, Shape
+from holdfast.spark.columns import COLUMNS, RowShape
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.sink.digest import Sent, hash_of_transactions, hash_of_writes
-from holdfast.spark.sink.progress import Note, PartitionNotes
-from holdfast.spark.sink.record import Intent, Progress, request_id
-from holdfast.spark.typed.encode import encode
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.sink.identity import SentPartition, hash_of_transactions, hash_of_writes
+from holdfast.spark.sink.progress import Note, PartitionNotes, RowChunk, sent_of
+from holdfast.spark.sink.record import Intent, PartitionProgress, request_id
 from holdfast.values import LogPosition
+
+_JSON: Final = msgspec.json.Encoder(decimal_format="number")
+
+
+def encode(value: Any, kind: pa.DataType) -> bytes:
+    """A value that is not null as JSON: the way back from ``typed.decode``. It is as ``to_pylist`` gives it.
+
+    Fields that are null are left out, as ``to_json`` of Spark does; an element of an array that is null stays. Decimals
+    are JSON numbers with all their digits, binary is base64, dates and times are ISO texts, a timestamp in UTC. A map
+    is an object. Raises: InvalidRequest for a number that JSON does not have (NaN).
+
+    >>> encode({"a": 1, "b": None}, pa.struct([("a", pa.int32()), ("b", pa.int32())]))
+    b'{"a":1}'
+    """
+    return _JSON.encode(_plain(value, kind))
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A value in the types that the encoder writes. ``value`` is not null."""
+    if pa.types.is_struct(kind):
+        named = ((each, value[each.name]) for each in kind)
+        return {each.name: _plain(held, each.type) for each, held in named if held is not None}
+    if pa.types.is_map(kind):
+        return {key: _or_none(item, kind.item_type) for key, item in value}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_or_none(item, kind.value_type) for item in value]
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return value.astimezone(UTC)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest("a value has a number that JSON does not have", hint="replace it by null", found=value)
+    return value
+
+
+def _or_none(value: Any, kind: pa.DataType) -> Any:
+    return None if value is None else _plain(value, kind)
+
 
 _OPERATION_COLUMNS: Final = ("key", "value", "kind", "end")
 _IN_JSON: Final = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
-_OWN: Final = frozenset(COLUMNS[Shape.OPERATIONS]) | frozenset(COLUMNS[Shape.TRANSACTIONS])
+_OWN: Final = frozenset(COLUMNS[RowShape.OPERATIONS]) | frozenset(COLUMNS[RowShape.TRANSACTIONS])
 
 
 def check_schema(schema: StructType, transaction_key: str | None) -> None:
@@ -98,9 +135,8 @@ def _require_json(kind: DataType, place: str) -> None:
 
 
 def _misfit(reason: str) -> InvalidRequest:
-    return InvalidRequest(
+    return bad_configuration(
         f"the rows cannot be written as transactions: {reason}",
-        code=Code.BAD_CONFIGURATION,
         hint="the sink takes the columns key, value, kind and end, or the column operations; rename with select()",
     )
 
@@ -178,7 +214,7 @@ def _plain_writes(batch: pa.RecordBatch) -> tuple[pa.BinaryArray, pa.BinaryArray
     names: Sequence[str] = batch.schema.names
     if "operations" in names or "kind" in names or "value" not in names:
         return None
-    found: list[pa.BinaryArray] = []
+    columns: list[pa.BinaryArray] = []
     for name in ("key", "value"):
         column = batch.column(name)
         if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
@@ -187,8 +223,8 @@ def _plain_writes(batch: pa.RecordBatch) -> tuple[pa.BinaryArray, pa.BinaryArray
             column.validate(full=True)  # a text that is not UTF-8
         except pa.ArrowInvalid:
             return None
-        found.append(column.cast(pa.binary()))
-    return found[0], found[1]
+        columns.append(column.cast(pa.binary()))
+    return columns[0], columns[1]
 
 
 def _bytes_of_values(operations: pa.StructType) -> Callable[[object], bytes | None]:
@@ -234,19 +270,12 @@ ASKING: Final = 16
 _encode_operations: Final = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Some consecutive transactions of a partition, the number of the first, and the digest up to the last."""
-
-    number: int
-    first: int
-    transactions: list[list[Operation]]
-    digest: str
+TransactionChunk: TypeAlias = RowChunk[list[Operation]]
 
 
 def send_partition(
     client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
-) -> Sent:
+) -> SentPartition:
     """Commit the transactions of one partition that are not committed yet.
 
     Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
@@ -254,7 +283,9 @@ def send_partition(
     Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
     """
     sender = _Sender(client, options, intent, partition)
-    sent = _sent(partition, _chunks(transactions_of(batches, options.transaction_key)), sender.send)
+    sent = sent_of(
+        partition, _chunks(transactions_of(batches, options.transaction_key)), hash_of_transactions, sender.send
+    )
     sender.notes.require_whole(sent.chunks)
     return sent
 
@@ -276,40 +307,30 @@ def send_fixed(
     return count
 
 
-def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> Sent:
+def digest_partition(options: WriteOptions, partition: int, batches: Iterable[pa.RecordBatch]) -> SentPartition:
     """Read the transactions of one partition and send none. Raises: InvalidRequest."""
     if options.transaction_key is not None:
-        return _sent(partition, _chunks(transactions_of(batches, options.transaction_key), ""))  # no chunk is noted
+        chunks = _chunks(transactions_of(batches, options.transaction_key), "")  # no chunk is noted
+        return sent_of(partition, chunks, hash_of_transactions)
     count = total = 0
     for batch in batches:
         count += batch.num_rows
         writes = _plain_writes(batch)
         total += hash_of_transactions(_one_per_row(batch)) if writes is None else hash_of_writes(*writes)
-    return Sent(partition, count, total=total)
+    return SentPartition(partition, count, total=total)
 
 
-def _sent(partition: int, chunks: Iterable[_Chunk], send: Callable[[_Chunk], None] = lambda _: None) -> Sent:
-    """What the partition is, after each chunk was given to ``send``."""
-    count = number = total = 0
-    for chunk in chunks:
-        send(chunk)
-        count += len(chunk.transactions)
-        total += hash_of_transactions(chunk.transactions)
-        number = chunk.number + 1
-    return Sent(partition, count, number, total)
-
-
-def _chunks(transactions: Iterable[list[Operation]], fixed: str | None = None) -> Iterator[_Chunk]:
+def _chunks(transactions: Iterable[list[Operation]], fixed: str | None = None) -> Iterator[TransactionChunk]:
     """``fixed``: the digest of each chunk, where all rows are known by one."""
     digest = blake2b(digest_size=16)
     number = first = size = 0
     group: list[list[Operation]] = []
 
-    def closed() -> _Chunk:
+    def closed() -> TransactionChunk:
         if fixed is not None:
-            return _Chunk(number, first, group, fixed)
+            return RowChunk(number, first, group, fixed)
         digest.update(_encode_operations(group))
-        return _Chunk(number, first, group, digest.hexdigest())
+        return RowChunk(number, first, group, digest.hexdigest())
 
     for operations in transactions:
         group.append(operations)
@@ -338,11 +359,11 @@ class _Sender:
         self._partition = partition
         self.notes = PartitionNotes(client, options, intent, partition)
 
-    def send(self, chunk: _Chunk) -> None:
+    def send(self, chunk: TransactionChunk) -> None:
         note = self._agree(chunk, ())
         if note.is_past(chunk.number):
             return
-        missing = list(range(len(chunk.transactions)))
+        missing = list(range(len(chunk.rows)))
         tried = 0
         while missing:
             attempts = (*note.progress.attempts, note.version)
@@ -357,11 +378,11 @@ class _Sender:
             if note.is_past(chunk.number):
                 return
 
-    def _agree(self, chunk: _Chunk, attempts: tuple[int, ...]) -> Note:
-        count = len(chunk.transactions)
-        return self.notes.agree(Progress(chunk.number, chunk.digest, attempts, first=chunk.first, count=count))
+    def _agree(self, chunk: TransactionChunk, attempts: tuple[int, ...]) -> Note:
+        count = len(chunk.rows)
+        return self.notes.agree(PartitionProgress(chunk.number, chunk.digest, attempts, first=chunk.first, count=count))
 
-    def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
+    def _attempt(self, chunk: TransactionChunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
         """Send these transactions in one attempt, and return those that are proved to be dead in it."""
         ids = [
             request_id(
@@ -376,7 +397,7 @@ class _Sender:
         ]
         txns = (
             Transaction(
-                operations=chunk.transactions[index],
+                operations=chunk.rows[index],
                 request_id=name,
                 read_version=read_version,
                 log_id=self._intent.log_id,

@@ -13,27 +13,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.spark.options import WriteOptions
-from holdfast.spark.runtime.worker_errors import states_errors
-from holdfast.spark.sink.digest import Sent
-from holdfast.spark.sink.manifest import Partition, find
-from holdfast.spark.sink.micro_batch import MicroBatch, running_micro_batch, token_of
-from holdfast.spark.sink.record import (
-    Intent,
-    WriteId,
-    begin,
-    finish,
-    finish_empty,
-    plan_micro_batch,
-    wanted_micro_batch,
-)
-from holdfast.spark.sink.sending import digest_rows, open_client, send_now, send_staged
-from holdfast.spark.sink.stage import open_stage
-from holdfast.spark.sink.staging import stage_partition
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.runtime.tasks import running_task
+from holdfast.spark.sink.identity import MicroBatch, SentPartition, running_micro_batch, token_of
+from holdfast.spark.sink.record import Intent, WriteId, begin, finish, finish_empty, read_record, wanted_micro_batch
+from holdfast.spark.sink.sending import digest_rows, open_client, send_now, send_staged, stage_partition
+from holdfast.spark.sink.stage import StagedPartition, find_manifest, open_stage
 from holdfast.spark.sink.store_task import check_store
 
 
@@ -42,23 +32,9 @@ class Written(WriterCommitMessage):
     """What a task reports: the write it worked for, what it sent or read, and what it staged."""
 
     token: str
-    sent: Sent
-    staged: Partition | None = None
+    sent: SentPartition
+    staged: StagedPartition | None = None
     micro_batch: MicroBatch | None = None
-
-
-def wanted_batch(options: WriteOptions) -> WriteId:
-    """What a batch writes: the user's token, or one of its own that no other write has."""
-    if options.token is None:
-        return WriteId(secrets.token_hex(16), "")
-    return WriteId(token_of("batch", options.token), options.token)
-
-
-def running_task() -> TaskContext:
-    """The context of this task."""
-    context = TaskContext.get()
-    assert context is not None, "only tasks write"
-    return context
 
 
 @states_errors
@@ -67,10 +43,11 @@ class HoldfastBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._wanted = wanted_batch(options)
+        # The user's token, or one of its own that no other write has.
+        token = secrets.token_hex(16) if options.token is None else token_of("batch", options.token)
+        self._wanted = WriteId(token, options.token or "")
         with open_client(options) as client:
-            if options.store is not None:
-                check_store(client, options)
+            check_store(client, options)
             self._intent: Intent = begin(client, options, self._wanted)
         self._is_fixed = not self._intent.is_new and _is_fixed(options, self._wanted.token)
 
@@ -82,7 +59,7 @@ class HoldfastBatchWriter(DataSourceArrowWriter):
         if options.direct:
             return Written(token, send_now(options, self._intent, partition, iterator))
         if self._is_fixed:
-            return Written(token, Sent(partition, is_read=False))
+            return Written(token, SentPartition(partition, is_read=False))
         return _staged(options, token, partition, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -101,9 +78,8 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         with open_client(options) as client:
-            if options.store is not None:
-                check_store(client, options)
-            self._planned = plan_micro_batch(client, options)
+            check_store(client, options)
+            self._planned = read_record(client, options.application)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """In a task: stage the rows of its partition. With ``direct``: commit the intent, if there are any, and send.
@@ -115,16 +91,17 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         wanted = wanted_micro_batch(micro_batch)
         first = next((batch for batch in iterator if batch.num_rows), None)
         if first is None:
-            return Written(wanted.token, Sent(partition), None, micro_batch)
+            return Written(wanted.token, SentPartition(partition), None, micro_batch)
         rows = chain([first], iterator)
-        if wanted.token in self._planned.done:
+        record = self._planned.record
+        if record is not None and record.has_done(wanted.token):
             return Written(wanted.token, digest_rows(options, partition, rows), None, micro_batch)
         if options.direct:
             with open_client(options) as client:
                 intent = begin(client, options, wanted, self._planned)
             return Written(wanted.token, send_now(options, intent, partition, rows), None, micro_batch)
-        if self._planned.unfinished == wanted.token and _is_fixed(options, wanted.token):
-            return Written(wanted.token, Sent(partition, is_read=False), None, micro_batch)
+        if record is not None and record.has_begun(wanted.token) and _is_fixed(options, wanted.token):
+            return Written(wanted.token, SentPartition(partition, is_read=False), None, micro_batch)
         return _staged(options, wanted.token, partition, rows, micro_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -154,7 +131,7 @@ def _is_fixed(options: WriteOptions, token: str) -> bool:
     if options.direct:
         return False
     with open_client(options) as client, open_stage(options, client) as stage:
-        return find(stage, token) is not None
+        return find_manifest(stage, token) is not None
 
 
 def _staged(
@@ -190,9 +167,8 @@ def _reports(messages: Sequence[WriterCommitMessage | None], options: WriteOptio
 
 
 def _other_write(options: WriteOptions) -> InvalidRequest:
-    return InvalidRequest(
+    return bad_configuration(
         "tasks report another write than the one that ends here: the application's record moved under the query",
-        code=Code.BAD_CONFIGURATION,
         hint="one writer at a time: stop the other, or give this one an application of its own",
         application=options.application,
     )

@@ -1,9 +1,12 @@
-"""The live chain of a log: found in a listing, whole or from a known object on, and searched by headers.
+"""The live chain of a log: listed whole or in part, and searched by headers.
 
 The size of an object shows whether it is a claim. Slots count down. The next live claim is the first claim at or below
 the jump of the previous claim; every slot between this jump and the next claim must exist. Below the newest claim the
 first missing slot ends the log. A missing slot that is older than an acknowledged object is data loss, unless retention
 removed it; only a hole that a second listing shows again counts. Memory: 16 bytes per object.
+
+A part is listed from a live object that a search of headers finds, leadership by leadership, to another. Where a part
+cannot be had, because of a hole or a long search, the functions return None: the whole chain then says what it is.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from holdfast.commit.format.batch import (
 from holdfast.commit.format.chain import broken
 from holdfast.commit.leadership.takeover import read_records
 from holdfast.commit.reading.lineage import Lineage, lineage_of
-from holdfast.commit.reading.reader import find_frontier
-from holdfast.commit.reading.reader import read_header as read_genesis
+from holdfast.commit.reading.reader import LeadershipWalk, find_frontier, newest_where
+from holdfast.commit.reading.reader import read_header as read_header_if_there
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.positions import Position
@@ -139,7 +142,9 @@ async def live_chain(store: ObjectStore) -> Chain:
             live, missing = walk(slots, sizes == CLAIM_BYTES, FIRST_SLOT + 1)
         lineage = await lineage_at(store, newest, int(slots[live][-1]))
         chain = Chain(slots[live], sizes[live], truncated=bool(missing), lineage=lineage)
-        await _require_claim_at_end(store, chain)
+        last = int(chain.slots[-1])
+        if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, last)).kind is not Kind.CLAIM:
+            raise broken("object of claim size is no claim", last)  # the walk jumped over later objects
         if not missing:
             return chain
         chain, missing = await after_retention(store, chain, missing, newest.truncated_through)
@@ -160,24 +165,19 @@ async def after_retention(
     it back. Raises: CorruptData, Unavailable. Cost: a header for each hole, and about log2(objects).
     """
     for index in reversed(range(len(holes) if truncated_through else 0)):
-        kept = int(np.count_nonzero(chain.slots > np.uint64(holes[index][1])))
-        if kept == len(chain.slots):
+        first_kept = int(np.count_nonzero(chain.slots > np.uint64(holes[index][1])))
+        if first_kept == len(chain.slots):
             continue
         try:
-            oldest = await read_header(store, int(chain.slots[kept]))
+            oldest = await read_header(store, int(chain.slots[first_kept]))
         except CorruptData:
             continue
         if oldest.prev_version <= truncated_through:
-            return await _after_truncation(store, chain, kept, truncated_through), holes[index + 1 :]
+            rest = replace(chain, slots=chain.slots[first_kept:], sizes=chain.sizes[first_kept:], truncated=True)
+            first = await first_index(store, rest, lambda header: header.last_version > truncated_through)
+            first = min(first, len(rest.slots) - 1)
+            return replace(rest, slots=rest.slots[first:], sizes=rest.sizes[first:]), holes[index + 1 :]
     return chain, holes
-
-
-async def _after_truncation(store: ObjectStore, chain: Chain, kept: int, truncated_through: int) -> Chain:
-    """The chain from ``kept`` on, without what is at or below ``truncated_through``."""
-    rest = replace(chain, slots=chain.slots[kept:], sizes=chain.sizes[kept:], truncated=True)
-    first = await first_index(store, rest, lambda header: header.last_version > truncated_through)
-    first = min(first, len(rest.slots) - 1)
-    return replace(rest, slots=rest.slots[first:], sizes=rest.sizes[first:])
 
 
 async def lineage_at(store: ObjectStore, header: Header, slot: int) -> Lineage:
@@ -186,17 +186,10 @@ async def lineage_at(store: ObjectStore, header: Header, slot: int) -> Lineage:
     Cost: as ``lineage_of``. Raises: CorruptData, Unavailable.
     """
     newest = header if header.slot == slot else await read_header(store, slot)
-    genesis = await read_genesis(store, FIRST_SLOT)
+    genesis = await read_header_if_there(store, FIRST_SLOT)
     if genesis is None or genesis.log_id == newest.log_id:
         return Lineage(newest.log_id.hex())
     return await lineage_of(store, await claim_of(store, newest))
-
-
-async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
-    """Raise if the chain ends with an object of claim size that is not a claim: the walk jumped over later objects."""
-    newest = int(chain.slots[-1])
-    if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
-        raise broken("object of claim size is no claim", newest)
 
 
 def _slot(key: str) -> int:
@@ -305,12 +298,88 @@ def log_head(url: str) -> LogHead:
 
 async def newest_header(store: ObjectStore) -> Header:
     """The header of the newest live object. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
-    frontier = await find_frontier(store)
-    if frontier is None:
-        raise empty_log(store)
-    return frontier[0]
+    return (await frontier_of(store)).newest
 
 
 def empty_log(store: ObjectStore) -> NotFound:
     """The error for a log without objects."""
     return NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
+
+
+LEADERSHIPS_MAX: Final = 256
+"""Leaderships that a search goes back, with two reads each, before a listing is the shorter way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEnd:
+    """The newest live object, and the claim of its leader."""
+
+    newest: Header
+    claim: Header
+
+
+async def frontier_of(store: ObjectStore) -> LiveEnd:
+    """Where the log ends. Cost: one LIST page, two rounds of headers.
+
+    Raises: NotFound (``log_empty``), CorruptData, Unavailable.
+    """
+    end = await find_frontier(store)
+    if end is None:
+        raise empty_log(store)
+    return LiveEnd(*end)
+
+
+async def newest_before(store: ObjectStore, frontier: LiveEnd, reached: Callable[[Header], bool]) -> Header | None:
+    """The newest live object that has not ``reached`` what is sought, which the objects after it all have.
+
+    Cost: two header reads for each leadership since, then about log2(objects of one). Raises: CorruptData, Unavailable.
+    """
+    newest = frontier.newest
+    if not reached(newest):
+        return newest
+    searched = 0
+    async for leadership in LeadershipWalk(store, frontier.claim, newest):
+        if not reached(leadership.claim):
+            slot, header_before = await newest_where(store, leadership, lambda header: not reached(header))
+            return leadership.claim if slot is None else header_before
+        if leadership.before is None or searched == LEADERSHIPS_MAX:
+            return None
+        if not reached(leadership.before):
+            return leadership.before
+        searched += 1
+    return None
+
+
+async def known_object(store: ObjectStore, frontier: LiveEnd, seq: int, version: int) -> Header | None:
+    """The object of this sequence number, which was live before, if it still ends at or below ``version``."""
+    slot = FIRST_SLOT - seq
+    if seq <= 0 or slot < frontier.newest.slot:
+        return None
+    header = await read_header_if_there(store, slot)
+    if header is None or header.log_id != frontier.newest.log_id or header.last_version > version:
+        return None
+    return header
+
+
+async def live_part(store: ObjectStore, frontier: LiveEnd, begin: Header, last: Header) -> Chain | None:
+    """The live chain from ``begin`` to ``last``, which are live. Cost: the LIST pages of these slots, and a lineage."""
+    if 0 < frontier.newest.truncated_through >= begin.last_version:
+        return None  # about to be deleted, or a late PUT of another leader
+    slots, sizes = await list_slots(store, last.slot, begin.slot)
+    if not len(slots) or int(slots[0]) != last.slot or int(slots[-1]) != begin.slot:
+        return None
+    # The walk takes an object of claim size for a claim.
+    if sizes[-1] == CLAIM_BYTES and begin.kind is not Kind.CLAIM:
+        return None
+    live, missing = walk(slots, sizes == CLAIM_BYTES, last.slot, begin.slot)
+    if missing or int(slots[live][-1]) != last.slot:
+        return None
+    lineage = await lineage_at(store, frontier.newest, frontier.newest.slot)
+    return Chain(slots[live], sizes[live], truncated=False, lineage=lineage)
+
+
+def joined(first: Chain, following: Chain) -> Chain:
+    """Two parts as one; the second begins with the last object of the first."""
+    assert first.slots[-1] == following.slots[0], "parts that meet"
+    slots = np.concatenate((first.slots, following.slots[1:]))
+    return Chain(slots, np.concatenate((first.sizes, following.sizes[1:])), first.truncated, first.lineage)

@@ -19,9 +19,10 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.spark.option_values import Mode, one_of
 from holdfast.spark.options import parse_read_options, parse_table_options
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.runtime.session import task_errors
 from holdfast.spark.source.table_filters import VALUES
 from holdfast.spark.typed.ddl import parse_schema
@@ -57,15 +58,15 @@ def _decoded(
     column: str, into: str, at: int, encoding: Encoding, strict: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        found = decode(batch[column], encoding)
-        if strict and found.misfits:
-            misfit = found.misfits[0]
+        decoded = decode(batch[column], encoding)
+        if strict and decoded.misfits:
+            misfit = decoded.misfits[0]
             value = batch[column][misfit.row].as_py()[:64]
             raise InvalidRequest(
                 f"a value does not fit: {misfit.reason}", column=joined(column, misfit.path), value=value
             )
         arrays, names = list(batch.columns), list(batch.schema.names)
-        arrays[at : at + 1], names[at : at + 1] = [found.column], [into]
+        arrays[at : at + 1], names[at : at + 1] = [decoded.column], [into]
         yield pa.RecordBatch.from_arrays(arrays, names)
 
 
@@ -77,9 +78,9 @@ def read_log(spark: SparkSession, url: str, **options: object) -> DataFrame:
 
     >>> read_log(spark, "s3://bucket/log", startingVersion=1000, keyPrefix="seat/")           # doctest: +SKIP
     """
-    given = {"url": url, **{name: str(value) for name, value in options.items()}}
-    parsed = parse_read_options(given, Mode.BATCH)
-    reader = spark.read.format("holdfast").options(**given)
+    texts = {"url": url, **{name: str(value) for name, value in options.items()}}
+    parsed = parse_read_options(texts, Mode.BATCH)
+    reader = spark.read.format("holdfast").options(**texts)
     if not parsed.pushdown:
         return reader.load()
     # A filter that every row passes and that is pushed down: Spark then plans each query of the frame again.
@@ -101,11 +102,11 @@ def read_table(
 
     >>> read_table(spark, "s3://lake/latest", [("key", "=", b"seat/1")], columns="key,value")  # doctest: +SKIP
     """
-    given = {"table": url, **{name: str(value) for name, value in options.items()}}
+    texts = {"table": url, **{name: str(value) for name, value in options.items()}}
     if filters:
-        given["filters"] = json.dumps([_json_filter(each) for each in filters])
-    parsed = parse_table_options(given, Mode.BATCH)
-    reader = spark.read.format("holdfast").options(**given)
+        texts["filters"] = json.dumps([_json_filter(each) for each in filters])
+    parsed = parse_table_options(texts, Mode.BATCH)
+    reader = spark.read.format("holdfast").options(**texts)
     with task_errors():
         frame = reader.load()
         if not parsed.pushdown:
@@ -131,9 +132,8 @@ def _json_filter(one: Sequence[object]) -> list[object]:
             case list() | tuple() | set() | frozenset():
                 return [plain(each) for each in value]
             case _:
-                raise InvalidRequest(
+                raise bad_configuration(
                     f"a filter has a value of the type {type(value).__name__}",
-                    code=Code.BAD_CONFIGURATION,
                     hint=f"values are {VALUES}",
                     filter=repr(one),
                 )

@@ -18,22 +18,26 @@ from pyspark.sql.datasource import InputPartition
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import read_header as read_header_if_there
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.positions import Position
-from holdfast.spark.runtime.cores import cores
+from holdfast.spark.runtime.processes import cores
+from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.source.chain import (
     Chain,
     Indices,
+    LiveEnd,
     first_index,
+    frontier_of,
     index_after,
     live_chain,
+    live_part,
+    newest_before,
     read_header,
     require_log,
 )
-from holdfast.spark.source.part import LiveEnd, frontier_of, live_part, newest_before
 from holdfast.spark.source.shapes import RowFilter, row_filter, seq_of
 
 OBJECT_COST_BYTES: Final = 8 * 1024
@@ -64,14 +68,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """The pieces of a read in log order, and the rows that are wanted from them."""
 
     pieces: list[Piece]
     wanted: RowFilter
 
 
-async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None) -> Plan:
+async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None) -> ReadPlan:
     """The pieces that together hold every live object that ``options`` and the ``pushed`` filters ask for.
 
     Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest (also ``log_mismatch``), CorruptData,
@@ -105,10 +109,12 @@ class ChainPart:
     past: int
 
 
-def plan_of(part: ChainPart, options: ReadOptions, wanted: RowFilter) -> Plan:
-    """The pieces of a part that has been listed."""
-    pieces_min = _pieces_min(part.chain, part.first, part.past, options)
-    return Plan(cut(part.chain, part.first, part.past, options.target_partition_bytes, pieces_min), wanted)
+def plan_of(part: ChainPart, options: ReadOptions, wanted: RowFilter) -> ReadPlan:
+    """The pieces of a part that has been listed: without the option one for each core, if each has enough to read."""
+    chain, first, past = part.chain, part.first, part.past
+    cost = int(chain.sizes[first:past].sum()) + OBJECT_COST_BYTES * max(0, past - first)
+    pieces_min = options.partitions_min or max(1, min(cores(), cost // WORTH_A_TASK_BYTES))
+    return ReadPlan(cut(chain, first, past, options.target_partition_bytes, pieces_min), wanted)
 
 
 async def planned_chain(
@@ -120,9 +126,9 @@ async def planned_chain(
     CorruptData, Unavailable.
     """
     if _is_bounded(options, pushed):
-        found = await _part(store, options, pushed)
-        if found is not None:
-            return found
+        part = await _part(store, options, pushed)
+        if part is not None:
+            return part
     chain = await live_chain(store)
     return chain, await read_header(store, int(chain.slots[-1]))
 
@@ -145,7 +151,8 @@ async def _part(store: ObjectStore, options: ReadOptions, pushed: RowFilter | No
         begin = await newest_before(store, frontier, _wanted_from(options, pushed, frontier))
         if begin is None:
             begin = await read_header_if_there(store, FIRST_SLOT)  # with a hole after it where retention has been
-        last = None if begin is None else await _last(store, frontier, options)
+        is_past = _is_past(options)
+        last = frontier.newest if is_past is None else await newest_before(store, frontier, is_past)
         if begin is None or last is None:
             return None
         chain = await live_part(store, frontier, begin, last if last.slot < begin.slot else begin)
@@ -185,20 +192,6 @@ def _is_past(options: ReadOptions) -> Callable[[Header], bool] | None:
     return None if until_ms is None else lambda header: header.time_ms > until_ms
 
 
-async def _last(store: ObjectStore, frontier: LiveEnd, options: ReadOptions) -> Header | None:
-    """The last object that the read wants, None where it cannot be found; the newest one without an end."""
-    is_past = _is_past(options)
-    return frontier.newest if is_past is None else await newest_before(store, frontier, is_past)
-
-
-def _pieces_min(chain: Chain, first: int, past: int, options: ReadOptions) -> int:
-    """At least how many pieces a batch has: without the option a piece per core, if each has enough to read."""
-    if options.partitions_min is not None:
-        return options.partitions_min
-    cost = int(chain.sizes[first:past].sum()) + OBJECT_COST_BYTES * max(0, past - first)
-    return max(1, min(cores(), cost // WORTH_A_TASK_BYTES))
-
-
 async def _end(store: ObjectStore, chain: Chain, options: ReadOptions, newest: Header) -> tuple[int, int | None]:
     """The index after the last object that ``options`` ask for, and the last version, None for all of that object.
 
@@ -217,9 +210,8 @@ async def _end(store: ObjectStore, chain: Chain, options: ReadOptions, newest: H
     past = len(chain.slots) if is_past is None else await first_index(store, chain, is_past)
     if past == 0 and options.as_of_ms is not None:
         oldest = await read_header(store, int(chain.slots[0]))
-        raise NotFound(
+        raise log_truncated(
             "timestampAsOf is before the oldest object of the log",
-            code=Code.LOG_TRUNCATED,
             hint="give a later time; a removed part of the log may be in segments or in a snapshot",
             as_of_ms=options.as_of_ms,
             oldest_ms=oldest.time_ms,
@@ -264,9 +256,8 @@ def ending_version(url: str, options: ReadOptions) -> int | None:
             return (await read_header(store, int(chain.slots[past - 1]))).last_version
         if not chain.truncated:
             return 0
-        raise NotFound(
+        raise log_truncated(
             "the end of this read is before the oldest object of the log",
-            code=Code.LOG_TRUNCATED,
             hint="give endingVersion, which segments know without the log",
         )
 
@@ -318,9 +309,8 @@ async def _refuse_loss(
         return
     oldest = await read_header(store, int(chain.slots[0]))
     if is_lost(oldest):
-        raise NotFound(
+        raise log_truncated(
             "data loss: retention has removed versions that this read starts from",
-            code=Code.LOG_TRUNCATED,
             hint="start from a newer version or a snapshot, or set failOnDataLoss=false to begin with what is left",
             after_version=after.version,
             after_seq=after.seq,

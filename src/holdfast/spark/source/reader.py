@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from holdfast.commit.format.batch import ItemKind
-from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.columns import Shape, arrow_schema
+from holdfast.spark.columns import RowShape, arrow_schema
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.source.shapes import RowFilter
 from holdfast.spark.source.table_filters import PushWhereItIsOn, Test, pushed_tests
 from holdfast.spark.typed.decode import Format
@@ -26,21 +26,21 @@ from holdfast.spark.typed.infer import infer_type
 from holdfast.spark.typed.rows import Typing
 
 if TYPE_CHECKING:
-    from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition
+    from holdfast.spark.source.plan import LogPartition, ReadPlan, SegmentPartition
 
-_PUSHED: Final[Mapping[Shape, tuple[str, ...]]] = {
-    Shape.OPERATIONS: ("version", "seq", "key", "request_id"),
-    Shape.TRANSACTIONS: ("version", "seq", "request_id"),
-    Shape.BATCHES: ("seq",),
+_PUSHED: Final[Mapping[RowShape, tuple[str, ...]]] = {
+    RowShape.OPERATIONS: ("version", "seq", "key", "request_id"),
+    RowShape.TRANSACTIONS: ("version", "seq", "request_id"),
+    RowShape.BATCHES: ("seq",),
 }
 """The columns whose filters narrow what is read. Other filters, and ids that only begin with a text, are Spark's."""
 
 
-def row_filter_of(filters: Iterable[Filter], shape: Shape) -> RowFilter:
+def row_filter_of(filters: Iterable[Filter], shape: RowShape) -> RowFilter:
     """What all of these filters together may leave.
 
     >>> from pyspark.sql.datasource import GreaterThan, LessThanOrEqual
-    >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], Shape.OPERATIONS).version_min
+    >>> row_filter_of([GreaterThan(("version",), 7), LessThanOrEqual(("version",), 9)], RowShape.OPERATIONS).version_min
     8
     """
     combined = RowFilter()
@@ -89,7 +89,7 @@ class HoldfastBatchReader(DataSourceReader):
         from holdfast.spark.runtime.store_thread import with_store
         from holdfast.spark.source.plan import LogPartition, plan_read
 
-        plan: Plan = with_store(options.url, lambda store: plan_read(store, options, pushed))
+        plan: ReadPlan = with_store(options.url, lambda store: plan_read(store, options, pushed))
         return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -117,17 +117,16 @@ def with_value_type(options: ReadOptions, value: pa.DataType | None) -> ReadOpti
     the plan of the read, and its first objects.
     """
     assert options.infer is not None, "the read infers its type"
-    found = value
-    if found is None:
-        found = infer_type(_first_values(options, options.infer), options.typing.value.format)
-    if found is None:
-        raise InvalidRequest(
+    kind = value
+    if kind is None:
+        kind = infer_type(_first_values(options, options.infer), options.typing.value.format)
+    if kind is None:
+        raise bad_configuration(
             "no value says which fields values have",
-            code=Code.BAD_CONFIGURATION,
             hint="give valueSchema instead of infer, for example: origin string, delay int",
             url=options.url.partition("?")[0],
         )
-    return replace(options, typing=replace(options.typing, value=replace(options.typing.value, type=found)))
+    return replace(options, typing=replace(options.typing, value=replace(options.typing.value, type=kind)))
 
 
 def _first_values(options: ReadOptions, count: int) -> list[bytes]:

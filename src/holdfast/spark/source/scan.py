@@ -22,11 +22,11 @@ from holdfast.commit.format.batch import FIRST_SLOT, FLAG_LZ4, HEADER_BYTES, Hea
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
-from holdfast.spark.columns import Shape
+from holdfast.spark.columns import RowShape
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.positions import Position
-from holdfast.spark.runtime.grouped import grouped
 from holdfast.spark.runtime.store_thread import PlannedObjectsThread, is_directory, set_imports_aside
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
 from holdfast.spark.source.chain import claim_of, lost, read_header, require_log
 from holdfast.spark.source.plan import Piece
@@ -55,7 +55,7 @@ def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.R
     Cost: one request an object, and two for the border to the piece before. Memory: three rounds of objects and the
     rows of the largest; Spark gets them in parts.
     """
-    for group in _groups(checked_objects(options, piece), headers_only=options.shape is Shape.BATCHES):
+    for group in _groups(checked_objects(options, piece), headers_only=options.shape is RowShape.BATCHES):
         yield from _parts(_shaped(group, options, wanted))
     set_imports_aside()
 
@@ -87,12 +87,12 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
 
     The shape ``batches`` reads headers only: then the bytes end there.
     """
-    length = HEADER_BYTES if options.shape is Shape.BATCHES else None
+    length = HEADER_BYTES if options.shape is RowShape.BATCHES else None
     # A file is read at once, in the thread of the loop: waiting for others would only cost.
     read_round = partial(_read_in_turn if is_directory(options.url) else _read_together, length=length)
     each_bytes = length or max(1, piece.object_bytes // piece.objects)
     with PlannedObjectsThread(options.url) as thread:
-        walker = thread.start(lambda store: _walker_at(store, piece)).result()
+        walker = thread.run(lambda store: _walker_at(store, piece))
         for slot, data in fetched(thread, piece.slots(), each_bytes, read_round):
             header = decode_header(data, slot=slot)
             if walker.head is None or walker.head.slot != slot:
@@ -156,11 +156,11 @@ async def _read(store: ObjectReader, slot: int, length: int | None) -> bytes:
 
 def _shaped(group: Sequence[tuple[Header, bytes]], options: ReadOptions, wanted: RowFilter) -> pa.RecordBatch:
     match options.shape:
-        case Shape.OPERATIONS:
+        case RowShape.OPERATIONS:
             return operation_rows(decode_bodies(group, verify=options.verify), options.columns, wanted)
-        case Shape.TRANSACTIONS:
+        case RowShape.TRANSACTIONS:
             return transaction_rows(decode_bodies(group, verify=options.verify), options.columns, wanted)
-        case Shape.BATCHES:
+        case RowShape.BATCHES:
             return batch_rows([header for header, _ in group], options.columns, wanted)
         case _:
             assert_never(options.shape)

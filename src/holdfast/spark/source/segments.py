@@ -20,19 +20,19 @@ from holdfast.commit.reading.lineage import Lineage
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
 from holdfast.segments.index import SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
-from holdfast.spark.columns import COLUMNS, Shape, arrow_schema
+from holdfast.spark.columns import COLUMNS, RowShape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.runtime.store_thread import with_store
 from holdfast.spark.runtime.table_files import read_objects
 from holdfast.spark.source.chain import LogHead, log_head, require_log
-from holdfast.spark.source.plan import LogPartition, Plan, SegmentPartition, ending_version, plan_read
+from holdfast.spark.source.plan import LogPartition, ReadPlan, SegmentPartition, ending_version, plan_read
 from holdfast.spark.source.scan import scan
 from holdfast.spark.source.shapes import RowFilter, row_filter
 from holdfast.spark.source.table_filters import Test
 from holdfast.spark.typed.rows import in_range
 from holdfast.values import VERSION_MAX
 
-SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, list(COLUMNS[Shape.OPERATIONS]))
+SEGMENT_SCHEMA: Final = arrow_schema(RowShape.OPERATIONS, list(COLUMNS[RowShape.OPERATIONS]))
 
 
 def segment_rows(
@@ -44,7 +44,7 @@ def segment_rows(
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     at = file.schema_arrow.get_field_index("version")
-    schema = arrow_schema(Shape.OPERATIONS, columns)
+    schema = arrow_schema(RowShape.OPERATIONS, columns)
     tests = list(_tests(wanted, since_ms))
     has_keys = bool(wanted.key_begin) or wanted.key_end is not None
     of_range = ("kind", "key", "end") if has_keys else ()
@@ -128,7 +128,7 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     if options.ending_version is not None and options.ending_version <= index.through:
         return pieces
     after = replace(options, starting_version=max(lowest, index.through + 1), starting_after=None, from_latest=False)
-    plan: Plan = with_store(options.url, lambda store: plan_read(store, after, wanted))
+    plan: ReadPlan = with_store(options.url, lambda store: plan_read(store, after, wanted))
     return [*pieces, *(LogPartition(piece, plan.wanted) for piece in plan.pieces)]
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
-from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, PRECONDITION, Shape, arrow_schema
+from holdfast.spark.columns import COLUMNS, OPERATION, OPERATION_KINDS, PRECONDITION, RowShape, arrow_schema
 from holdfast.spark.options import ReadOptions
 from holdfast.spark.source.bodies import Bodies
 from holdfast.spark.typed.rows import in_range
@@ -138,7 +138,7 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
         makers[name]() if name in makers else _filtered(_of_header(name, bodies.headers, bodies.counts), selected)
         for name in columns
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.OPERATIONS, columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(RowShape.OPERATIONS, columns))
 
 
 def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
@@ -153,9 +153,9 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
     previous[starts] = [header.prev_version for header in bodies.headers]
     counts = np.diff(np.concatenate((starts, [len(own)])))
     rows = pa.array(firsts)
-    kept: npt.NDArray[np.bool_] = np.ones(len(own), dtype=np.bool_)
-    _narrow(kept, wanted, own, bodies.headers, counts, lambda: _one(table["request_id"]).take(rows))
-    mask = pa.array(kept)
+    wanted_rows: npt.NDArray[np.bool_] = np.ones(len(own), dtype=np.bool_)
+    _narrow(wanted_rows, wanted, own, bodies.headers, counts, lambda: _one(table["request_id"]).take(rows))
+    mask = pa.array(wanted_rows)
 
     makers: Mapping[str, Callable[[], pa.Array]] = {
         "version": lambda: pa.array(own),
@@ -169,7 +169,7 @@ def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) 
         (makers[name]() if name in makers else _of_header(name, bodies.headers, counts)).filter(mask)
         for name in columns
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.TRANSACTIONS, columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(RowShape.TRANSACTIONS, columns))
 
 
 def _narrow(
@@ -204,7 +204,7 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
         ],
         fields=list(OPERATION),
     )
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[Shape.TRANSACTIONS]["operations"])
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[RowShape.TRANSACTIONS]["operations"])
 
 
 def _precondition_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
@@ -217,7 +217,7 @@ def _precondition_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Ar
         [_kind_names().take(_one(reads["kind"])), _one(reads["key"]), _one(reads["end"]), versions.cast(pa.int64())],
         fields=list(PRECONDITION),
     )
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[Shape.TRANSACTIONS]["preconditions"])
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=COLUMNS[RowShape.TRANSACTIONS]["preconditions"])
 
 
 def _items(
@@ -234,7 +234,7 @@ def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFil
     Versions are not looked at: which objects a version bound picks is the plan's decision.
     """
     headers = [header for header, kept in zip(headers, _wanted_objects(headers, wanted), strict=True) if kept]
-    schema = arrow_schema(Shape.BATCHES, columns)
+    schema = arrow_schema(RowShape.BATCHES, columns)
     # Every other column is a field of the header.
     values = [(_HEADER_VALUES.get(field.name, attrgetter(field.name)), field.type) for field in schema]
     arrays = [pa.array([value(header) for header in headers], kind) for value, kind in values]
@@ -257,7 +257,7 @@ def _filtered(array: pa.Array, selected: pa.Array | None) -> pa.Array:
 
 def _of_header(name: str, headers: Sequence[Header], counts: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
     """A column that all rows of an object share."""
-    kind = COLUMNS[Shape.BATCHES][name]
+    kind = COLUMNS[RowShape.BATCHES][name]
     values = [_HEADER_VALUES[name](header) for header in headers]
     if len(counts) == 1:
         return pa.repeat(pa.scalar(values[0], kind), int(counts[0]))
@@ -298,6 +298,6 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     _narrow(mask, wanted, versions, bodies.headers, bodies.counts, lambda: _one(table["request_id"]))
     if wanted.key_begin or wanted.key_end is not None:
         is_range = pa.array(kinds == ItemKind.RANGE_DELETE)
-        found = in_range(_one(table["key"]), _one(table["end"]), is_range, wanted.key_begin, wanted.key_end)
-        mask &= found.to_numpy(zero_copy_only=False)
+        in_keys = in_range(_one(table["key"]), _one(table["end"]), is_range, wanted.key_begin, wanted.key_end)
+        mask &= in_keys.to_numpy(zero_copy_only=False)
     return None if mask.all() else pa.array(mask)

@@ -7,7 +7,7 @@ that version of that log has been returned. ``tail`` has the walk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final, TypeVar
@@ -17,15 +17,21 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from holdfast.errors import HoldfastError
-from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, ReadOptions
 from holdfast.spark.positions import Given, Offset, Position, foreign, offset_of, position_in
+from holdfast.spark.runtime.processes import states_errors
 from holdfast.spark.runtime.store_thread import StoreThread, is_directory
-from holdfast.spark.runtime.worker_errors import states_errors
 from holdfast.spark.source.plan import LogPartition, SegmentPartition
 from holdfast.spark.source.reader import rows_of
 from holdfast.spark.source.shapes import row_filter
-from holdfast.spark.source.tail import ChainTail, TailLag, head_position, lag_after, pieces_between, starting_position
+from holdfast.spark.source.tail import (
+    ChainTail,
+    TailLag,
+    head_position,
+    lag_after,
+    pieces_between,
+    starting_position,
+)
 
 POLL_MS_DIRECTORY: Final = 10
 POLL_MS_REMOTE: Final = 200
@@ -47,7 +53,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         default_ms = POLL_MS_DIRECTORY if is_directory(options.url) else POLL_MS_REMOTE
         self._poll_ms = options.poll_ms if options.poll_ms is not None else default_ms
-        self._thread: StoreThread | None = None
+        self._thread = StoreThread(options.url)
         self._tail = ChainTail(options)
         self._target: Position | None = None
         self._asked_ms: float | None = None
@@ -65,7 +71,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         options = self._options
-        return offset_of(self._run(lambda store: starting_position(store, options)))
+        return offset_of(self._thread.run(lambda store: starting_position(store, options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
@@ -76,7 +82,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The log as it is now is all that this query reads."""
-        self._target = self._run(head_position)
+        self._target = self._thread.run(head_position)
 
     def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
@@ -89,7 +95,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._proved_ms = now_ms if prove_end else self._proved_ms
         bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
         target = self._target
-        end = self._run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
+        end = self._thread.run(lambda store: self._tail.end_of_batch(store, begin, bounds, target, prove_end=prove_end))
         self._seen, self._is_at_end = end.end, end.is_end_of_log and not is_bounded_run
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
         too_few = bounds.rows_min is not None and end.transactions < bounds.rows_min and end.is_end_of_log
@@ -115,7 +121,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lag_asked_ms = now_ms
             # A store that does not respond fails the next micro-batch, if it has to, but not a report.
             with suppress(HoldfastError):
-                self._lag = self._run(lambda store: lag_after(store, seen))
+                self._lag = self._thread.run(lambda store: lag_after(store, seen))
         progress: dict[str, object] = {**offset_of(seen)}
         if self._lag is not None:
             progress["lag"] = asdict(self._lag)
@@ -137,7 +143,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             between = replace(options, starting_after=after, ending_at=until, partitions_min=pieces_min)
             return plan_with_segments(between, None)
         wanted = replace(row_filter(options), version_min=begin.version + 1 if begin.version else None)
-        pieces = self._run(lambda store: pieces_between(store, self._tail, options, begin, until))
+        pieces = self._thread.run(lambda store: pieces_between(store, self._tail, options, begin, until))
         return [LogPartition(piece, wanted) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -146,14 +152,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""
-        if self._thread is not None:
-            self._thread.__exit__(None, None, None)
-            self._thread = None
-
-    def _run(self, work: Callable[[ObjectStore], Coroutine[object, object, T]]) -> T:
-        if self._thread is None:
-            self._thread = StoreThread(self._options.url).__enter__()
-        return self._thread.start(work).result()
+        self._thread.close()
 
 
 def _position(offset: Given) -> Position:

@@ -5,8 +5,10 @@ store, so a table on S3 needs no Hadoop. The reader sees tables of Delta reader 
 keeps, and those of other writers without deletion vectors and column mapping. The option ``filters`` leaves out files
 and row groups by partition and statistics, then rows; with ``pushdown`` the filters of a query do, too (decision 0009).
 
-A stream begins with the table as it is, then returns the files that later versions add; ``table_places`` says what its
-offsets are. A version that removes rows raises InvalidRequest, unless ``skipChangeCommits`` leaves such versions out.
+A stream begins with the table as it is, then returns the files that later versions add. A version that removes rows
+raises InvalidRequest, unless ``skipChangeCommits`` leaves such versions out. An offset is ``{"version": 12, "table_id":
+"..."}``: everything up to that version has been returned. With ``"files": 3`` also the first three files of what comes
+next: of the table as of the version ``"base"`` while ``version`` is -1, else of what the next version adds.
 
 Source: the Delta transaction protocol, PROTOCOL.md of the delta-io project.
 """
@@ -20,8 +22,9 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -37,36 +40,99 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import NotFound
 from holdfast.segments.table_location import open_table_reader, table_failure, table_location
 from holdfast.spark.options import TableOptions
-from holdfast.spark.positions import Given, Offset
-from holdfast.spark.runtime.worker_errors import states_errors
+from holdfast.spark.positions import Given, Offset, TablePosition, offset_of, position_in
+from holdfast.spark.runtime.processes import states_errors
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.source.table_filters import PushWhereItIsOn, pushed_tests, tests_of
-from holdfast.spark.source.table_places import (
-    BEFORE_FIRST,
-    Addition,
-    Place,
-    end_of_batch,
-    place_of,
-    rows_between,
-)
 from holdfast.spark.source.table_rows import TablePartition, constant, packed, rows
+
+Row: TypeAlias = Mapping[str, Any]
+
+BEFORE_FIRST: Final = -1
+"""The version of a stream that has not returned the table as it was at its start."""
+
+
+class TablePlace(NamedTuple):
+    """All of ``version``, then ``files`` of what comes next; ``base`` is the version of a table under way."""
+
+    version: int
+    files: int = 0
+    base: int | None = None
+
+    def offset(self, table_id: object) -> Offset:
+        """The place as a checkpoint keeps it."""
+        base = self.base if self.files else None
+        return offset_of(TablePosition(self.version, str(table_id), self.files or None, base))
+
+
+def place_of(offset: Given) -> TablePlace:
+    """The place that a checkpoint keeps. Raises: InvalidRequest for an offset that is not a table's.
+
+    >>> place_of({"version": 7, "table_id": "x", "files": 3})
+    TablePlace(version=7, files=3, base=None)
+    """
+    position = position_in(offset, TablePosition)
+    return TablePlace(position.version, position.files or 0, position.base)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Files that come next in a stream, in their order: those after ``begin``, and ``end`` when all are returned."""
+
+    begin: TablePlace
+    rows: Sequence[Row]
+    end: TablePlace
+
+
+def end_of_batch(
+    start: TablePlace, additions: Iterable[Addition], files_max: int | None, bytes_max: int | None
+) -> TablePlace:
+    """Where a micro-batch from ``start`` ends: within the bounds, but after at least one file if there is one.
+
+    >>> one = Addition(TablePlace(0), [{"size_bytes": 5}, {"size_bytes": 5}], TablePlace(1))
+    >>> end_of_batch(TablePlace(0), [one], 1, None), end_of_batch(TablePlace(0, 1), [one], 1, None)
+    (TablePlace(version=0, files=1, base=None), TablePlace(version=1, files=0, base=None))
+    """
+    files = size = 0
+    place = start
+    for each in additions:
+        done = start.files if each.begin.version == start.version else 0
+        for index, row in enumerate(each.rows[done:], done):
+            size += row["size_bytes"]
+            is_over = (files_max is not None and files >= files_max) or (bytes_max is not None and size > bytes_max)
+            if files and is_over:
+                return each.begin._replace(files=index) if index else place
+            files += 1
+        place = each.end
+        if each.begin.version == BEFORE_FIRST:
+            break  # what the table was is returned whole, even if a later version cannot be
+    return place
+
+
+def rows_between(start: TablePlace, end: TablePlace, additions: Iterable[Addition]) -> list[Row]:
+    """The files from one place to another."""
+    rows: list[Row] = []
+    for each in additions:
+        done = start.files if each.begin.version == start.version else 0
+        if each.end.version <= end.version:
+            rows += each.rows[done:]
+        elif each.begin.version == end.version:
+            rows += each.rows[done : end.files]
+    return rows
+
 
 READER_VERSION_MAX: Final = 1
 
 
-def open_table(options: TableOptions) -> DeltaTable:
-    """The table at the version that the options name, else the newest.
+def open_table(url: str, version: int | None = None, moment: datetime | None = None) -> DeltaTable:
+    """The table at a version or a time, else the newest. Cost: the Delta log.
 
     Raises: NotFound (no table, or no such version), InvalidRequest (a table of a later reader version), CorruptData (a
     file of its log is missing), Unavailable.
-    Cost: the Delta log.
     """
-    return _opened(options.table, options.version_as_of, options.timestamp_as_of)
-
-
-def _opened(url: str, version: int | None, moment: datetime | None = None) -> DeltaTable:
     location = table_location(url)
     try:
         table = DeltaTable(location.uri, version=version, storage_options=dict(location.options))
@@ -86,9 +152,8 @@ def _opened(url: str, version: int | None, moment: datetime | None = None) -> De
             ) from error
         raise table_failure(error, location.uri, "the table cannot be read") from error
     if table.protocol().min_reader_version > READER_VERSION_MAX:
-        raise InvalidRequest(
+        raise bad_configuration(
             "the table needs a newer Delta reader",
-            code=Code.BAD_CONFIGURATION,
             hint="read it with delta-spark; tables with deletion vectors or column mapping are not read here",
             url=location.uri,
             min_reader_version=table.protocol().min_reader_version,
@@ -103,10 +168,7 @@ def _schema_of(table: DeltaTable) -> pa.Schema:
 def _require_columns(names: Iterable[str], schema: pa.Schema) -> None:
     unknown = [name for name in names if name not in schema.names]
     if unknown:
-        raise InvalidRequest(
-            f"unknown columns {', '.join(unknown)}; the table has {', '.join(schema.names)}",
-            code=Code.BAD_CONFIGURATION,
-        )
+        raise bad_configuration(f"unknown columns {', '.join(unknown)}; the table has {', '.join(schema.names)}")
 
 
 def spark_columns(options: TableOptions) -> StructType:
@@ -114,7 +176,7 @@ def spark_columns(options: TableOptions) -> StructType:
 
     Raises: as ``open_table``; InvalidRequest for an unknown column, and for a filter that does not fit the table.
     """
-    schema = _schema_of(open_table(options))
+    schema = _schema_of(open_table(options.table, options.version_as_of, options.timestamp_as_of))
     names = schema.names if options.columns is None else options.columns
     _require_columns(names, schema)
     tests_of(options.filters, schema)
@@ -132,7 +194,7 @@ def plan(options: TableOptions, columns: Iterable[str], pushed: Iterable[Filter]
     The ``pushed`` filters of a query narrow it further. Raises: as ``spark_columns``. Cost: the Delta log, a row for
     each file.
     """
-    table = open_table(options)
+    table = open_table(options.table, options.version_as_of, options.timestamp_as_of)
     schema = _schema_of(table)
     _require_columns(columns, schema)
     tests = (*tests_of(options.filters, schema), *pushed_tests(pushed, schema))
@@ -182,9 +244,9 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: as ``open_table``."""
-        table = _opened(self._options.table, None)
+        table = open_table(self._options.table)
         starting = self._options.starting_version
-        return Place(table.version() if starting is None else starting - 1).offset(table.metadata().id)
+        return TablePlace(table.version() if starting is None else starting - 1).offset(table.metadata().id)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """What a micro-batch takes: all that is there without bounds. Spark shows it, and the options decide."""
@@ -194,7 +256,7 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The table as it is now is all that this query reads, in micro-batches within the bounds."""
-        self._target = _opened(self._options.table, None).version()
+        self._target = open_table(self._options.table).version()
 
     def latestOffset(self, start: Given, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends: the newest version, or what its bounds allow; ``start`` for nothing new.
@@ -207,13 +269,13 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
             now_s = time.monotonic()
             if self._asked_s is not None and (now_s - self._asked_s) * 1000 < self._options.poll_ms:
                 return dict(start)
-            table = _opened(self._options.table, None)
+            table = open_table(self._options.table)
             _require_same(table, start)
             newest = table.version()
             self._asked_s = now_s
         if begin.version >= newest:
             return dict(start)
-        end = Place(newest)
+        end = TablePlace(newest)
         bounds = (self._options.files_max, self._options.bytes_max)
         if bounds != (None, None) and not isinstance(limit, ReadAllAvailable):
             end = end_of_batch(begin, self._additions(start, begin, newest), *bounds)
@@ -231,23 +293,23 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
         base = last.version if last.base is None else last.base
         newest = base if begin.version == BEFORE_FIRST and begin.base is None else last.version + bool(last.files)
         files = rows_between(begin, last, self._additions(start, begin, newest))
-        schema = _schema_of(_opened(self._options.table, base if begin.version == BEFORE_FIRST else None))
+        schema = _schema_of(open_table(self._options.table, base if begin.version == BEFORE_FIRST else None))
         return packed(files, tests_of(self._options.filters, schema), self._options.target_partition_bytes)
 
-    def _additions(self, start: Given, begin: Place, newest: int) -> Iterator[Addition]:
+    def _additions(self, start: Given, begin: TablePlace, newest: int) -> Iterator[Addition]:
         """What comes after a place: the table as it was at the start of the stream, then what each version adds."""
         version = begin.version
         if version == BEFORE_FIRST:
             base = newest if begin.base is None else begin.base
-            table = _opened(self._options.table, base)
+            table = open_table(self._options.table, base)
             _require_same(table, start)
-            yield Addition(Place(BEFORE_FIRST, 0, base), _files(table), Place(base))
+            yield Addition(TablePlace(BEFORE_FIRST, 0, base), _files(table), TablePlace(base))
             version = base
         if version >= newest:
             return
-        schema = _schema_of(_opened(self._options.table, None))
+        schema = _schema_of(open_table(self._options.table))
         for each in range(version + 1, newest + 1):
-            yield Addition(Place(each - 1), asyncio.run(_added(self._options, schema, each)), Place(each))
+            yield Addition(TablePlace(each - 1), asyncio.run(_added(self._options, schema, each)), TablePlace(each))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
@@ -256,13 +318,12 @@ class HoldfastTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailable
 
 
 def _require_same(table: DeltaTable, offset: Given) -> None:
-    found = str(table.metadata().id)
-    if offset["table_id"] != found:
-        raise InvalidRequest(
+    table_id = str(table.metadata().id)
+    if offset["table_id"] != table_id:
+        raise bad_configuration(
             "the checkpoint is of another table",
-            code=Code.BAD_CONFIGURATION,
             hint="the table was made again: begin a new query with a new checkpoint",
-            table_id=found,
+            table_id=table_id,
             checkpoint=offset["table_id"],
         )
 
@@ -283,9 +344,8 @@ async def _added(options: TableOptions, schema: pa.Schema, version: int) -> list
     actions: list[Mapping[str, Any]] = [json.loads(line) for line in data.splitlines() if line.strip()]
     if any(action.get("remove", {}).get("dataChange") for action in actions):
         if not options.skip_change_commits:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "a version of the table replaces or removes rows, which a stream cannot return",
-                code=Code.BAD_CONFIGURATION,
                 hint="stream the table changes, or set skipChangeCommits=true to leave such versions out",
                 version=version,
             )

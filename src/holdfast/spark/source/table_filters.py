@@ -29,8 +29,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.spark.option_values import TableFilter
+from holdfast.spark.runtime.refusals import bad_configuration
 
 VALUES: Final = (
     'whole numbers, texts, booleans, ISO days, ISO times with a zone, and for binary columns texts or {"base64": "..."}'
@@ -77,14 +78,14 @@ class Test:
         if self.values is not None:
             among = pc.SetLookupOptions(value_set=pa.array(self.values, self.kind))
             return pc.call_function("is_in", [column], among)
-        found = None
+        mask = None
         for bound, how in ((self.lowest, "greater"), (self.highest, "less")):
             if bound is not None:
                 name = how if self.is_open else f"{how}_equal"
                 met = pc.call_function(name, [column, pa.scalar(bound, self.kind)])
-                found = met if found is None else pc.call_function("and", [found, met])
-        assert found is not None, "a test has a bound or values"
-        return found
+                mask = met if mask is None else pc.call_function("and", [mask, met])
+        assert mask is not None, "a test has a bound or values"
+        return mask
 
 
 def tests_of(filters: Iterable[TableFilter], schema: pa.Schema) -> tuple[Test, ...]:
@@ -103,11 +104,11 @@ def _test(one: TableFilter, schema: pa.Schema) -> Test:
     if column not in schema.names:
         raise bad_filter(one, f"the table has {', '.join(schema.names)}")
     kind = schema.field(column).type
-    given = value if operator == "in" else [value]
-    if not isinstance(given, list):
+    constants = value if operator == "in" else [value]
+    if not isinstance(constants, list):
         raise bad_filter(one, "in needs a list of values")
     values: list[Any] = []
-    for each in given:
+    for each in constants:
         typed = _of_type(_from_json(each, kind), kind)
         if typed is None:
             raise bad_filter(one, f"the column is {kind}; values are {VALUES}")
@@ -168,12 +169,7 @@ def _of_type(value: object, kind: pa.DataType) -> Any:
 
 def bad_filter(one: object, hint: str) -> InvalidRequest:
     """The error for a filter that cannot be used."""
-    return InvalidRequest(
-        "this filter cannot be used on the table",
-        code=Code.BAD_CONFIGURATION,
-        hint=hint,
-        filter=json.dumps(one, default=repr),
-    )
+    return bad_configuration("this filter cannot be used on the table", hint=hint, filter=json.dumps(one, default=repr))
 
 
 _OPERATORS: Final[tuple[tuple[type[Filter], str], ...]] = (
@@ -203,9 +199,9 @@ def _pushed(one: Filter, schema: pa.Schema) -> Test | None:
         return None
     value: Any = getattr(one, "value", None)
     # NULL among the values of IN matches no row.
-    given = [each for each in value if each is not None] if operator == "in" else [value]
+    constants = [each for each in value if each is not None] if operator == "in" else [value]
     kind = schema.field(attribute[0]).type
-    values = [_of_type(bytes(each) if isinstance(each, bytearray) else each, kind) for each in given]
+    values = [_of_type(bytes(each) if isinstance(each, bytearray) else each, kind) for each in constants]
     if None in values or len(values) > PUSHED_VALUES_MAX:
         return None
     return _compared(attribute[0], kind, operator, values)

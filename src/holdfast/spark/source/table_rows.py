@@ -21,13 +21,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.spark.runtime.grouped import grouped
+from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.runtime.tasks import grouped
 from holdfast.spark.source.table_filters import Test
 
 if TYPE_CHECKING:
-    from holdfast.spark.runtime.ranged_file import RangedParquet
-    from holdfast.spark.runtime.table_reads import TableReads
+    from holdfast.spark.runtime.table_reads import RangedParquet, TableReads
 
 STATISTICS_ERROR: Final = timedelta(milliseconds=1)
 """Writers may cut the times in a file's statistics to milliseconds."""
@@ -100,7 +100,7 @@ def _found(
     reads: TableReads, planned: PlannedFile, schema: pa.Schema, tests: Sequence[Test]
 ) -> Iterator[tuple[pa.Table, int]]:
     """The wanted rows of a file, one row group after the other: the columns that it has, and the number of rows."""
-    from holdfast.spark.runtime.ranged_file import RangedParquet
+    from holdfast.spark.runtime.table_reads import RangedParquet
 
     tests = [test for test in tests if test.column not in planned.partition]
     try:
@@ -108,15 +108,15 @@ def _found(
         file = RangedParquet(partial(reads.ranges, unquote(planned.path)), planned.size)
         if any(test.column not in file.schema.names for test in tests):
             return  # the column is null in this file
-        asked = [name for name in schema.names if name in file.schema.names and name not in planned.partition]
-        if not asked and not tests:
+        names = [name for name in schema.names if name in file.schema.names and name not in planned.partition]
+        if not names and not tests:
             yield pa.table({}), sum(file.rows_in(group) for group in file.groups)
             return
         groups = [each for each in file.groups if all(test.may_hold(*file.bounds(each, test.column)) for test in tests)]
-        for run in file.runs(groups, list(dict.fromkeys([*_tested(tests), *asked]))):
-            yield from _of_run(file, planned, run, asked, tests)
+        for run in file.runs(groups, list(dict.fromkeys([*_tested(tests), *names]))):
+            yield from _of_run(file, planned, run, names, tests)
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(planned, error) from error
+        raise CorruptData("a file of the table is damaged", path=planned.path, cause=str(error)[:300]) from error
 
 
 def _of_run(
@@ -133,18 +133,18 @@ def _of_run(
     for group in run:
         looked_at = file.read(group, tested)
         mask = _mask(tests, looked_at, planned)
-        kept = looked_at.filter(mask)
-        if kept.num_rows:
-            passing.append((group, mask, kept))
+        passing_rows = looked_at.filter(mask)
+        if passing_rows.num_rows:
+            passing.append((group, mask, passing_rows))
     others = [name for name in asked if name not in tested]
     file.fetch([group for group, _, _ in passing], others)
-    for group, mask, kept in passing:
-        found = kept.select([name for name in asked if name in tested])
+    for group, mask, passing_rows in passing:
+        columns = passing_rows.select([name for name in asked if name in tested])
         if others:
             rest = file.read(group, others).filter(mask)
             for name in others:
-                found = found.append_column(rest.schema.field(name), rest[name])
-        yield found, kept.num_rows
+                columns = columns.append_column(rest.schema.field(name), rest[name])
+        yield columns, passing_rows.num_rows
 
 
 def _tested(tests: Sequence[Test]) -> list[str]:
@@ -188,14 +188,9 @@ def constant(text: str | None, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(value, count)
 
 
-def _damaged(file: PlannedFile, error: Exception) -> CorruptData:
-    return CorruptData("a file of the table is damaged", path=file.path, cause=str(error)[:300])
-
-
 def _wider(file: PlannedFile, error: Exception) -> InvalidRequest:
-    return InvalidRequest(
+    return bad_configuration(
         "a file of the table has wider types than the query began with",
-        code=Code.BAD_CONFIGURATION,
         hint="start the query again; a stream also needs a new checkpoint",
         path=file.path,
         cause=str(error)[:300],

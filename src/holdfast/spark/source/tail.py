@@ -9,7 +9,6 @@ InvalidRequest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,10 +18,10 @@ from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker, broken
 from holdfast.commit.reading.lineage import Lineage
 from holdfast.commit.reading.reader import read_header as read_header_if_there
-from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import Admission, ReadOptions
 from holdfast.spark.positions import Position
+from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.source.chain import (
     Chain,
     claim_of,
@@ -38,7 +37,6 @@ from holdfast.spark.source.chain import (
 )
 from holdfast.spark.source.plan import Piece, cut, first_object, planned_chain
 from holdfast.spark.source.shapes import seq_of
-from holdfast.values import LogId
 
 AHEAD_MAX: Final = 16
 """Headers read at once while the stream catches up."""
@@ -166,11 +164,9 @@ class ChainTail:
             if limit is not None and seq_of(header.slot) > _seq(limit):
                 return self._batch_end(start, taken, transactions, is_end=True)
             size += header.object_bytes()
-            if taken and (
-                _is_over(taken + 1, bounds.objects_max)
-                or _is_over(size, bounds.bytes_max)
-                or _is_over(transactions + header.transactions, bounds.rows_max)
-            ):
+            amounts = taken + 1, size, transactions + header.transactions
+            limits = bounds.objects_max, bounds.bytes_max, bounds.rows_max
+            if taken and any(most is not None and one > most for one, most in zip(amounts, limits, strict=True)):
                 return self._batch_end(start, taken, transactions, is_end=False)
             transactions += header.transactions
             taken += 1
@@ -204,7 +200,8 @@ class ChainTail:
         first = await read_header_if_there(store, walker.next_slot)
         if first is None:
             return False
-        if self._log_id is not None and self._log_id not in (_hex(first.log_id), _hex(first.parent_log_id)):
+        ids = (first.log_id, first.parent_log_id)
+        if self._log_id is not None and self._log_id not in (each.hex() for each in ids if each is not None):
             require_log(Lineage(first.log_id.hex()), Position(None, 0, self._log_id))
         walker.accept(first)
         self._log_id = first.log_id.hex()
@@ -240,36 +237,19 @@ class ChainTail:
         for index, header in enumerate(self._walked):
             if seq_of(header.slot) == end.seq:
                 before = [] if self._before is None else [self._before]
-                return _chain_of([*before, *self._walked[: index + 1]]), len(before)
+                headers = [*before, *self._walked[: index + 1]]
+                forks: dict[str, int] = {
+                    one.parent_log_id.hex(): one.forked_at for one in headers if one.parent_log_id is not None
+                }
+                slots = np.array([one.slot for one in headers], dtype=np.uint64)
+                sizes = np.array([one.object_bytes() for one in headers], dtype=np.int64)
+                return Chain(slots, sizes, truncated=False, lineage=Lineage(header.log_id.hex(), forks)), len(before)
         return None
-
-
-def _is_over(amount: int, bound: int | None) -> bool:
-    return bound is not None and amount > bound
 
 
 def _seq(position: Position) -> int:
     assert position.seq is not None, "an offset of a running stream names its object"
     return position.seq
-
-
-def _chain_of(headers: Sequence[Header]) -> Chain:
-    return Chain(
-        np.array([header.slot for header in headers], dtype=np.uint64),
-        np.array([header.object_bytes() for header in headers], dtype=np.int64),
-        truncated=False,
-        lineage=_lineage_of(headers) if headers else None,
-    )
-
-
-def _lineage_of(headers: Sequence[Header]) -> Lineage:
-    """The logs that these consecutive objects belong to."""
-    forks = [(header.parent_log_id, header.forked_at) for header in headers]
-    return Lineage(headers[-1].log_id.hex(), {parent.hex(): at for parent, at in forks if parent is not None})
-
-
-def _hex(log_id: LogId | None) -> str:
-    return "" if log_id is None else log_id.hex()
 
 
 async def require_position(store: ObjectStore, newest: Header, position: Position) -> None:
@@ -310,9 +290,8 @@ async def _oldest_after(store: ObjectStore, start: Position, options: ReadOption
         return None
     oldest = await read_header(store, int(chain.slots[0]))
     if options.fail_on_data_loss and seq_of(oldest.prev) > _seq(start):
-        raise NotFound(
+        raise log_truncated(
             "data loss: retention has removed what this stream has not read",
-            code=Code.LOG_TRUNCATED,
             hint="start a new stream from a snapshot, or set failOnDataLoss=false to continue with what is left",
             read_through=start.version,
             removed_through=oldest.prev_version,

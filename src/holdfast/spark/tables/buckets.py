@@ -1,21 +1,24 @@
 """``latest`` and ``history``: tables in buckets of keys. A step changes the buckets of its keys alone.
 
-``placement`` says which bucket has a key. A step whose keys are all new in a bucket adds a small file to it; any other
+``Placement`` says which bucket has a key. A step whose keys are all new in a bucket adds a small file to it; any other
 step rewrites the bucket. A range delete goes to all buckets. A bucket is split when the table has grown. The tasks that
 read the log pack operations by bucket, so Spark shuffles few rows. Memory: a reading task holds ``WAITING_BYTES`` of
 operations and as much of copied range deletes; a rewriting task one bucket's files and the step's operations on it.
+
+Source: W. Litwin, "Linear hashing: a new tool for file and table addressing", VLDB 1980. The hash is ``zlib.crc32``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +28,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.commit.window import DeletedRanges
-from holdfast.spark.columns import TIMESTAMP, Shape, arrow_schema
-from holdfast.spark.log.delta_output import DeltaOutput, TableFile, TableState
-from holdfast.spark.log.increments import Increment, map_increment
+from holdfast.spark.columns import TIMESTAMP, RowShape, arrow_schema
+from holdfast.spark.log.delta_output import DeltaOutput, TableState
+from holdfast.spark.log.increments import Increment, read_increment
 from holdfast.spark.log.runner import StepResult
 from holdfast.spark.runtime.table_files import (
     FILES_TYPE,
-    NewFile,
+    TableFile,
     file_rows,
     new_files,
     parquet_rows,
@@ -39,9 +42,77 @@ from holdfast.spark.runtime.table_files import (
     tables_of,
     write_table,
 )
-from holdfast.spark.tables.placement import Numbers, Placement, bucket_count
 from holdfast.spark.tables.typed import BucketPart, Merge, PointedMerge, TypedJob, TypedStep
 from holdfast.spark.typed.table import KEY_BYTES, ROWS_DEFAULT, RowOptions
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+BUCKET_LOG_BYTES: Final = 32 * 2**20
+"""Bytes of log per bucket when a table is made: a table is mostly smaller than its log."""
+BUCKET_FILE_BYTES: Final = 32 * 2**20
+"""Bytes of current rows per bucket, on the average, above which a table gets more buckets."""
+BUCKETS_MIN: Final = 8
+BUCKETS_MAX: Final = 4096
+
+
+def bucket_count(log_bytes: int) -> int:
+    """How many buckets a new table of a log of this size gets.
+
+    >>> bucket_count(0), bucket_count(10 * 2**30)
+    (8, 320)
+    """
+    return max(BUCKETS_MIN, min(BUCKETS_MAX, -(-log_bytes // BUCKET_LOG_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A table that was made with ``first`` buckets and has ``count`` now: ``0`` to ``count - 1``.
+
+    With ``first * 2**n <= count < first * 2**(n + 1)`` the first ``count - first * 2**n`` buckets are split: their keys
+    are placed by ``crc32(key) mod first * 2**(n + 1)``, those of the others by ``crc32(key) mod first * 2**n``. So one
+    more bucket moves keys of one bucket alone.
+
+    >>> Placement(8, 8).of_keys([b"a", b"b"]).tolist(), Placement(8, 12).of_keys([b"a", b"b"]).tolist()
+    ([3, 1], [3, 9])
+    """
+
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        assert 0 < self.first <= self.count, "a table never has fewer buckets than it was made with"
+
+    @classmethod
+    def fixed(cls, count: int) -> Placement:
+        """Buckets that never grow."""
+        return cls(count, count)
+
+    def of_keys(self, keys: Sequence[bytes]) -> Numbers:
+        """The bucket of each key. Cost: O(n), in Python for the hash."""
+        return self.of_hashes(np.fromiter(map(crc32, keys), np.int64, len(keys)))
+
+    def of_hashes(self, hashes: Numbers) -> Numbers:
+        """The bucket of each hash."""
+        level = self.first
+        while level * 2 <= self.count:
+            level *= 2
+        split: Numbers = hashes % (level * 2)
+        return np.where(split < self.count, split, hashes % level)
+
+    def grown(self, table_bytes: int) -> Placement:
+        """The buckets for current rows of ``table_bytes``: at most twice as many as now, never fewer.
+
+        >>> Placement(8, 8).grown(9 * BUCKET_FILE_BYTES), Placement(8, 9).grown(0)
+        (Placement(first=8, count=9), Placement(first=8, count=9))
+        """
+        wanted = min(-(-table_bytes // BUCKET_FILE_BYTES), 2 * self.count, BUCKETS_MAX)
+        return replace(self, count=max(self.count, wanted))
+
+    def sources(self, before: Placement) -> Numbers:
+        """For each bucket the one that had its keys ``before``, with fewer buckets."""
+        # A bucket's number is the remainder of the hashes in it, and every earlier remainder follows from it.
+        return before.of_hashes(np.arange(self.count))
+
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -141,7 +212,7 @@ class Rewriting:
         parts = np.bincount(sources, minlength=self.before.count)
         return np.flatnonzero(parts[sources] > 1)
 
-    def run(self, packed: DataFrame, schema: pa.Schema) -> list[NewFile]:
+    def run(self, packed: DataFrame, schema: pa.Schema) -> list[TableFile]:
         """Change every bucket that the ``packed`` operations touch, and the split ones; ``schema`` is operations'.
 
         Shape: a file without a path names a bucket whose earlier files are replaced. Files of the quarantine are among
@@ -166,7 +237,7 @@ class Rewriting:
         current = parquet_rows(held)
         if is_split and current is not None:
             current = current.filter(pa.array(self.after.of_keys(self._keys(current).to_pylist()) == bucket))
-        replaced = NewFile(None, 0, 0, {"bucket": str(source)}, "")
+        replaced = TableFile("", 0, 0, {"bucket": str(source)}, "")
         return file_rows([replaced, *self._written(bucket, current, changes)])
 
     def _may_grow(self, held: Sequence[bytes], changes: pa.Table) -> bool:
@@ -183,7 +254,7 @@ class Rewriting:
     def _keys(self, rows: pa.Table) -> pa.ChunkedArray:
         return rows["key"].cast(pa.binary()) if self.step.layout is None else self.step.layout.key_bytes(rows)
 
-    def _written(self, bucket: int, current: pa.Table | None, changes: pa.Table) -> list[NewFile]:
+    def _written(self, bucket: int, current: pa.Table | None, changes: pa.Table) -> list[TableFile]:
         aside: list[pa.Table] = []
         if self.step.layout is None:
             parts = self.merge(current, changes)
@@ -256,21 +327,21 @@ class BucketJob(TypedJob):
         raise NotImplementedError
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
         state, step = self._begin(increment, {"buckets": made_with})
         changed = change_buckets(
             self._output,
             state,
-            lambda placement: map_increment(
+            lambda placement: read_increment(
                 self._spark,
                 self._log_url,
                 increment,
                 self.columns,
-                partial(_pack_chosen, step, placement, self.reduce),
-                PACKED_TYPE,
+                work=partial(_pack_chosen, step, placement, self.reduce),
+                schema=PACKED_TYPE,
             ),
-            arrow_schema(Shape.OPERATIONS, self.columns.split(",")),
+            arrow_schema(RowShape.OPERATIONS, self.columns.split(",")),
             self.merge,
             self.statistics,
             step=step,
@@ -283,7 +354,7 @@ class BucketJob(TypedJob):
 class ChangedBuckets:
     """What a step made of the buckets of the table, and has not committed."""
 
-    added: Sequence[NewFile]
+    added: Sequence[TableFile]
     removed: Sequence[TableFile]
     marks: Mapping[str, int]
 
@@ -305,16 +376,16 @@ def change_buckets(
     on; what tasks raise, as Spark's error. After a crash: files that no commit names.
     """
     before = Placement(first := state.settings["buckets"], state.mark(SPLITS) or first)
-    after = before.grown(sum(file.size for file in state.files(further_partition)))
     live = state.files(further_partition)
+    after = before.grown(sum(file.size for file in live))
     paths: dict[int, list[str]] = {}
     for file in live:
         paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
     rewriting = Rewriting(output.location.url, paths, before, after, merge, statistics, step)
     written = rewriting.run(packed(after), schema)
-    replaced = {file.partition["bucket"] for file in written if file.path is None}
+    replaced = {file.partition["bucket"] for file in written if not file.path}
     return ChangedBuckets(
-        [file for file in written if file.path is not None],
+        [file for file in written if file.path],
         [file for file in live if file.partition["bucket"] in replaced],
         {SPLITS: after.count} if after.count > after.first else {},
     )
@@ -365,17 +436,17 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
         order = np.concatenate((np.zeros(current.num_rows, np.int64), order))
         lives = np.concatenate((np.ones(current.num_rows, dtype=np.bool_), lives))
     held = held.combine_chunks()
-    kept = newest_rows(held["key"])
-    kept = kept[lives[kept]]
+    rows = newest_rows(held["key"])
+    rows = rows[lives[rows]]
     if ranges.num_rows:
         deleted = DeletedRanges()
         bounds = zip(ranges["key"].to_pylist(), ranges["end"].to_pylist(), (np.flatnonzero(ranked) + 1), strict=True)
         for begin, end, at in bounds:
             if end is None or begin < end:
                 deleted.delete(begin, end, int(at))
-        names = held["key"].take(pa.array(kept)).to_pylist()
-        kept = kept[[deleted.newest_at(key) <= at for key, at in zip(names, order[kept].tolist(), strict=True)]]
-    return [BucketPart(held.take(pa.array(kept)).cast(LATEST_ROWS), {})]
+        names = held["key"].take(pa.array(rows)).to_pylist()
+        rows = rows[[deleted.newest_at(key) <= at for key, at in zip(names, order[rows].tolist(), strict=True)]]
+    return [BucketPart(held.take(pa.array(rows)).cast(LATEST_ROWS), {})]
 
 
 def newest_rows(keys: pa.ChunkedArray) -> Numbers:
@@ -385,8 +456,8 @@ def newest_rows(keys: pa.ChunkedArray) -> Numbers:
     flat = flat.take(order)
     newest = np.ones(len(flat), dtype=np.bool_)
     newest[:-1] = pc.call_function("not_equal", [flat[1:], flat[:-1]]).to_numpy(zero_copy_only=False)
-    found: Numbers = order.to_numpy()[newest].astype(np.int64)
-    return found
+    numbers: Numbers = order.to_numpy()[newest].astype(np.int64)
+    return numbers
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
@@ -451,16 +522,16 @@ def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucke
     times = pa.chunked_array([*rows["timestamp"].chunks, *ranges["timestamp"].cast(TIMESTAMP).chunks], TIMESTAMP)
     followed: Flags = np.append(key[1:] == key[:-1], np.False_)[: len(key)]
     following = np.where(followed, np.arange(1, len(key) + 1), 0)
-    kept = np.flatnonzero(lives[source])
-    ends = following[kept]
-    from_rows = pa.array(source[kept])
-    to_rows = pa.array(source[ends], mask=~followed[kept]) if len(key) else pa.array([], pa.int64())
-    valid_to = pa.array(version[ends], mask=~followed[kept]) if len(key) else pa.array([], pa.int64())
+    living = np.flatnonzero(lives[source])
+    ends = following[living]
+    from_rows = pa.array(source[living])
+    to_rows = pa.array(source[ends], mask=~followed[living]) if len(key) else pa.array([], pa.int64())
+    valid_to = pa.array(version[ends], mask=~followed[living]) if len(key) else pa.array([], pa.int64())
     table = pa.Table.from_arrays(
         [
             rows["key"].take(from_rows),
             rows["value"].take(from_rows),
-            pa.array(version[kept]),
+            pa.array(version[living]),
             valid_to,
             times.take(from_rows),
             times.take(to_rows),

@@ -14,14 +14,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.spark.columns import Shape, arrow_schema
-from holdfast.spark.log.increments import Increment, map_increment
+from holdfast.spark.columns import RowShape, arrow_schema
+from holdfast.spark.log.increments import Increment, read_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import FILES_TYPE, NewFile, file_rows, new_files, write_table
+from holdfast.spark.runtime.table_files import FILES_TYPE, TableFile, file_rows, new_files, write_table
 from holdfast.spark.tables.typed import TypedJob
 
 COLUMNS: Final = "version,position,request_id,kind,key,end,value,timestamp"
-SCHEMA: Final = arrow_schema(Shape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
+SCHEMA: Final = arrow_schema(RowShape.OPERATIONS, COLUMNS.split(",")).append(pa.field("day", pa.date32()))
 FILE_BYTES: Final = 128 * 2**20
 """Rows in memory at which a task closes a file."""
 DAYS_OPEN_MAX: Final = 8
@@ -37,10 +37,10 @@ class Changes(TypedJob):
     _is_feed = True
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         state, step = self._begin(increment)
         write = partial(step.feed, partial(write_days, self._output.location.url))
-        added = new_files(map_increment(self._spark, self._log_url, increment, COLUMNS, write, FILES_TYPE))
+        added = new_files(read_increment(self._spark, self._log_url, increment, COLUMNS, work=write, schema=FILES_TYPE))
         return self._finish(state, increment, added)
 
 
@@ -74,5 +74,5 @@ def _by_day(batch: pa.RecordBatch, time: str) -> Iterator[tuple[str, pa.RecordBa
         yield day.isoformat(), batch if len(distinct) == 1 else batch.filter(of_day)
 
 
-def _write(url: str, day: str, batches: list[pa.RecordBatch], number: str) -> NewFile:
+def _write(url: str, day: str, batches: list[pa.RecordBatch], number: str) -> TableFile:
     return write_table(url, pa.Table.from_batches(batches), {"day": day}, (number,))

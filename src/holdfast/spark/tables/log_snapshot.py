@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import StorageLevel, TaskContext
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
@@ -34,7 +34,7 @@ from holdfast.snapshots.part import PART_BYTES, SCHEMA, cut, encode_part, encode
 from holdfast.snapshots.reading import read_part
 from holdfast.spark.log.increments import Increment, next_increment, part_tables, read_increment
 from holdfast.spark.runtime.store_thread import with_store
-from holdfast.spark.runtime.tasks import in_tasks
+from holdfast.spark.runtime.tasks import in_tasks, running_task
 from holdfast.spark.tables.buckets import LATEST_ROWS
 from holdfast.spark.tables.newest import ROWS, sorted_values
 from holdfast.view.storage import Layer
@@ -109,13 +109,12 @@ def _rows_of(spark: SparkSession, url: str, base: Manifest) -> DataFrame:
 
 def _sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The bytes of key and value of each row of a range, in order."""
-    context = TaskContext.get()
-    assert context is not None, "tasks run this"
+    partition = running_task().partitionId()
     for number, batch in enumerate(batches):
         if batch.num_rows:
             lengths = [pc.call_function("binary_length", [batch[name]]).to_numpy(False) for name in ("key", "value")]
             data = (lengths[0].astype(np.int64) + lengths[1]).astype("<u4").tobytes()
-            place = [pa.array([each], pa.int32()) for each in (context.partitionId(), number)]
+            place = [pa.array([each], pa.int32()) for each in (partition, number)]
             yield pa.record_batch([*place, pa.array([data], pa.binary())], ["partition", "number", "sizes"])
 
 
@@ -148,9 +147,9 @@ def _starts(values: DataFrame, part_bytes: int) -> _Starts:
 
     # Where a part ends depends on where the one before it ends, so one task looks at all sizes; it holds one batch.
     sizes = values.mapInArrow(_sizes, _SIZES).repartition(1).sortWithinPartitions("partition", "number")
-    found = sizes.mapInArrow(find, _STARTS).toArrow().to_pylist()
-    rows = {row["partition"]: row["row"] for row in found if row["partition"] is not None}
-    parts = [row["row"] for row in found if row["partition"] is None]
+    borders = sizes.mapInArrow(find, _STARTS).toArrow().to_pylist()
+    rows = {row["partition"]: row["row"] for row in borders if row["partition"] is not None}
+    parts = [row["row"] for row in borders if row["partition"] is None]
     return _Starts(rows, np.asarray(parts, np.int64))
 
 
@@ -181,9 +180,7 @@ def part_begins(sizes: npt.NDArray[np.uint32], part_bytes: int, left: int) -> tu
 
 def _write_parts(values: DataFrame, starts: _Starts, url: str, version: int, maker: str) -> list[Part]:
     def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None, "tasks run this"
-        at = starts.rows.get(context.partitionId(), 0)
+        at = starts.rows.get(running_task().partitionId(), 0)
         for batch in batches:
             rows = np.arange(at, at + batch.num_rows)
             at += batch.num_rows

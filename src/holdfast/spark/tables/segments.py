@@ -44,14 +44,14 @@ class Segments(DeltaJob):
         self._log_bytes_min = log_bytes_min
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
-        """As ``Job``, but empty while there is less than a segment; a smaller rest stays in the log."""
+        """As ``PipelineJob``, but empty while there is less than a segment; a smaller rest stays in the log."""
         increment = super().look(after, until, max(step_bytes, self._log_bytes_min))
         if increment.log_bytes >= self._log_bytes_min:
             return increment
         return replace(increment, through=after, objects=0, log_bytes=0, behind_bytes=increment.log_bytes)
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         state = self._open(increment)
         reader = self._spark.read.format("holdfast").option("url", self._log_url)
         reader = reader.option("columns", ",".join(SEGMENT_SCHEMA.names))

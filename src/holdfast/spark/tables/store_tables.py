@@ -29,13 +29,14 @@ from holdfast.spark.runtime.tasks import in_tasks
 from holdfast.spark.source.chain import LogHead
 from holdfast.spark.tables.buckets import (
     PACKED_TYPE,
+    Placement,
+    bucket_count,
     change_buckets,
     in_buckets,
     newest_points,
     newest_rows,
 )
 from holdfast.spark.tables.changes import write_days
-from holdfast.spark.tables.placement import Placement, bucket_count
 from holdfast.spark.tables.typed import BucketPart, TypedStep
 from holdfast.spark.typed.rows import Choice
 from holdfast.stores.values.identity import numbers_of_token, token_of_numbers
@@ -59,8 +60,8 @@ class StoreJob(DeltaJob):
 
     def __init__(self, spark: SparkSession, service_url: str, store: str, durable: str, output_url: str) -> None:
         super().__init__(spark, service_url, output_url)
-        given = {"shape": "messages", "url": service_url, "store": store, "durable": durable}
-        self._options: ServedStoreOptions = parse_served_store_options(given)
+        texts = {"shape": "messages", "url": service_url, "store": store, "durable": durable}
+        self._options: ServedStoreOptions = parse_served_store_options(texts)
         self._subscriber = f"{SUBSCRIBER}/table/{blake2b(output_url.encode(), digest_size=8).hexdigest()}"
         self._own: DurableClient | None = None
         """Has the durable while this object is there."""
@@ -142,7 +143,7 @@ class StoreChanges(StoreJob):
     partition_by = ("day",)
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         state = self._open(increment)
         write = partial(write_days, self._output.location.url, time="time", number="seq")
         return self._commit(
@@ -175,7 +176,7 @@ class StoreLatest(StoreJob):
         self._buckets = buckets
 
     def advance(self, increment: Increment) -> StepResult:
-        """As ``Job``."""
+        """As ``PipelineJob``."""
         made_with = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
         state = self._open(increment, {"buckets": made_with})
         changed = change_buckets(

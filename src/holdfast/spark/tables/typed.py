@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Code, InvalidRequest
 from holdfast.segments.table_location import table_location
-from holdfast.spark.log.delta_output import DeltaJob, DeltaOutput, TableFile, TableState
+from holdfast.spark.log.delta_output import DeltaJob, DeltaOutput, TableState
 from holdfast.spark.log.increments import Increment, read_increment
 from holdfast.spark.log.runner import StepResult
-from holdfast.spark.runtime.table_files import NewFile, file_rows, write_table
+from holdfast.spark.runtime.refusals import bad_configuration
+from holdfast.spark.runtime.table_files import TableFile, file_rows, write_table
 from holdfast.spark.typed.ddl import parse_schema
 from holdfast.spark.typed.decode import Unfit, nullable
 from holdfast.spark.typed.infer import infer_type, merged
@@ -85,18 +85,18 @@ class TypedStep:
         Raises: InvalidRequest for a misfit, with the policy ``fail``.
         """
         assert self.layout is not None, "only a typed table splits rows"
-        found = decode_rows(operations, self.layout.typing)
+        columns = decode_rows(operations, self.layout.typing)
         if self.layout.typing.unfit is Unfit.FAIL:
-            require_fit(operations, found)
-        if self.layout.needs_keys and found.key.null_count:
-            require_fit(operations, replace(found, misfits=[each for each in found.misfits if each[0] == "key"]))
-        if not found.misfits or self.layout.typing.unfit is not Unfit.QUARANTINE:
-            return self.layout.rows(plain, found), []
-        aside = quarantined(operations, found, self.quarantined_through)
-        fitting = without_unfit(operations.num_rows, found)
-        return self.layout.rows(plain.take(fitting), kept(found, fitting)), [aside] if aside.num_rows else []
+            require_fit(operations, columns)
+        if self.layout.needs_keys and columns.key.null_count:
+            require_fit(operations, replace(columns, misfits=[each for each in columns.misfits if each[0] == "key"]))
+        if not columns.misfits or self.layout.typing.unfit is not Unfit.QUARANTINE:
+            return self.layout.rows(plain, columns), []
+        aside = quarantined(operations, columns, self.quarantined_through)
+        fitting = without_unfit(operations.num_rows, columns)
+        return self.layout.rows(plain.take(fitting), kept(columns, fitting)), [aside] if aside.num_rows else []
 
-    def put_aside(self, rows: Sequence[pa.Table]) -> list[NewFile]:
+    def put_aside(self, rows: Sequence[pa.Table]) -> list[TableFile]:
         """Write rows of the quarantine as one file. Raises: Unavailable."""
         if not rows:
             return []
@@ -237,9 +237,8 @@ class TypedJob(DeltaJob):
             # A step without values has no columns of values yet; a later step adds them.
             kind = merged(before, self._sampled(increment, self._rows.infer)) or pa.struct([])
         if kind is None:
-            raise InvalidRequest(
+            raise bad_configuration(
                 "no value says which columns the table has",
-                code=Code.BAD_CONFIGURATION,
                 hint="give a schema, for example: origin string, delay int; or infer a number of values",
                 through=increment.through,
             )
@@ -254,7 +253,7 @@ class TypedJob(DeltaJob):
         self,
         state: TableState,
         increment: Increment,
-        written: Sequence[NewFile],
+        written: Sequence[TableFile],
         removed: Sequence[TableFile] = (),
         marks: Mapping[str, int] | None = None,
     ) -> StepResult:

@@ -13,7 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 
 _SCALARS: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -45,9 +46,9 @@ def parse_schema(text: str) -> pa.DataType:
     ListType(list<element: decimal128(9, 2)>)
     """
     parser = _Parser(_tokens(text))
-    found = parser.type(0) if parser.is_type() else parser.fields(0, end="")
+    kind = parser.type(0) if parser.is_type() else parser.fields(0, end="")
     parser.expect("")
-    return found
+    return kind
 
 
 def type_text(kind: pa.DataType) -> str:
@@ -73,23 +74,22 @@ def _field_text(field: pa.Field) -> str:
 
 
 def _refused(reason: str) -> InvalidRequest:
-    return InvalidRequest(
+    return bad_configuration(
         f"schema cannot be read: {reason}",
-        code=Code.BAD_CONFIGURATION,
         hint="give SQL types, for example: origin string, delay int, tags array<string>",
     )
 
 
 def _tokens(text: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     position = 0
     while text[position:].strip():
         match = _TOKEN.match(text, position)
         if match is None:
             raise _refused(f"unexpected {text[position:].strip()[:20]!r}")
-        found.append(match[0].strip())
+        tokens.append(match[0].strip())
         position = match.end()
-    return found
+    return tokens
 
 
 class _Parser:
@@ -104,10 +104,10 @@ class _Parser:
         return self._tokens[1] in ("", "<", "(")
 
     def expect(self, token: str) -> None:
-        found = self._tokens[self._at]
-        if found.lower() != token:
+        next_token = self._tokens[self._at]
+        if next_token.lower() != token:
             wanted = f"{token!r}" if token else "the end"
-            raise _refused(f"{wanted} is expected where {found!r} is" if found else f"{wanted} is missing")
+            raise _refused(f"{wanted} is expected where {next_token!r} is" if next_token else f"{wanted} is missing")
         self._at += 1
 
     def _accept(self, token: str) -> bool:
@@ -129,18 +129,15 @@ class _Parser:
             if not nullable:
                 self.expect("null")
             if self._accept("comment"):
-                self._comment()
+                if not self._tokens[self._at].startswith("'"):
+                    raise _refused("a comment is a text in single quotes")
+                self._at += 1
             fields.append(pa.field(name, kind, nullable=nullable))
             if not self._accept(","):
                 break
         if end:
             self.expect(end)
         return pa.struct(fields)
-
-    def _comment(self) -> None:
-        if not self._tokens[self._at].startswith("'"):
-            raise _refused("a comment is a text in single quotes")
-        self._at += 1
 
     def _name(self) -> str:
         token = self._tokens[self._at]

@@ -25,7 +25,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.typed.exact import Exact, Problem, joined
 
 
@@ -122,7 +123,7 @@ def nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def _bad(reason: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(reason, code=Code.BAD_CONFIGURATION, hint=hint)
+    return bad_configuration(reason, hint=hint)
 
 
 def _texts(values: pa.Array) -> Decoded:
@@ -158,22 +159,24 @@ class _Reader:
     def decode(self, values: pa.Array) -> Decoded:
         """As ``decode``."""
         rows: list[bytes | None] = values.to_pylist()
-        given = [each for each in rows if each is not None]
-        whole, problems = self._all_at_once(given), dict[int, Problem]()
+        texts = [each for each in rows if each is not None]
+        whole, problems = self._all_at_once(texts), dict[int, Problem]()
         if whole is not None:
             decoded = iter(whole)
-            found = [None if each is None else next(decoded) for each in rows] if values.null_count else whole
+            values_read = [None if each is None else next(decoded) for each in rows] if values.null_count else whole
         else:
-            found = [None if data is None else self._one(data, row, {}, problems) for row, data in enumerate(rows)]
-        column = _array(found, self._type)
-        suspects = self._exact.suspects(rows, column, b"\n".join(given))
+            values_read = [
+                None if data is None else self._one(data, row, {}, problems) for row, data in enumerate(rows)
+            ]
+        column = _array(values_read, self._type)
+        suspects = self._exact.suspects(rows, column, b"\n".join(texts))
         is_changed = False
         for row in sorted(suspects.rounded | suspects.twice):
             data = rows[row]
             if data is not None and (lost := self._exact.problems(data, row, suspects)):
-                found[row], is_changed = self._one(data, row, lost, problems), True
+                values_read[row], is_changed = self._one(data, row, lost, problems), True
         return Decoded(
-            _array(found, self._type) if is_changed else column,
+            _array(values_read, self._type) if is_changed else column,
             [Misfit(row, *problems[row]) for row in sorted(problems)],
         )
 
@@ -191,13 +194,13 @@ class _Reader:
             if isinstance(self._decoder, msgspec.json.Decoder):
                 joined = b"\n".join(rows)
                 is_lines = joined.count(b"\n") == max(0, len(rows) - 1)
-                found = self._decoder.decode_lines(joined) if is_lines else []
+                values = self._decoder.decode_lines(joined) if is_lines else []
             else:
-                found = list(map(self._decoder.decode, rows))
+                values = list(map(self._decoder.decode, rows))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None  # which row it is, and why, is seen row by row
-        fits = self._check is None or all(self._check(each) is None for each in found)
-        return found if fits and len(found) == len(rows) else None
+        fits = self._check is None or all(self._check(each) is None for each in values)
+        return values if fits and len(values) == len(rows) else None
 
 
 @lru_cache(maxsize=256)
@@ -235,7 +238,7 @@ class _Parts:
         parts, _ = _read(self._split, None, data)
         if parts is None or "" in lost:
             return None, problem
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         problems: list[Problem] = []
         for index, (named, decoder, check) in enumerate(self._fields):
             raw: msgspec.Raw | None = getattr(parts, f"f{index}")
@@ -247,8 +250,8 @@ class _Parts:
             elif named.name in lost:
                 value = None
                 problems.append(lost[named.name])
-            found[f"f{index}"] = value
-        return self._value_type(**found), problems[0] if problems else problem
+            members[f"f{index}"] = value
+        return self._value_type(**members), problems[0] if problems else problem
 
 
 Decoder: TypeAlias = "msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]"
@@ -321,8 +324,8 @@ def _of_parts(problems: Callable[[Any], Iterable[tuple[str, Problem | None]]]) -
     """The first problem among the parts of a value."""
 
     def check(value: Any) -> Problem | None:
-        found = () if value is None else problems(value)
-        return next(((joined(name, path), reason) for name, each in found if each for path, reason in [each]), None)
+        pairs = () if value is None else problems(value)
+        return next(((joined(name, path), reason) for name, each in pairs if each for path, reason in [each]), None)
 
     return check
 

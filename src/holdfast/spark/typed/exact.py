@@ -152,17 +152,17 @@ class _Number(str):
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise _TwiceError
-    return found
+    return members
 
 
 def _marked(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    twice = _Twice(found)
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    twice = _Twice(members)
     twice.keys_twice = frozenset(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
     return twice
 
@@ -257,20 +257,23 @@ def _rounded(value: Any, kind: pa.DataType) -> str | None:
     exact = Decimal(value)
     if not exact.is_finite() or exact != exact.to_integral_value():
         return None
-    kept = float(exact)
+    nearest = float(exact)
     if kind == pa.float32():
         try:
-            (kept,) = struct.unpack("f", struct.pack("f", kept))
+            (nearest,) = struct.unpack("f", struct.pack("f", nearest))
         except OverflowError:
             return None  # out of range: a misfit of its own
-        shortest = next((text for text in (f"{kept:.{digits}g}" for digits in range(6, 10)) if _same(text, kept)), "")
+        shortest = next(
+            (
+                text
+                for text in (f"{nearest:.{digits}g}" for digits in range(6, 10))
+                if struct.pack("f", float(text)) == struct.pack("f", nearest)
+            ),
+            "",
+        )
     else:
-        shortest = repr(kept)
-    if not math.isfinite(kept) or exact == kept or exact in (Decimal(shortest), Decimal(repr(kept))):
+        shortest = repr(nearest)
+    if not math.isfinite(nearest) or exact == nearest or exact in (Decimal(shortest), Decimal(repr(nearest))):
         return None
     name = "float" if kind == pa.float32() else "double"
-    return f"{str(value)[:64]} does not fit {name}: it would become {f'{Decimal(kept):f}'[:64]}"
-
-
-def _same(text: str, kept: float) -> bool:
-    return struct.pack("f", float(text)) == struct.pack("f", kept)
+    return f"{str(value)[:64]} does not fit {name}: it would become {f'{Decimal(nearest):f}'[:64]}"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.typed.ddl import type_text
 from holdfast.spark.typed.decode import Format
 
@@ -33,14 +33,14 @@ def infer_type(values: Iterable[bytes], chosen: Format) -> pa.DataType | None:
     StructType(struct<a: double, b: list<element: string>>)
     """
     decode: Callable[[bytes], Any] = msgspec.json.decode if chosen is Format.JSON else msgspec.msgpack.decode
-    found: pa.DataType | None = None
+    kind: pa.DataType | None = None
     for value in values:
         try:
             decoded = decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        found = _wider(found, _type_of(decoded, "value"), "value")
-    return None if found is None else _without_empty(found)
+        kind = _wider(kind, _type_of(decoded, "value"), "value")
+    return None if kind is None else _without_empty(kind)
 
 
 def merged(table: pa.DataType | None, sample: pa.DataType | None) -> pa.DataType | None:
@@ -94,9 +94,8 @@ def _wider(one: pa.DataType | None, other: pa.DataType, place: str) -> pa.DataTy
         return LARGE
     if numbers <= {pa.int64(), LARGE, pa.float64()}:
         return pa.float64()  # a whole number that it rounds is a misfit then
-    raise InvalidRequest(
+    raise bad_configuration(
         f"values differ in {place}: {type_text(one)} in one and {type_text(other)} in another",
-        code=Code.BAD_CONFIGURATION,
         hint="give a schema instead of infer, and choose by unfit what happens to values that do not fit it",
     )
 

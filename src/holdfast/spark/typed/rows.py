@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.typed.decode import Encoding, Format, Misfit, Unfit, decode
+from holdfast.spark.typed.exact import joined
 
 Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 R = TypeVar("R", pa.RecordBatch, pa.Table)
@@ -21,8 +22,8 @@ def key_after(prefix: bytes) -> bytes | None:
     >>> key_after(b"a/"), key_after(b"a\\xff"), key_after(b"")
     (b'a0', b'b', None)
     """
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def in_range(key: Any, end: Any, is_range: Any, begin: bytes, past: bytes | None) -> Any:
@@ -32,13 +33,13 @@ def in_range(key: Any, end: Any, is_range: Any, begin: bytes, past: bytes | None
     def compared(name: str, column: Any, bound: bytes) -> Any:
         return pc.call_function(name, [column, pa.scalar(bound, pa.binary())])
 
-    found = None if past is None else compared("less", key, past)
+    mask = None if past is None else compared("less", key, past)
     if begin:
         reaches = compared("greater", end, begin).fill_null(True)
         above = pc.call_function("if_else", [is_range, reaches, compared("greater_equal", key, begin)])
-        found = above if found is None else pc.call_function("and", [found, above])
-    assert found is not None, "a range has a bound"
-    return found
+        mask = above if mask is None else pc.call_function("and", [mask, above])
+    assert mask is not None, "a range has a bound"
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,10 @@ def require_fit(rows: Rows, found: TypedColumns) -> None:
     if not found.misfits:
         return
     column, misfit = found.misfits[0]
-    place = f"{column}.{misfit.path}" if misfit.path and not misfit.path.startswith("[") else f"{column}{misfit.path}"
     raise InvalidRequest(
         f"a {column} does not fit: {misfit.reason}",
         hint="correct the schema, or choose what happens to such rows by unfit",
-        column=place,
+        column=joined(column, misfit.path),
         version=rows["version"][misfit.row].as_py() if "version" in rows.schema.names else None,
         key=bytes(rows["key"][misfit.row].as_py()[:64]),
         value=bytes(rows["value"][misfit.row].as_py()[:64]) if column == "value" else None,
@@ -127,10 +127,10 @@ def typed_batch(rows: pa.RecordBatch, typing: Typing) -> pa.RecordBatch:
 
     Shape: ``rows`` have kind, key and value. Raises: InvalidRequest for a misfit, with the policy ``fail``.
     """
-    found = decode_rows(rows, typing)
+    columns = decode_rows(rows, typing)
     if typing.unfit is Unfit.FAIL:
-        require_fit(rows, found)
-    for name, column in (("key", found.key), ("value", found.value)):
+        require_fit(rows, columns)
+    for name, column in (("key", columns.key), ("value", columns.value)):
         at = rows.schema.get_field_index(name)
         rows = rows.set_column(at, pa.field(name, column.type), column)
     return rows

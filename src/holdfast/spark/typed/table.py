@@ -17,9 +17,11 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import InvalidRequest
+from holdfast.spark.runtime.refusals import bad_configuration
 from holdfast.spark.typed.ddl import parse_schema, type_text
 from holdfast.spark.typed.decode import Encoding, Format, Unfit, nullable
+from holdfast.spark.typed.exact import joined
 from holdfast.spark.typed.infer import SAMPLE_MAX
 from holdfast.spark.typed.rows import Choice, TypedColumns, Typing
 
@@ -43,7 +45,7 @@ _NOT_IN_A_NAME: Final = re.compile(r"[ ,;{}()\n\t=]")
 
 
 def _refused(reason: str, hint: str = "", **facts: object) -> InvalidRequest:
-    return InvalidRequest(reason, code=Code.BAD_CONFIGURATION, hint=hint, facts=facts)
+    return bad_configuration(reason, hint=hint, facts=facts)
 
 
 def _one_of(kind: type[E], name: str, value: str) -> E:
@@ -187,8 +189,8 @@ class Layout:
         """The columns of the table: its own ones first, then those of the values."""
         key = pa.field("key", self.typing.key.column_type)
         own = [key if each.name == "key" else each for each in self.own if each.name != "value"]
-        kept = [pa.field(KEY_BYTES, pa.binary())] if self.keeps_key_bytes else []
-        return pa.schema([*own, *kept, *self.value_fields()])
+        key_bytes = [pa.field(KEY_BYTES, pa.binary())] if self.keeps_key_bytes else []
+        return pa.schema([*own, *key_bytes, *self.value_fields()])
 
     def value_fields(self) -> list[pa.Field]:
         """The columns that values become."""
@@ -284,12 +286,12 @@ def grown(before: pa.DataType | None, wanted: pa.DataType) -> pa.DataType:
         return wanted
     if not (pa.types.is_struct(before) and pa.types.is_struct(wanted)):
         raise _changed("value", before, wanted)
-    asked = {each.name: each for each in wanted}
-    fields = [asked.pop(each.name, each) for each in before]
+    new_fields = {each.name: each for each in wanted}
+    fields = [new_fields.pop(each.name, each) for each in before]
     for old, new in zip(before, fields, strict=True):
         if not is_wider(new.type, old.type):
             raise _changed(f"value.{old.name}", old.type, new.type)
-    return pa.struct([*fields, *asked.values()])
+    return pa.struct([*fields, *new_fields.values()])
 
 
 def is_wider(new: pa.DataType, old: pa.DataType) -> bool:
@@ -338,8 +340,7 @@ def quarantined(rows: pa.Table | pa.RecordBatch, found: TypedColumns, above: int
     """
     first: dict[int, tuple[str, str]] = {}
     for column, misfit in found.misfits:
-        joint = "" if not misfit.path or misfit.path.startswith("[") else "."
-        first.setdefault(misfit.row, (f"{column}{joint}{misfit.path}", misfit.reason))
+        first.setdefault(misfit.row, (joined(column, misfit.path), misfit.reason))
     at = pa.array(list(first), pa.int64())
     columns = [rows[name].take(at) for name in QUARANTINE_SCHEMA.names[:5]]
     places, reasons = [place for place, _ in first.values()], [reason for _, reason in first.values()]

@@ -1,4 +1,11 @@
-"""The digest of the rows of a write: the same whatever their order and their partitions, another for other rows.
+"""What names a write and its rows: its token, for a stream its micro-batch, and the digest of its rows.
+
+A micro-batch is named by Spark's id of the query and its number. Tasks learn both from their context, so the sink needs
+no checkpoint, wherever that is. A query keeps its id in its checkpoint: a deleted checkpoint makes another id, and a
+number never stands for two ranges unless a checkpoint was put back, which the record shows by its number or by the
+digest of the rows.
+
+The digest of the rows of a write: the same whatever their order and their partitions, another for other rows.
 
 A task digests the transactions of its partition while it reads them, and the driver adds the tasks' sums. The record
 keeps the result, so that the same token with other rows is refused. Format: the number of transactions, a colon, and
@@ -21,8 +28,53 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from holdfast.commit.format.transaction import Operation, RangeDelete, Write
+from holdfast.spark.runtime.refusals import bad_configuration
+
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+NUMBER_PROPERTY: Final = "streaming.sql.batchId"
+
+
+def token_of(*parts: str) -> str:
+    """32 hexadecimal digits that name what is written.
+
+    >>> token_of("2026-01-31") == token_of("2026-01-31"), len(token_of("a", "b"))
+    (True, 32)
+    """
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        text = part.encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()
+
+
+class MicroBatch(msgspec.Struct, frozen=True):
+    """A micro-batch. Shape: ``query`` is a UUID; ``number`` counts from 0 in a checkpoint."""
+
+    query: str
+    number: int
+
+    @property
+    def token(self) -> str:
+        """The token of its write."""
+        return token_of("micro-batch", self.query, str(self.number))
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.number} of query {self.query}"
+
+
+def running_micro_batch(context: TaskContext) -> MicroBatch:
+    """The micro-batch that a task works for. Raises: InvalidRequest."""
+    query, number = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(NUMBER_PROPERTY)
+    if not query or not number:
+        raise bad_configuration(
+            "a task of this stream does not know its query and micro-batch",
+            hint="the sink takes streams with micro-batches: use a trigger by time or availableNow",
+        )
+    return MicroBatch(query, int(number))
+
 
 _MASK: Final = 2**64 - 1
 
@@ -41,7 +93,7 @@ class PartitionPublisher(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPartition:
     """What a task has done for its partition: how many transactions and chunks that has, and the sum of their hashes.
 
     ``chunks`` is known where rows were sent. ``is_read`` is False where the rows were not read, because their write is
@@ -102,10 +154,10 @@ def _lengths(texts: pa.BinaryArray) -> pa.BinaryArray:
     )
 
 
-def digest_text(sent: Iterable[Sent]) -> str:
+def digest_text(sent: Iterable[SentPartition]) -> str:
     """The digest of a whole write.
 
-    >>> digest_text([Sent(0, 2, 1, 0xFF), Sent(1, 1, 1, 1)])
+    >>> digest_text([SentPartition(0, 2, 1, 0xFF), SentPartition(1, 1, 1, 1)])
     '3:0000000000000100'
     """
     parts = list(sent)
