@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.definitions import define
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import JSON, MSGPACK, Subscriber, bodies, stores_serving, text64
 
@@ -374,19 +375,19 @@ def test_who_loses_the_right_to_subscribe_gets_nothing_more(tmp_path: Path, how:
         async with stores_serving(tmp_path) as stores:
             service = stores.opened.service
 
-            async def define(**rights: list[str]) -> None:
+            async def set_rights(**rights: list[str]) -> None:
                 document = json.dumps(definition(**rights)).encode()
                 await service.submit(define(document, service.state))
 
-            await define(orders=["subscribe"])
+            await set_rights(orders=["subscribe"])
             bearer = {"Authorization": "Bearer the-token-of-ann-is-long"}
             subscriber = await stores.subscribe("orders", "work", **bearer)
             assert (await subscriber.next())["type"] == "attached"
             subscriber.send(type="credit", messages=5)
-            await define(orders=["subscribe", "browse"])
+            await set_rights(orders=["subscribe", "browse"])
             await service.submit(Publish(0, "orders", "", [Message(b"before")]))
             assert bodies(await subscriber.messages(1)) == ["before"]
-            await define(orders=["publish"])
+            await set_rights(orders=["publish"])
             if how == "delivery":
                 await service.submit(Publish(0, "orders", "", [Message(b"after")]))
             elif how == "frame":
