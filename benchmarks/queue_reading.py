@@ -54,6 +54,7 @@ def fill(folder: Path) -> None:
 
 def measure(folder: Path, seconds: float) -> dict[str, float]:
     from holdfast.queue import Queue
+    from holdfast.queue.queue import core_of
 
     source = random.Random(1)
     seeks, rates = [], []
@@ -62,7 +63,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         while time.perf_counter() < end and len(seeks) < SEEKS:
             moment = EPOCH + timedelta(microseconds=START_NS // 1000 + source.randrange(MESSAGES // 100 - 1) * 1000)
             began = time.perf_counter()
-            queue.reader(since=moment).close()
+            core_of(queue).reader(since=moment).close()
             seeks.append((time.perf_counter() - began) * 1e6)
     with Queue(folder / "lazy" / "log") as queue:
         end = time.perf_counter() + seconds

@@ -48,7 +48,7 @@ CONFINED: dict[str, dict[str, str]] = {
     "make_directory": {
         DURABLE: "as mkdir",
         "holdfast/objects/directory/objects.py": "a folder of a log: its name is synced before an object in it counts",
-        "holdfast/queue/queue.py": "the queue's port, which is make_durable_directory",
+        "holdfast/queue/core.py": "the queue's port, which is make_durable_directory",
     },
     "rename": {
         "holdfast/objects/directory/objects.py": "an object's file: its data are synced before, and its folder after",

@@ -73,7 +73,7 @@ GROUPS = {
         ),
     ),
     "cursors": Group(
-        ("queue/consumers/cursor_file", "queue/format/cursor", "queue/format/meta"),
+        ("queue/files/cursors", "queue/format/meta"),
         ("tests/unit/queue/test_cursor_files.py", "tests/unit/queue/test_formats.py"),
     ),
 }  # fmt: skip

@@ -27,6 +27,7 @@ from struct import Struct
 from typing import Any, Self
 
 from holdfast.queue import Queue, every
+from holdfast.queue.queue import core_of
 from queue_peers.systems import MAP_BYTES, Holdfast, PersistQueueSqlite, Sqlite3, System, system_named
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -300,7 +301,7 @@ def _seeker(system: str, folder: Path) -> tuple[Callable[[int], object] | None, 
             expect(messages[0].time_ns == time_ns, "a read since a time begins with the first that arrived then")
             return len(messages)
 
-        return lambda time_ns: queue.reader(since=moment(time_ns)).close(), first
+        return lambda time_ns: core_of(queue).reader(since=moment(time_ns)).close(), first
     if system == "lmdb":
         environment = _lmdb_times(folder)
 

@@ -197,7 +197,9 @@ def _assigned(owner: type) -> list[str]:
     """The attributes that the constructor of a class sets."""
     constructor = vars(owner).get("__init__")
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(constructor))) if constructor is not None else ast.Module([])
+        # Its own code: a constructor may show the arguments of another one.
+        code = getattr(constructor, "__code__", constructor)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code))) if code is not None else ast.Module([])
     except (OSError, TypeError):  # generated, so there is no source
         return []
     return [

@@ -15,6 +15,7 @@ from tests.compat.write_queue_v1 import HERE, PAGE_BYTES, messages
 
 from holdfast.queue import Queue
 from holdfast.queue.files.meta_files import read_identity, read_write_position
+from holdfast.queue.queue import core_of
 
 DIGEST = "51472ee79ea8c923a5e08a3b2c4d9e1f61d5dfbf977a75801647d491266deda5"
 
@@ -53,7 +54,7 @@ def test_a_writer_goes_on_where_the_golden_queue_ends(tmp_path: Path) -> None:
 
 def test_the_golden_metadata_is_understood() -> None:
     with Queue(HERE / "golden", read_only=True) as queue:
-        identity, mark = read_identity(queue.pages), read_write_position(queue.pages)
+        identity, mark = read_identity(core_of(queue).pages), read_write_position(core_of(queue).pages)
         assert identity is not None
         assert (identity.page_bytes, identity.checksum_id) == (PAGE_BYTES, 1)
         assert mark is not None

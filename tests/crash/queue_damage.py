@@ -58,6 +58,7 @@ from holdfast.queue import FileQueue, Gap, Message, Queue, Trimmed, file_queue
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL
 from holdfast.queue.format.page import HEADER, HEADER_BYTES
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair import repair_queue, verify_queue
 
 __all__ = [
@@ -318,7 +319,7 @@ def built(name: str) -> Built:
             builder.step(queue)
         committed = commit_half(queue, plan)
         if plan.end == "prepared":
-            queue.run_background_work()
+            core_of(queue).run_background_work()
         queue.flush()
         messages = {message.seq: message for message in queue.read()}
         if plan.end not in ("killed", "restarted"):

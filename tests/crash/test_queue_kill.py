@@ -240,13 +240,15 @@ def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path: 
     program = (
         "import itertools, sys\n"
         "from holdfast.queue import Queue\n"
+        "from holdfast.queue.queue import core_of\n"
         "ticks = itertools.count(1_700_000_000_000_000_000, 1000)\n"
         "salts = itertools.count(1)\n"
         "queue = Queue(sys.argv[1], page_size=4096, background=False, clock=lambda: next(ticks),\n"
         "              entropy=lambda size: next(salts).to_bytes(size, 'little'))\n"
         "for number in range(300):\n"
         "    queue.append(b'%d' % number * (number % 40))\n"
-        "    if number % 50 == 0: queue.append_many([b'batch', b'', b'x' * number]); queue.run_background_work()\n"
+        "    if number % 50 == 0: queue.append_many([b'batch', b'', b'x' * number])\n"
+        "    if number % 50 == 0: core_of(queue).run_background_work()\n"
         "queue.close()\n"
     )
     contents: list[dict[str, bytes]] = []

@@ -42,10 +42,10 @@ from tests.worlds.queue.files import DIRECTORY, PATH, PREFIX, CrashFiles
 from holdfast.errors import HoldfastError
 from holdfast.queue import FileQueue, Gap, Message, Queue, SyncLevel, Trimmed, every, file_queue
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.format.cursor import decode_cursor
-from holdfast.queue.format.meta import newest_slot
+from holdfast.queue.format.commands import STATE_KIND, Kind, decode_command, decode_state
+from holdfast.queue.format.meta import decode_cursor, newest_slot
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair import verify_queue
-from holdfast.queue.work.command import STATE_KIND, Kind, decode_command, decode_state
 from holdfast.queue.work.work_queue import WorkQueue
 
 PROVE: Final = os.environ.get("HOLDFAST_PROVE") == "1"
@@ -324,7 +324,7 @@ class World:
             queue.flush()
             self.durable = last
         else:
-            queue.run_background_work()
+            core_of(queue).run_background_work()
 
     def image(self) -> tuple[Image, CrashFiles]:
         """What a power cut leaves now, as bytes and as files."""

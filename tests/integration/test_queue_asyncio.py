@@ -68,7 +68,7 @@ def test_the_twin_has_the_names_and_the_arguments_of_the_blocking_queue() -> Non
     [(Queue, BlockingQueue), (asynchronous_work.Consumer, Consumer), (asynchronous_work.WorkQueue, WorkQueue)],
 )
 def test_a_twin_method_takes_what_the_blocking_one_takes(twin: type, blocking: type) -> None:
-    own = {"open", "wait_until"}
+    own = {"open"}
     names = {name for name in vars(twin) if not name.startswith("_")} - own
     assert names, "the twin has methods"
     for name in sorted(names):
@@ -80,27 +80,11 @@ def test_a_twin_method_takes_what_the_blocking_one_takes(twin: type, blocking: t
         assert parameters == [(p.name, p.kind, p.default) for p in inspect.signature(wanted).parameters.values()], name
 
 
-FOR_TWINS = (
-    "commit_by",
-    "fill",
-    "flush",
-    "has",
-    "may_wait",
-    "order_by_seq",
-    "owner",
-    "return_leased",
-    "take",
-    "unfinished",
-    "usable",
-)
-"""What a consumer has for its twin alone, and a work queue for ``FileQueue``."""
-
-
 @pytest.mark.parametrize(
     ("twin", "blocking"), [(asynchronous_work.Consumer, Consumer), (asynchronous_work.WorkQueue, WorkQueue)]
 )
 def test_nothing_of_a_consumer_or_work_queue_is_left_out(twin: type, blocking: type) -> None:
-    wanted = {name for name in vars(blocking) if not name.startswith("_")} - {"poison_after_fork", *FOR_TWINS}
+    wanted = {name for name in vars(blocking) if not name.startswith("_")}
     assert wanted <= {name for name in dir(twin) if not name.startswith("_")}
 
 

@@ -25,6 +25,7 @@ from holdfast.queue import Gap
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair.files import open_files
 from holdfast.queue.repair.survey import QueueSurvey
 
@@ -125,7 +126,7 @@ def test_info_draws_pages_fill_and_cursors(path: Path, capsys: pytest.CaptureFix
 def test_info_shows_a_page_that_was_made_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
         queue.append(b"x" * 3000)
-        queue.run_background_work()
+        core_of(queue).run_background_work()
     _, lines, _ = run(capsys, "info", tmp_path / "q")
     assert lines[-1] == f"page 2  [{' ' * 32}]  made ahead, empty"
 

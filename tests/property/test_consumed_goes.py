@@ -17,11 +17,13 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.consumers import cursor_file
+from holdfast.queue.core import QueueCore
+from holdfast.queue.files import cursors as cursor_file
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.cursor import Cursor
+from holdfast.queue.format.meta import Cursor
 from holdfast.queue.log import space
 from holdfast.queue.log.space import ClosedPage
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 SEEDS = 500 if os.environ.get("HOLDFAST_PROVE") == "1" else 12
@@ -81,7 +83,7 @@ class Life:
                         self.acknowledged.add(job.payload)
             else:
                 queue.flush()
-            queue.run_background_work()
+            core_of(queue).run_background_work()
         self.files = self.files.after_power_loss(Random(random.random()))
         self.forget_what_was_lost()
 
@@ -150,10 +152,10 @@ def cursors(pages: PageDirectory) -> list[tuple[str, Cursor]]:
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
-        (cursor_file, "first_unconsumed_seq", only_consumers),
-        (cursor_file, "first_unconsumed_seq", only_those_that_hold),
+        (space, "first_unconsumed_seq", only_consumers),
+        (space, "first_unconsumed_seq", only_those_that_hold),
         (space, "pages_consumed", one_page_more),
-        (cursor_file, "sync_holds", no_sync),
+        (space, "sync_holds", no_sync),
     ],
     ids=["the work queue", "who does not hold", "the page in use", "without a sync"],
 )
@@ -175,7 +177,7 @@ def test_a_reader_below_the_floor_is_told_and_nothing_goes_by_default(tmp_path: 
                 while consumer.poll():
                     consumer.commit()
             queue.flush()
-            queue.run_background_work()
+            core_of(queue).run_background_work()
             assert queue.first_seq >= first
             assert (queue.first_seq == 1) == (keep == "all")
             if keep == "consumed":
@@ -189,7 +191,7 @@ def test_without_a_consumer_with_one_that_is_behind_or_damaged_nothing_goes(tmp_
     def first_seq() -> int:
         with Queue(path, page_size=PAGE_BYTES, keep="consumed", background=False) as queue:
             queue.flush()
-            queue.run_background_work()
+            core_of(queue).run_background_work()
             return queue.first_seq
 
     with Queue(path, page_size=PAGE_BYTES) as queue:
@@ -214,7 +216,7 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 
 
 def test_pages_that_grow_keep_the_law_over_losses_of_power() -> None:
-    with patch.object(Queue, "_first_page_bytes", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
+    with patch.object(QueueCore, "_first_page_bytes", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
         live_often(range(SEEDS))
 
 
@@ -229,8 +231,8 @@ def test_the_pages_of_a_queue_double_up_to_the_size_that_was_asked_for(tmp_path:
         with Queue(tmp_path / "q0", page_size=4 << 20, background=False) as queue:
             for _ in range(6):
                 queue.append(bytes(1 << 20))
-            numbers = queue.pages.numbers()
-            headers = [header for number in numbers if (header := queue.pages.header_of(number)) is not None]
+            numbers = core_of(queue).pages.numbers()
+            headers = [header for number in numbers if (header := core_of(queue).pages.header_of(number)) is not None]
             sizes = [header.page_bytes >> 20 for header in headers]
             assert sizes[:4] == [1, 2, 4, 4][: len(sizes)] and len(sizes) >= 3
             assert queue.last_seq == 1 + 6 * (opening + 1)
@@ -238,17 +240,23 @@ def test_the_pages_of_a_queue_double_up_to_the_size_that_was_asked_for(tmp_path:
         assert [len(message.payload) for message in queue.read()] == [100] + [1 << 20] * 12
 
 
-class SmallFirstPage(Queue):
+class SmallFirstPageCore(QueueCore):
     """Its marks, and the work ahead, follow the small page and not ``page_size``."""
 
     _first_page_bytes = PAGE_BYTES
 
 
+class SmallFirstPage(Queue):
+    """The same, for a program."""
+
+    _core_class = SmallFirstPageCore
+
+
 def test_the_page_after_a_small_one_is_asked_for_ahead_of_its_use(tmp_path: Path) -> None:
     with SmallFirstPage(tmp_path / "q", page_size=16 * PAGE_BYTES, background=False) as queue:
         asked_at: list[int] = []
-        assert queue._writer is not None
-        queue._writer.on_work = lambda: asked_at.append(queue.last_seq)
+        assert core_of(queue)._writer is not None
+        core_of(queue)._writer.on_work = lambda: asked_at.append(queue.last_seq)
         fill(queue, 30)
-        assert queue.pages.numbers() == [1]
+        assert core_of(queue).pages.numbers() == [1]
         assert any(15 < seq < 30 for seq in asked_at)

@@ -16,6 +16,7 @@ from tests.worlds.queue import CrashFiles
 from holdfast.errors import CorruptData
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 SEEDS = 1000 if os.environ.get("HOLDFAST_PROVE") == "1" else 15
@@ -70,7 +71,7 @@ class Life:
                         self.done.add(job.payload)
             elif what < 0.9:
                 queue.flush()
-            queue.run_background_work()
+            core_of(queue).run_background_work()
         self.losses += 1
         self.files = self.files.after_power_loss(Random(random.random()))
 

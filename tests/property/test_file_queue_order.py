@@ -24,6 +24,7 @@ from tests.unit.queue.line_interrupts import interrupted
 from tests.worlds.queue import CrashFiles
 
 from holdfast.queue import FileQueue, Queue, Serializer
+from holdfast.queue.queue import core_of
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, WorkQueue
 
@@ -192,7 +193,7 @@ class FileQueueOrder(RuleBasedStateMachine):
 
     @rule()
     def run_background_work(self) -> None:
-        self.tasks._queue.run_background_work()
+        core_of(self.tasks._queue).run_background_work()
 
     # ---- ends of the process ----------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ def nothing(work: WorkQueue, keep: Collection[int] = ()) -> None:
     ("place", "broken"),
     [
         ("holdfast.queue.work.machine.WorkMachine.oldest_due", the_longest_due),
-        ("holdfast.queue.work.work_queue.WorkQueue.return_leased", nothing),
+        ("holdfast.queue.file_queue._Tasks.return_leased", nothing),
     ],
 )
 def test_a_broken_rule_is_caught(place: str, broken: object) -> None:

@@ -15,6 +15,7 @@ from tests.property.queue_memory_files import Crash, MemoryFiles
 from holdfast.errors import Closed, HoldfastError
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.files.meta_files import read_write_position
+from holdfast.queue.queue import core_of
 
 SEEDS = range(4000 if os.environ.get("HOLDFAST_PROVE") else 250)
 
@@ -67,7 +68,7 @@ class Life:
             elif action < 0.95:
                 queue.flush()
             else:
-                queue.run_background_work()
+                core_of(queue).run_background_work()
             self.durable = max(self.durable, queue.durable_seq)
 
     def crash(self) -> bool:
@@ -109,7 +110,7 @@ def durable_seq(queue: Queue) -> int:
     try:
         return queue.durable_seq
     except Closed:
-        mark = read_write_position(queue.pages)
+        mark = read_write_position(core_of(queue).pages)
         return mark.durable.next_seq - 1 if mark is not None else 0
 
 

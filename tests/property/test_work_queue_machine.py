@@ -18,7 +18,7 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import CorruptData, Fenced
 from holdfast.queue import Queue
-from holdfast.queue.work.command import Kind
+from holdfast.queue.format.commands import Kind
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.work_queue import Job, WorkQueue
 

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.queue import Gap, Message, Queue
+from holdfast.queue.queue import core_of
 from holdfast.spark.messages.queue import HoldfastQueueStreamReader, message_rows, plan_messages
 from holdfast.spark.option_values import Mode
 from holdfast.spark.options import parse_message_options, parse_read_options
@@ -61,7 +62,7 @@ def plain(messages: Iterator[Message]) -> list[tuple[int, datetime, bytes]]:
 
 
 def test_rows_are_the_messages_in_order_while_the_program_goes_on(filled: Queue, tmp_path: Path) -> None:
-    assert len(filled.pages.numbers()) > 6
+    assert len(core_of(filled).pages.numbers()) > 6
     rows, pieces = read(tmp_path / "orders")
     assert rows == plain(filled.read()) and pieces == 1
     filled.append(b"later")
@@ -72,7 +73,9 @@ def test_pieces_are_whole_pages_and_together_the_queue(filled: Queue, tmp_path: 
     rows, pieces = read(tmp_path / "orders", piece_bytes=1)
     assert rows == plain(filled.read())
     with_messages = {
-        page for page in filled.pages.numbers() if not getattr(filled.pages.header_of(page), "prepared", True)
+        page
+        for page in core_of(filled).pages.numbers()
+        if not getattr(core_of(filled).pages.header_of(page), "prepared", True)
     }
     assert pieces == len(with_messages)
     assert 1 < read(tmp_path / "orders", piece_bytes=2 * PAGE)[1] < pieces
@@ -105,8 +108,8 @@ def test_a_removed_beginning_is_data_loss_only_where_it_was_asked_for(filled: Qu
 
 
 def test_damage_fails_the_read_and_is_passed_over_on_request(filled: Queue, tmp_path: Path) -> None:
-    number = filled.pages.numbers()[4]
-    path = tmp_path / filled.pages.names.page(number)
+    number = core_of(filled).pages.numbers()[4]
+    path = tmp_path / core_of(filled).pages.names.page(number)
     data = bytearray(path.read_bytes())
     data[1500] ^= 1
     path.write_bytes(data)
@@ -236,8 +239,8 @@ def test_what_a_stream_cannot_get_any_more_is_an_error_or_skipped(filled: Queue,
     assert drained(lenient, early)[0] == left
     assert rows_between(lenient, early, planned) == left
     assert streaming(path).initialOffset()["seq"] == filled.first_seq - 1, "what had gone before is not lost to it"
-    number = filled.pages.numbers()[2]
-    page = tmp_path / filled.pages.names.page(number)
+    number = core_of(filled).pages.numbers()[2]
+    page = tmp_path / core_of(filled).pages.names.page(number)
     data = bytearray(page.read_bytes())
     data[1500] ^= 1
     page.write_bytes(data)

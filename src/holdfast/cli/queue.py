@@ -39,8 +39,8 @@ from holdfast.cli.output import (
 from holdfast.console.units import counted, size
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
-from holdfast.queue.consumers.cursor_file import committed_seqs
 from holdfast.queue.evidence import FileEvidence
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.meta_files import read_identity, read_write_position
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.page import HEADER_BYTES

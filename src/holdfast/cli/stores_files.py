@@ -18,7 +18,8 @@ from holdfast.cli.output import Exit, print_json, print_line
 from holdfast.cli.service import Service, on_service
 from holdfast.cli.stores import commands
 from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
-from holdfast.queue.repair.files import open_files, system_errors, writer_pid
+from holdfast.queue.files.disk_errors import opening
+from holdfast.queue.repair.files import open_files, writer_pid
 
 WORK_TIMEOUT: Final = "How long to wait for the end of the work; an hour by default. The work ends all the same."
 
@@ -52,7 +53,7 @@ def restore(
     """Make stores of a backup in an empty directory, for a service to serve."""
     from holdfast.stores.repair.backup import restore as put_back
 
-    with system_errors(str(directory)):
+    with opening(str(directory)):
         manifest = put_back(str(source), str(directory))
     if as_json:
         print_json({"files": len(manifest.files), "at_ms": manifest.at_ms})
@@ -76,7 +77,7 @@ def move(
     from holdfast.server.moving import run_move
 
     chosen = configuration(config, settings, log=url).settings
-    with system_errors(str(chosen.stores.directory)):
+    with opening(str(chosen.stores.directory)):
         moved = with_store(chosen.log.url, lambda store: run_move(store, chosen, to))
     if as_json:
         print_json(asdict(moved))
@@ -101,7 +102,7 @@ def verify(
 
     try:
         _require_unused(directory)
-        with system_errors(str(directory)):
+        with opening(str(directory)):
             report = check(str(directory))
     except CorruptData as error:
         is_backup = (directory / MANIFEST_NAME).exists()
@@ -142,7 +143,7 @@ def repair(
     _require_unused(directory)
     if accept_recorded:
         _accept_recorded(directory, backup or directory.with_name(f"{directory.name}.before-repair"), as_json=as_json)
-    with system_errors(str(directory)):
+    with opening(str(directory)):
         losses = drop_lost(str(directory)) if lose else survey(str(directory))
     if as_json:
         print_json(
@@ -169,7 +170,7 @@ def repair(
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
     from holdfast.stores.repair.damage import accept_recorded
 
-    with system_errors(str(directory)):
+    with opening(str(directory)):
         accepted = accept_recorded(str(directory), str(backup))
     if as_json:
         records = [{"frame": frame, **error.fields} for frame, error in accepted]

@@ -13,19 +13,20 @@ delivered. A number that a consumer has committed or a worker has taken is never
 
 Read in this order; each layer imports only layers that come before it in this list:
 
-- ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files).
-- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory``, which uses it. A simulation passes
-  its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
+- ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files),
+  ``commands`` (what a work queue writes).
+- ``files``: ``FilePort``, the port for every file operation, ``PageDirectory``, which uses it, and ``cursors``. A
+  simulation passes its own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
 - ``log``: ``PageScan`` verifies frames, ``judgement`` decides what is lost, ``LogWalk`` moves along the log by it.
   ``LogReader`` reads along it without waiting, ``opening`` finds the end and repairs the files. ``LogTail`` and
   ``Writer`` append, ``Durability`` syncs, ``Space`` removes pages.
+- ``evidence``: what the small files prove. ``core``: an open queue, which joins them.
 - ``consumers``: positions that are stored under a name. ``work``: jobs that are acknowledged, retried and given up.
-- ``evidence``: what the small files prove. ``repair``: verification and repair.
-- ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on
-  ``Queue``. ``aio`` has the asyncio versions.
+- ``queue``: the public class ``Queue``. ``file_queue`` and ``persist`` build on it, ``stores_log`` on the core. ``aio``
+  has the asyncio versions. ``repair``: verification and repair.
 
-With ``background=False`` a queue has no helper thread, and the program calls ``run_background_work()`` from time to
-time. A program that calls ``reader()`` itself waits for new messages with ``waiter()``.
+With ``background=False`` a queue has no helper thread: a simulation calls the core's ``run_background_work()``. A part
+of this package that calls ``reader()`` itself waits for new messages with ``waiter()``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.queue.file_queue import FileQueue
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
     from holdfast.queue.options import SyncLevel, every
-    from holdfast.queue.persist import Stored
+    from holdfast.queue.persist_run import Stored
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
 
@@ -52,7 +53,7 @@ _HOMES: Final = {
     "Message": "log.messages",
     "Queue": "queue",
     "Serializer": "serializers",
-    "Stored": "persist",
+    "Stored": "persist_run",
     "SyncLevel": "options",
     "Trimmed": "log.messages",
     "every": "options",

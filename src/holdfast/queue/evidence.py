@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.errors import CorruptData
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.meta_files import read_write_position
 from holdfast.queue.files.pages import PageDirectory, cached_header, other_owner
+from holdfast.queue.format.commands import STATE_KIND, Kind, decode_command, decode_state
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.judgement import Proof, proof_of
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.restoration import restored_header
-from holdfast.queue.work.command import STATE_KIND, Kind, decode_command, decode_state
 
 _WORK = ".work"
 
@@ -50,15 +50,13 @@ class FileEvidence:
 
 def is_new(pages: PageDirectory) -> bool:
     """Whether no file shows that there was a queue. The lock and the write position are made before it is one."""
-    prefix = f"{pages.names.prefix}-"
-    files = frozenset(pages.files())
+    names = pages.names
     of_queue = (
-        name == pages.names.identity
-        or pages.names.page_number(name) is not None
-        or pages.names.index_number(name) is not None
-        or pages.names.is_set_aside(name)
-        or name == f"{prefix}damage.jsonl"
-        for name in files
+        name in (names.identity, f"{names.prefix}-damage.jsonl")
+        or names.page_number(name) is not None
+        or names.index_number(name) is not None
+        or names.is_set_aside(name)
+        for name in pages.files()
     )
     return not any(of_queue) and not committed_seqs(pages)
 

@@ -1,18 +1,10 @@
 """``queue.Queue`` in files: the methods of the standard library's class over a work queue.
 
 The next item is the oldest one, by its number in the queue, that no thread has: also after a restart, a failed load or
-an interrupt. An item that another program returned through the work queue counts when its delay has ended.
-
-An item is removed when its ``task_done`` has returned. An item that was got and is not done when the process ends comes
-again at the next opening, before newer items. Pages of finished items are removed (``keep="consumed"``). The work queue
-counts the items, so an interrupt (Ctrl-C) ends the call that it hits and the queue stays usable:
-
-| interrupted | afterwards |
-|---|---|
-| ``put`` | the item is there or not |
-| ``get`` | the item is not got: the next ``get``, of any thread, returns it |
-| ``task_done`` | the item is done, or still got |
-| a step of the work queue, half written | the work queue is opened again, which reads what was done |
+an interrupt. An item is removed when its ``task_done`` has returned; else it comes again at the next opening, first.
+Pages of finished items are removed (``keep="consumed"``). The work queue counts the items, so an interrupt (Ctrl-C)
+ends the call that it hits: an interrupted ``put`` or ``task_done`` is done or not, an interrupted ``get`` is not. If it
+cut a step of the work queue, the work queue is opened again, which reads what was done.
 """
 
 from __future__ import annotations
@@ -24,19 +16,20 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
+from holdfast.queue.files.disk_errors import opening
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
 from holdfast.queue.options import SyncLevel, sync_level, whole_number
-from holdfast.queue.queue import Queue
-from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
+from holdfast.queue.queue import Queue, core_of
+from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX, WorkQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import TypeVar
 
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.work.work_queue import Job, WorkQueue
+    from holdfast.queue.work.work_queue import Job
 
     Result = TypeVar("Result")
 
@@ -44,6 +37,42 @@ NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
 LOOK_S = 1.0
 """A waiting thread looks this often: an interrupt may lose a notification."""
+
+
+class _Tasks(WorkQueue):
+    """A work queue whose owner knows all workers and promises the order of the queue."""
+
+    _by_seq = True
+
+    def unfinished(self) -> int:
+        """As ``lag``, without reading files: trimmed messages that were never handed out count, too."""
+        with self._lock:
+            self._raise_if_closed()
+            return max(0, self._core.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
+
+    def has(self, job: Job) -> bool:
+        """Whether the worker still has this delivery."""
+        with self._lock:
+            return self._machine.is_leased(job[0], job.deliveries)
+
+    def flush(self) -> None:
+        """Make every step so far durable. *Raises*: ``Closed``, also after a failed sync."""
+        with self._lock:
+            self._raise_if_closed()
+        self._log.flush()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and no interrupt has cut a step off."""
+        return self._closed is None and not self._log.in_step
+
+    def return_leased(self, keep: Collection[int] = ()) -> None:
+        """Return the messages that workers have, except ``keep``, before all others. For an owner that knows all
+        workers.
+        """
+        with self._lock:
+            self._raise_if_closed()
+            self._return_leased(0, keep)
 
 
 class FileQueue(WithBlock):
@@ -63,10 +92,9 @@ class FileQueue(WithBlock):
         sync: SyncLevel | str = "os",
     ) -> None:
         self.maxsize = whole_number("maxsize", maxsize, 0, MAXSIZE_MAX)
-        level = sync_level(sync)
         # Durable steps are synced without the mutex: threads share a sync, and a get does not wait.
-        self._synced = level.name == "always"
-        self._queue = Queue(path, serializer=serializer, sync="os" if self._synced else level, keep="consumed")
+        self._synced = sync_level(sync).name == "always"
+        self._queue = Queue(path, serializer=serializer, sync="os" if self._synced else sync, keep="consumed")
         try:
             self._work = self._open_work()
             # Jobs that an earlier process got and did not finish are next.
@@ -83,11 +111,14 @@ class FileQueue(WithBlock):
         self._make_locks()
         poison_in_children(self)
 
-    def _open_work(self) -> WorkQueue:
-        work = self._queue.work_queue(
-            NAME, ack_wait=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
-        )
-        work.order_by_seq()
+    def _open_work(self) -> _Tasks:
+        core = core_of(self._queue)
+        with opening(core.path):
+            work = _Tasks(
+                core, NAME, ack_wait=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, retry_delay=0.0, max_retry_delay=0.0,
+                max_started=STARTED_MAX, since=None, damage=core.damage, hold=True,
+            )  # fmt: skip
+        core.add(work)
         return work
 
     def _make_locks(self) -> None:
@@ -117,7 +148,7 @@ class FileQueue(WithBlock):
             self._not_empty.notify()
         if self._synced:
             try:
-                self._queue.wait_durable(seq)
+                core_of(self._queue).wait_durable(seq)
             except Closed as error:
                 self._end(error)
                 raise
@@ -275,7 +306,7 @@ class FileQueue(WithBlock):
             self._end(closed)
             raise closed from error
 
-    def _make_durable(self, work: WorkQueue) -> None:
+    def _make_durable(self, work: _Tasks) -> None:
         """Sync the steps of ``work`` if the level requires it. Call without the mutex."""
         if not self._synced:
             return
@@ -305,7 +336,7 @@ class FileQueue(WithBlock):
         self._end(Closed("the queue is closed", code=Code.CLOSED))
         self._queue.close()
 
-    def poison_after_fork(self) -> None:
+    def _poison_after_fork(self) -> None:
         """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""
         self._make_locks()
         if self._closed is None:

@@ -2,28 +2,38 @@
 
 Every refusal, also of a wrong type, is ``InvalidRequest`` with the argument, its value and what is allowed.
 ``datetime`` is imported by the first call that needs it.
-
-| sync level | ``append`` returns when | killed process | lost power |
-|---|---|---|---|
-| ``"os"`` | the operating system has it | loses nothing | loses what was not flushed |
-| ``every(...)`` | the operating system has it | loses nothing | loses at most what the bounds allow |
-| ``"always"`` | it is on disk | loses nothing | loses nothing |
-
-``flush()`` returns when everything before it is on disk, at every level.
 """
 
 from __future__ import annotations
 
+from functools import wraps
 from operator import index
+from typing import NamedTuple
 
 from holdfast.errors import InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+    from typing import Any, Concatenate, ParamSpec, TypeVar
+
+    Since = datetime | str | None
+    """Where reading starts: an aware time, "earliest", "latest"; None: the default."""
+
+    Arguments = ParamSpec("Arguments")
+    Owner = TypeVar("Owner")
+    Result = TypeVar("Result")
 
 DELAY_S_MAX = 10 * 365 * 86_400
 NS = 1_000_000_000
+
+
+def same_arguments(
+    model: Callable[Concatenate[Any, Arguments], object],
+) -> Callable[[Callable[Concatenate[Owner, ...], Result]], Callable[Concatenate[Owner, Arguments], Result]]:
+    """A method that takes the arguments of ``model``, as type checkers, editors and ``help`` show."""
+    return wraps(model)
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
@@ -109,21 +119,25 @@ COUNT_MAX = 1 << 60
 MS_MAX = 86_400_000
 
 
-class SyncLevel:
+class SyncBounds(NamedTuple):
     """A level, with the bounds of ``every``; 0 means no bound."""
 
-    __slots__ = ("bytes_max", "messages_max", "ms_max", "name")
+    name: str
+    messages_max: int = 0
+    bytes_max: int = 0
+    ms_max: int = 0
 
-    def __init__(self, name: str, messages_max: int = 0, bytes_max: int = 0, ms_max: int = 0) -> None:
-        self.name = name
-        self.messages_max = messages_max
-        self.bytes_max = bytes_max
-        self.ms_max = ms_max
+
+class SyncLevel:
+    """What ``every`` returns."""
+
+    __slots__ = ("_bounds",)
+
+    _bounds: SyncBounds
 
     def __repr__(self) -> str:
-        if self.name != "every":
-            return repr(self.name)
-        return f"every(messages={self.messages_max}, bytes={self.bytes_max}, ms={self.ms_max})"
+        _, messages, size, ms = self._bounds
+        return f"every(messages={messages}, bytes={size}, ms={ms})"
 
 
 def every(*, messages: int = 0, bytes: int = 0, ms: int = 0) -> SyncLevel:  # noqa: A002 - the words of the API
@@ -139,16 +153,15 @@ def every(*, messages: int = 0, bytes: int = 0, ms: int = 0) -> SyncLevel:  # no
     ms = whole_number("ms", ms, 0, MS_MAX)
     if not (messages or bytes or ms):
         raise InvalidRequest("every() needs a bound above zero", messages=messages, bytes=bytes, ms=ms)
-    return SyncLevel("every", messages, bytes, ms)
+    level = SyncLevel()
+    level._bounds = SyncBounds("every", messages, bytes, ms)  # pyright: ignore[reportPrivateUsage] - of this module
+    return level
 
 
-def sync_level(level: SyncLevel | str) -> SyncLevel:
+def sync_level(level: SyncLevel | str) -> SyncBounds:
     """The level of an argument: an ``every(...)`` or a name."""
     if isinstance(level, SyncLevel):
-        return level
+        return level._bounds  # pyright: ignore[reportPrivateUsage] - of this module
     if level not in ("os", "always"):
-        hint = "os, every(...) or always"
-        if level == "buffered":
-            hint += "; the level buffered was removed: os is faster and loses nothing when the process ends"
-        raise InvalidRequest("unknown sync level", sync=level, hint=hint)
-    return SyncLevel(level)
+        raise InvalidRequest("unknown sync level", sync=level, hint="os, every(...) or always")
+    return SyncBounds(level)

@@ -1,15 +1,7 @@
-"""``holdfast.persist``: an iterable whose items go through a queue on disk.
+"""``holdfast.persist``: an iterable whose items go through a queue on disk, at least once, in order.
 
-    with holdfast.persist(read_orders(), "data/orders", max_bytes=1 << 30, serializer="json") as orders:
-        for order in orders:
-            send(order)
-
-Delivery is at least once, in order. ``PersistRun`` is one run without threads; ``persist_flow`` has its rules. One
-thread at a time uses the producer's side, and one uses the consumer's side. The source runs in *turns* on the
-scheduler: a turn stores items until the bound is reached and then ends, so a waiting source takes no thread of an
-executor. No lock is held during a wait, so an interrupt (Ctrl-C) leaves none locked.
-
-The page that holds the last item is kept, so that a source can resume.
+The source runs in *turns* on the scheduler: a turn stores items until the bound is reached and then ends, so a waiting
+source takes no thread of an executor. No lock is held during a wait, so an interrupt (Ctrl-C) leaves none locked.
 """
 
 from __future__ import annotations
@@ -17,399 +9,33 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Generic, NoReturn, Self, TypeVar, cast
 
-from holdfast.errors import AlreadyOpen, Closed, Code, HoldfastError, InternalError, InvalidRequest
-from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.cursor_file import first_unconsumed_seq, seq_since, sync_holds
-from holdfast.queue.files.process import WithBlock, close_when_dropped, poison_in_children
-from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.frame import octets
-from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.log.messages import Block, Message
-from holdfast.queue.log.reader import LogReader
-from holdfast.queue.options import SyncLevel, lifetime_ns, seconds_ns, sync_level, whole_number
+from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
+from holdfast.queue.files.process import WithBlock, close_when_dropped
+from holdfast.queue.options import SyncLevel, seconds_ns
 from holdfast.queue.persist_flow import Ending, Flow, Step, Work
-from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
-from holdfast.queue.serializers import Serializer, check_named, serializer_named
+from holdfast.queue.persist_run import PersistRun, PersistSettings, Stored, not_an_end
+from holdfast.queue.queue import Queue
+from holdfast.queue.serializers import Serializer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.queue.files.pages import PageDirectory
-
-Since = datetime | str | Callable[[], datetime | str]
+    from holdfast.queue.options import Since
 
 Item = TypeVar("Item")
 
 PAGE_BYTES = 16 << 20
-PREFIX = "persist"
-CONSUMER = "main"
-BYTES_MAX = 1 << 60
-TAKE_ITEMS = 1000
 POOLS_THAT_PICKLE = ("ProcessPoolExecutor", "InterpreterPoolExecutor")
 DROPPED_S = 1.0
 """How long the end of a dropped subscription's source is awaited. Openings wait for that, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored(Generic[Item]):
-    """What earlier runs have stored: ``count`` items, the last one is ``last``; None before the first item, and when
-    ``lifetime`` has removed it.
-    """
-
-    count: int
-    last: Item | None
-
-
-class PersistSettings:
-    """The arguments of ``persist``, checked. *Raises*: ``InvalidRequest``."""
-
-    __slots__ = ("consumer", "lifetime", "max_bytes", "page_bytes", "path", "serializer", "since", "sync")
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        consumer: str | None,
-        since: Since | None,
-        serializer: Serializer | str | None,
-        lifetime: timedelta | None,
-        max_bytes: int | None,
-        sync: SyncLevel | str,
-        page_size: int,
-        prefix: str | None,
-    ) -> None:
-        if consumer is not None and since is not None:
-            raise InvalidRequest(
-                "consumer and since exclude each other",
-                consumer=consumer,
-                since=repr(since),
-                hint="a consumer resumes at its position; since starts there and keeps no position",
-            )
-        if lifetime is not None:
-            lifetime_ns(lifetime)
-        level = sync_level(sync)
-        name: object = PREFIX if prefix is None else prefix
-        if not isinstance(name, str):
-            raise InvalidRequest("prefix is the name of the queue", prefix=repr(name))
-        FileNames(name)
-        self.path = os.path.join(os.fsdecode(directory), name)
-        self.consumer = CONSUMER if consumer is None and since is None else consumer
-        self.since = since
-        if serializer is not None:
-            serializer_named(serializer)  # refused before a file is touched
-        self.serializer = serializer
-        self.lifetime = lifetime
-        self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, BYTES_MAX)
-        self.sync = level
-        self.page_bytes = whole_number("page_size", page_size, PAGE_BYTES_MIN, PAGE_BYTES_MAX)
-
-    def open(self) -> Queue:
-        """The queue on the files of the system."""
-        return Queue(
-            self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
-        )
-
-
-def check_executor(scheduler: Executor) -> None:
-    """Refuse executors that cannot get the source. *Raises*: ``InvalidRequest``."""
-    for kind in type(scheduler).__mro__:
-        if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
-            raise InvalidRequest(
-                "the source cannot run in another process or interpreter",
-                scheduler=type(scheduler).__name__,
-                hint="use a ThreadPoolExecutor",
-            )
-
-
-def not_an_end(error: BaseException) -> BaseException:
-    """The error to raise for one of the source or serializer: an escaped ``StopIteration`` would look like the end."""
-    if not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
-    wrapped = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def close_dropped(close: Callable[[], object]) -> None:
-    """Close a dropped subscription, on the thread that reports only these errors: ``HoldfastError`` and ``OSError``."""
-    try:
-        close()
-    except (HoldfastError, OSError):
-        raise
-    except BaseException as error:
-        raise Closed("closing the source failed", error=repr(error)) from error
-
-
-def last_stored(pages: PageDirectory, seq: int) -> int:
-    """The last number up to ``seq`` that was not skipped: the last pages may be empty after a crash."""
-    for number in reversed(pages.numbers()):
-        header = pages.header_of(number)
-        if header is not None and not header.prepared:
-            if header.base_seq <= seq:
-                break
-            seq = header.after_seq - 1
-    return seq
-
-
-class PersistRun:
-    """An open queue with one subscription and the passing items. ``flow`` is the state. *Raises*: ``AlreadyOpen``;
-    ``InvalidRequest`` for a missing or different serializer; else as ``Queue`` and ``Queue.consumer``.
-    """
-
-    def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
-        # With a lifetime, items are removed by age. A subscription without a position removes none.
-        self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
-        self._syncs_nothing = settings.sync.name == "os"
-        self._closed: Closed | None = None  # why nothing is given out any more
-        self._ready: deque[Message] = deque()
-        self.given: Message | None = None
-        """The item that the consumer has and that is not done. Set by the shell, as the last step of giving it."""
-        self.queue = open_queue()
-        try:
-            check_named(settings.serializer, self.queue.identity.serializer)
-            self._serializer = self.queue.serializer
-            self._subscription = self._subscribe(settings)
-            try:
-                self._left_count = self.queue.last_seq - self.queue.skipped
-                self._left_seq = last_stored(self.queue.pages, self.queue.last_seq)
-                consumed_seq = self._subscription.committed_seq
-                self.flow = Flow(
-                    consumed_seq=consumed_seq,
-                    left_seq=max(self._left_seq, consumed_seq),
-                    max_bytes=settings.max_bytes,
-                    page_bytes=settings.page_bytes,
-                )
-                self._left: Iterator[Block] | None = None
-                self._free()
-            except BaseException:
-                self._subscription.close()
-                raise
-        except BaseException:
-            self.queue.close()
-            raise
-        poison_in_children(self)
-
-    def _subscribe(self, settings: PersistSettings) -> Consumer | _Since:
-        if settings.consumer is not None:
-            return self.queue.consumer(settings.consumer, hold=True)
-        since = settings.since() if callable(settings.since) else settings.since
-        if since is None:
-            raise InvalidRequest("since must return a starting point", hint="return a time, earliest or latest")
-        return _Since(self.queue, since)
-
-    # ---- the producer's side ----------------------------------------------------------------------------------------
-
-    def stored(self) -> Stored[object]:
-        """What is stored when the run begins. *Raises*: as ``Queue.read`` and the serializer."""
-        queue = self.queue
-        seq = self._left_seq
-        last = next(queue.read(seq=seq), None) if seq and seq >= queue.first_seq else None
-        return Stored(self._left_count, None if last is None else last.value)
-
-    def encode(self, item: object) -> bytes:
-        """The bytes of an item. *Raises*: ``InvalidRequest`` for what is not bytes; as the serializer."""
-        return octets(item if self._serializer is None else self._serializer.dump(item))
-
-    def append_at_once(self, payload: bytes) -> bool:
-        """Store an item if that waits for nothing; else do nothing and return False."""
-        seq = self.queue.append_at_once(payload)
-        if seq is not None:
-            self._stored(seq, payload)
-        return seq is not None
-
-    def append(self, payload: bytes) -> None:
-        """Store an item, as durably as the sync level promises."""
-        queue = self.queue
-        if self._serializer is None:
-            seq = queue.append(payload)
-        else:  # ``Queue.append`` would encode it again
-            at_once = queue.append_at_once(payload) if self._syncs_nothing else None
-            seq = at_once or queue.append_encoded((payload,))[0]
-        self._stored(seq, payload)
-
-    def _stored(self, seq: int, payload: bytes) -> None:
-        try:
-            self.flow.stored(seq, len(payload))
-        except AssertionError as error:
-            self.queue.soundness.break_off(error)
-
-    def measure(self) -> None:
-        """Count the bytes of some items of earlier runs."""
-        flow = self.flow
-        if self._left is None:
-            self._left = self.queue.batches(seq=flow.measured_seq + 1, damage="skip")
-        block = next(self._left, None)
-        flow.pass_consumed()  # after the read: what retention has removed meanwhile is consumed
-        if block is None:
-            self._left = None
-            flow.measured(flow.left_seq, 0, 0)
-        elif block.last_seq > flow.measured_seq:
-            bounds = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
-            flow.measured(block.last_seq, len(bounds), sum(end - start for start, end in bounds))
-
-    def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
-        """One step of the producer: ``pull`` returns an item or raises ``StopIteration``. False without work."""
-        flow = self.flow
-        work = flow.work
-        try:
-            if work is Work.PULL:
-                flow.waiting = False
-                try:
-                    item = pull()
-                except StopIteration:
-                    flow.ended(None)
-                else:
-                    self.append(self.encode(item))
-            elif work is Work.MEASURE:
-                flow.waiting = False
-                self.measure()
-            elif work is Work.CLOSE_SOURCE:
-                close_source()
-            else:
-                flow.waiting = work is Work.WAIT
-                return False
-        except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
-            flow.ended(not_an_end(error))
-        return True
-
-    # ---- the consumer's side ----------------------------------------------------------------------------------------
-
-    def consume(self, *, durable: bool = False) -> None:
-        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then it is not done."""
-        given, flow = self.given, self.flow
-        if given is not None:
-            self._subscription.commit(given.seq, durable=durable)
-            flow.consumed(given.seq, len(given.payload))
-            self.given = None
-        elif durable:
-            self._subscription.commit(flow.consumed_seq, durable=True)
-
-    def free(self) -> None:
-        """Free the space of consumed items, if ``flow.frees``. *Raises*: as ``Queue.trim``; then it is tried again."""
-        if self.flow.frees:
-            self._free()
-            self.flow.freed()
-
-    @property
-    def has_next(self) -> bool:
-        """Whether ``next_item`` needs no file."""
-        ready = self._ready
-        while ready and ready[0].seq <= self.flow.consumed_seq:
-            ready.popleft()
-        return bool(ready)
-
-    def take(self) -> None:
-        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none. *Raises*: ``Gap``
-        and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
-        """
-        self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
-        if not self._is_in_order():
-            # An interrupt has dropped items.
-            self._ready.clear()
-            self._subscription.rewind()
-            self._ready.extend(self._subscription.poll(0.0, TAKE_ITEMS))
-        # The numbers in between may have been skipped; a loss was raised.
-        if not self.has_next:
-            raise InternalError("a stored item cannot be read", seq=self.flow.consumed_seq + 1)
-
-    def _is_in_order(self) -> bool:
-        return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
-
-    def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and its value; the same until it is consumed. *Raises*: also what loading raises."""
-        if not self._is_in_order():
-            self.take()
-        message = self._ready[0]
-        try:
-            return message, message.value
-        except (StopIteration, StopAsyncIteration) as error:
-            raise not_an_end(error) from error
-
-    def _free(self) -> None:
-        """Remove the pages that every cursor has passed. Not with a lifetime, nor for ``since``."""
-        queue = self.queue
-        if self._keeps_consumed:
-            return
-        unconsumed = first_unconsumed_seq(queue.pages)
-        if unconsumed is not None and unconsumed > queue.first_seq:
-            sync_holds(queue.pages, self._sync_failed, every=True)
-            queue.trim(before_seq=min(unconsumed, last_stored(queue.pages, queue.last_seq)))
-
-    def _sync_failed(self, error: OSError) -> None:
-        self._closed = Closed(
-            "a sync failed: this subscription is finished", code=Code.SYNC_FAILED, hint="open it again"
-        )
-        self.flow.stopped = True
-        raise self._closed from error
-
-    def closed_error(self) -> Closed:
-        """The error for the step CLOSED."""
-        return Closed("the subscription is closed") if self._closed is None else self._closed.with_traceback(None)
-
-    def close(self) -> None:
-        """Close the subscription and the queue, which makes everything durable. *Raises*: as ``Queue.close``."""
-        self.flow.stopped = True
-        self._left = None
-        try:
-            self._subscription.close()
-        finally:
-            self.queue.close()
-
-    def poison_after_fork(self) -> None:
-        """In a forked child: refuse everything."""
-        self._closed = Closed("a forked child cannot use its parent's subscription", code=Code.FORKED)
-        self.flow.stopped = self.flow.source_closed = True
-
-
-class _Since:
-    """The position of a subscription without a name, with the methods of ``Consumer`` that ``PersistRun`` calls."""
-
-    def __init__(self, queue: Queue, since: datetime | str) -> None:
-        self._queue = queue
-        self._reader: LogReader | None = None
-        self._reading = threading.RLock()  # another thread that closes must not take the file from under a read
-        with queue.asking():
-            self.committed_seq = seq_since(queue, since) - 1
-        self._taken_seq = self.committed_seq
-
-    def poll(self, timeout: float, max_messages: int) -> list[Message]:  # noqa: ARG002 - as the consumer's
-        with self._reading:
-            try:
-                with self._queue.asking():
-                    if self._reader is None:
-                        self._reader = self._queue.reader(seq=self._taken_seq + 1)
-                    messages = self._reader.read_messages() or []
-            except BaseException:
-                self.close()
-                raise
-        if messages:
-            self._taken_seq = messages[-1].seq
-        return messages
-
-    def rewind(self) -> None:
-        self.close()
-        self._taken_seq = self.committed_seq
-
-    def commit(self, seq: int, *, durable: bool) -> None:  # noqa: ARG002 - there is nothing to keep
-        self.committed_seq = seq
-
-    def close(self) -> None:
-        with self._reading:
-            reader, self._reader = self._reader, None
-            if reader is not None:
-                reader.close()
-
-
 CLOSE_S = 5.0
 EXIT_S = 1.0
 
@@ -419,7 +45,7 @@ def persist(
     directory: str | os.PathLike[str],
     *,
     consumer: str | None = None,
-    since: Since | None = None,
+    since: Since | Callable[[], Since] = None,
     serializer: Serializer | str | None = None,
     lifetime: timedelta | None = None,
     max_bytes: int | None = None,
@@ -468,6 +94,27 @@ def persist(
     return Persisted(source, settings, scheduler=scheduler)
 
 
+def check_executor(scheduler: Executor) -> None:
+    """Refuse executors that cannot get the source. *Raises*: ``InvalidRequest``."""
+    for kind in type(scheduler).__mro__:
+        if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
+            raise InvalidRequest(
+                "the source cannot run in another process or interpreter",
+                scheduler=type(scheduler).__name__,
+                hint="use a ThreadPoolExecutor",
+            )
+
+
+def close_dropped(close: Callable[[], object]) -> None:
+    """Close a dropped subscription, on the thread that reports only these errors: ``HoldfastError`` and ``OSError``."""
+    try:
+        close()
+    except (HoldfastError, OSError):
+        raise
+    except BaseException as error:
+        raise Closed("closing the source failed", error=repr(error)) from error
+
+
 def check_source(source: object, *, is_result: bool = False) -> None:
     """Refuse objects without items, and text and bytes. *Raises*: ``InvalidRequest``."""
     is_text = isinstance(source, str | bytes | bytearray | memoryview)
@@ -476,7 +123,33 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__)
 
 
-class Persisted(WithBlock, Iterator[Item]):
+class _Progress:
+    """What both results of ``persist`` show. A private name, as ``WithBlock`` in ``process``."""
+
+    @property
+    def _flow(self) -> Flow:
+        raise NotImplementedError
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the source waits until more is consumed."""
+        return self._flow.waiting
+
+    @property
+    def stored_seq(self) -> int:
+        """How many items all runs have stored: the number of the last one."""
+        return self._flow.stored_seq
+
+    @property
+    def consumed_seq(self) -> int:
+        """The number of the last consumed item."""
+        return self._flow.consumed_seq
+
+
+Progress = _Progress
+
+
+class Persisted(Progress, WithBlock, Iterator[Item]):
     """The result of ``persist``: an iterator and a context manager. One thread at a time. It closes itself after the
     last item and after an error of the source. A dropped one is closed on another thread, with a ``ResourceWarning``.
     """
@@ -558,19 +231,8 @@ class Persisted(WithBlock, Iterator[Item]):
             self._producer.start_turn()
 
     @property
-    def waiting(self) -> bool:
-        """Whether the source waits until more is consumed."""
-        return self._run.flow.waiting
-
-    @property
-    def stored_seq(self) -> int:
-        """How many items all runs have stored: the number of the last one."""
-        return self._run.flow.stored_seq
-
-    @property
-    def consumed_seq(self) -> int:
-        """The number of the last consumed item."""
-        return self._run.flow.consumed_seq
+    def _flow(self) -> Flow:
+        return self._run.flow
 
     def close(self, timeout: float = CLOSE_S) -> bool:
         """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. Consumes

@@ -53,8 +53,6 @@ class Step(Enum):
 class Ending:
     """How the source ended: with ``error``, or without one."""
 
-    __slots__ = ("error",)
-
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
@@ -79,11 +77,6 @@ class Flow:
     >>> flow.work, flow.step
     (<Work.PULL: 'pull'>, <Step.WAIT: 'wait'>)
     """
-
-    __slots__ = (
-        "_consumed_bytes", "_freed_bytes", "_max_bytes", "_page_bytes", "_passed", "_stored_bytes", "consumed_seq",
-        "ending", "left_seq", "measured_seq", "source_closed", "stopped", "stored_seq", "waiting",
-    )  # fmt: skip
 
     def __init__(self, *, consumed_seq: int, left_seq: int, max_bytes: int | None, page_bytes: int) -> None:
         self.left_seq = left_seq

@@ -75,9 +75,9 @@ def serializer_named(serializer: Serializer | str) -> Serializer | None:
     raise InvalidRequest("unknown serializer", serializer=serializer, hint=HINT)
 
 
-def record_of(serializer: Serializer | str) -> str:
-    """The name to record."""
-    return serializer.name if isinstance(serializer, Serializer) else serializer
+def record_of(serializer: Serializer | str | None) -> str:
+    """The name to record; "" for none."""
+    return serializer.name if isinstance(serializer, Serializer) else serializer or ""
 
 
 def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:

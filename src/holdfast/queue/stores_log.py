@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from holdfast.queue.core import QueueCore
 from holdfast.queue.format.page import PAGE_BYTES_MAX
-from holdfast.queue.queue import Queue
 
 
-class StoresLog(Queue):
+class StoresLog(QueueCore):
     """A queue that can send replies between a sync and its record. Every page has the whole page size."""
 
     _first_page_bytes = PAGE_BYTES_MAX
@@ -15,10 +15,9 @@ class StoresLog(Queue):
         """As ``flush``, without recording the write position: ``record_position`` or the next ``flush`` does that. The
         record tells readers in other processes and the next opening how far the log is durable.
         """
-        (self._writer or self._refuse_all()).flush(record=False)
+        self.writer.flush(record=False)
 
     def record_position(self) -> None:
         """Record the write position that ``flush_data`` left, if any."""
-        writer = self._writer
-        if writer is not None:
-            writer.record_position()
+        if self._writer is not None:
+            self._writer.record_position()

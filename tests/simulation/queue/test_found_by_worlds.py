@@ -14,6 +14,7 @@ from tests.worlds.queue.world import run_world
 
 from holdfast.errors import Unavailable
 from holdfast.queue import Queue
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 
@@ -73,7 +74,7 @@ def test_a_page_whose_name_was_taken_by_one_that_failed_is_not_written_to() -> N
     disk = Disk()
     queue = disk.open()
     queue.append(b"a" * 3000)
-    queue.run_background_work()  # the next page is made ahead
+    core_of(queue).run_background_work()  # the next page is made ahead
     disk.files.before = lambda operation: setattr(disk, "refused", operation if operation == "sync directory" else "")
     with pytest.raises(Unavailable):
         queue.append(b"larger than a page" * 1000)

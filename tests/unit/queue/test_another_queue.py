@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Queue
+from holdfast.queue.queue import core_of
 
 
 def filled(path: Path, word: bytes) -> None:
@@ -94,9 +95,9 @@ def test_each_queue_has_an_id_of_its_own_and_a_copy_has_that_of_its_source(tmp_p
     for _ in range(2):
         filled(folder / "q", b"old")
         with Queue(folder / "q") as queue:
-            ids.append(queue.identity.queue_id)
+            ids.append(core_of(queue).identity.queue_id)
         shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
         shutil.rmtree(folder)
     assert ids[0] != ids[1]
     with Queue(tmp_path / "copy" / "q") as queue:
-        assert queue.identity.queue_id == ids[1]
+        assert core_of(queue).identity.queue_id == ids[1]

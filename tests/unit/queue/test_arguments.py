@@ -14,8 +14,9 @@ import pytest
 from holdfast import aio
 from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.queue import Message, Queue, SyncLevel, every
-from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.consumers.hand_outs import Owner
 from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.queue import core_of
 from holdfast.queue.serializers import Serializer
 
 
@@ -192,10 +193,10 @@ def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, l
         assert payloads(queue) == [b"one"]
 
 
-def test_the_removed_level_is_refused_and_the_error_names_what_replaces_it(tmp_path: Path) -> None:
+def test_an_unknown_level_is_refused_and_the_error_names_the_levels(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Queue(tmp_path / "q", sync="buffered")
-    assert "os is faster" in refused.value.hint
+    assert "os, every(...) or always" in refused.value.hint
     assert not list(tmp_path.iterdir())
 
 
@@ -229,13 +230,13 @@ def test_a_commit_of_anything_but_messages_is_refused_and_changes_nothing(
         queue.append_many([b"one", b"two", b"three"])
         owners = [Owner() for _ in range(takers)]
         for owner in owners:
-            consumer.take(owner, 1) or (consumer.fill() and consumer.take(owner, 1))
+            consumer._take(owner, 1) or (consumer._fill() and consumer._take(owner, 1))
         for durable in (False, True):
             with pytest.raises(InvalidRequest, match=r"^this is not a message given=") as caught:
-                consumer.commit_by(owners[0], wrong, durable)  # type: ignore[arg-type]
+                consumer._commit_by(owners[0], wrong, durable)  # type: ignore[arg-type]
             assert caught.value.hint == "commit a message, its number, or a list of either"
         assert consumer.committed_seq == 0
-        consumer.commit_by(owners[0])
+        consumer._commit_by(owners[0])
         assert consumer.committed_seq == 1
 
 
@@ -272,18 +273,18 @@ def test_messages_are_committed_by_themselves_or_by_their_numbers(
     with Queue(tmp_path / "q", serializer=serializer) as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 6 if serializer is None else [{}] * 6)
         owners = [Owner() for _ in range(takers)]
-        assert consumer.fill()
+        assert consumer._fill()
         for owner in owners:
-            consumer.take(owner, 1)
-        messages = consumer.take(owners[0], 9)
-        consumer.commit_by(owners[0], 1)
-        consumer.commit_by(owners[0], 0)
+            consumer._take(owner, 1)
+        messages = consumer._take(owners[0], 9)
+        consumer._commit_by(owners[0], 1)
+        consumer._commit_by(owners[0], 0)
         assert consumer.committed_seq == 1
-        consumer.commit_by(owners[0], [2, 3])
+        consumer._commit_by(owners[0], [2, 3])
         assert consumer.committed_seq == 3
-        consumer.commit_by(owners[0], [messages[-2], messages[-3]])
+        consumer._commit_by(owners[0], [messages[-2], messages[-3]])
         assert consumer.committed_seq == 5
-        consumer.commit_by(owners[0], messages[-1])
+        consumer._commit_by(owners[0], messages[-1])
         assert consumer.committed_seq == 6
 
 
@@ -364,11 +365,16 @@ def test_a_work_queue_and_retention_refuse_a_wrong_time_and_go_on(tmp_path: Path
         job = work.get(0)
         assert job is not None
         times.append(wrong)
-        for call in (lambda: work.get(0), lambda: work.nack(job), lambda: work.extend(job), queue.run_background_work):
+        for call in (
+            lambda: work.get(0),
+            lambda: work.nack(job),
+            lambda: work.extend(job),
+            core_of(queue).run_background_work,
+        ):
             with pytest.raises(InvalidRequest, match="the clock returns whole nanoseconds since 1970"):
                 call()
         times.clear()
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         work.ack(job)
         job = work.get(0)
         assert job is not None

@@ -16,6 +16,7 @@ from tests.worlds.queue import CrashFiles
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.queue import core_of
 from holdfast.queue.serializers import Serializer
 
 SMALL = 16 << 10
@@ -195,7 +196,7 @@ def test_a_reader_that_is_overtaken_is_told_where_the_queue_begins(tmp_path: Pat
     with Queue(tmp_path / "q", page_size=SMALL, max_bytes=4 * SMALL) as queue:
         queue.append(MESSAGE)
         reports: list[Exception] = []
-        reader = queue.reader(damage=reports.append)
+        reader = core_of(queue).reader(damage=reports.append)
         assert [message.seq for message in reader.read_messages() or []] == [1]
         for _ in range(200):
             queue.append(MESSAGE)
@@ -251,14 +252,14 @@ def test_a_page_goes_when_both_its_messages_and_its_file_are_old(tmp_path: Path)
     for _ in range(100):
         queue.append(MESSAGE)
     now[0] += int(7200e9)
-    queue.run_background_work()
+    core_of(queue).run_background_work()
     assert queue.first_seq > 1
     old = queue.first_seq
     # The clock jumps, the files are new: nothing goes.
     for path in tmp_path.glob("*.page"):
         os.utime(path, ns=(now[0], now[0]))
     now[0] += int(1800e9)
-    queue.run_background_work()
+    core_of(queue).run_background_work()
     assert queue.first_seq == old
     queue.close()
 
@@ -368,9 +369,9 @@ def test_on_a_full_disk_what_has_grown_old_makes_room(helper: bool) -> None:
     files.now_ns = now_ns[0]
     if helper:
         with pytest.raises(OSError, match="no space"):
-            queue.run_background_work()
+            core_of(queue).run_background_work()
         assert queue.first_seq > 1
-        queue.run_background_work()
+        core_of(queue).run_background_work()
     assert queue.append(b"y" * 200) == last + 1
     assert queue.first_seq > 1
     queue.close()

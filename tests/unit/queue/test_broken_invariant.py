@@ -16,6 +16,7 @@ from holdfast.queue.consumers import consumer as consumers
 from holdfast.queue.log.durability import Durability
 from holdfast.queue.log.tail import LogTail
 from holdfast.queue.log.writer import Writer
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair.survey import verify_queue
 from holdfast.queue.work.machine import WorkMachine
 
@@ -64,12 +65,12 @@ class Program:
         queue, consumer, work = self.queue, self.consumer, self.work
         return [
             lambda: queue.append(b"later"), lambda: queue.append_many([b"later"]), queue.flush,
-            lambda: queue.wait_durable(1), lambda: queue.trim(before_seq=2), lambda: list(queue.read()),
+            lambda: core_of(queue).wait_durable(1), lambda: queue.trim(before_seq=2), lambda: list(queue.read()),
             lambda: queue.consumer("new"), lambda: queue.work_queue("new"),
             consumer.poll, consumer.commit, consumer.rewind, consumer.lag, lambda: list(consumer),
             lambda: consumer.reset(since="latest"),
             lambda: work.get(0), lambda: work.get_many(3), lambda: work.ack(self.job), lambda: work.retry(self.job),
-            work.lag, work.flush,
+            work.lag, lambda: work.extend(self.job),
         ]  # fmt: skip
 
 

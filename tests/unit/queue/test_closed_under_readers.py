@@ -20,6 +20,7 @@ from holdfast import aio
 from holdfast.errors import Closed
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.queue import core_of
 
 MESSAGE = b"x" * 100
 
@@ -142,7 +143,7 @@ def test_an_iterator_whose_directory_was_closed_is_told_so_whatever_has_its_numb
     queue = Queue(tmp_path / "here" / "q", page_size=4096, files=files, background=False)
     found = queue.read()
     first = [next(found).payload]
-    directory = queue.pages.directory
+    directory = core_of(queue).pages.directory
     files.page = "q-2.page"
     reading = Asking(lambda: first.append(next(found).payload))
     assert files.is_held.wait(60)

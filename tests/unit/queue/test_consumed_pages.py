@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.queue import Queue, queue
+from holdfast.queue import Queue, core
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.cursor_file import CursorFile
+from holdfast.queue.files.cursors import CursorFile, sync_holds
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.log import space
 from holdfast.queue.log.space import Space
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 COUNT = 300
@@ -52,13 +54,12 @@ def test_a_consumer_that_is_made_during_a_trim_finds_all_that_is_left(
     with open_queue(path) as writer, Queue(path, read_only=True) as elsewhere:
         found: list[Consumer] = []
 
-        def sync_then_make(failed: Callable[[OSError], None]) -> None:
-            sync_holds(failed)
+        def sync_then_make(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool) -> None:
+            sync_holds(pages, failed, every=every)
             found.append((writer if here else elsewhere).consumer("new"))
 
-        sync_holds = writer.space._sync_holds
-        monkeypatch.setattr(writer.space, "_sync_holds", sync_then_make)
-        writer.run_background_work()
+        monkeypatch.setattr(space, "sync_holds", sync_then_make)
+        core_of(writer).run_background_work()
         assert seqs(found[0]) == list(range(writer.first_seq, COUNT + 1))
         found[0].close()
         with elsewhere.consumer("new") as again:
@@ -93,7 +94,7 @@ def test_the_writer_removes_nothing_while_it_makes_a_cursor(tmp_path: Path, monk
         was_free: list[bool] = []
 
         def look() -> None:
-            lock = writer.space._lock
+            lock = core_of(writer).space._lock
             free = lock.acquire(blocking=False)
             if free:
                 lock.release()
@@ -126,7 +127,7 @@ def wait_until_removed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_what_was_consumed_before_the_opening_goes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "LIFETIME_LOOK_S", 3600.0)
+    monkeypatch.setattr(core, "LIFETIME_LOOK_S", 3600.0)
     fill(tmp_path / "q")
     removed = wait_until_removed(monkeypatch)
     with open_queue(tmp_path / "q", background=True):
@@ -134,7 +135,7 @@ def test_what_was_consumed_before_the_opening_goes_after_it(tmp_path: Path, monk
 
 
 def test_what_a_consumer_of_another_process_consumes_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "LIFETIME_LOOK_S", 0.02)
+    monkeypatch.setattr(core, "LIFETIME_LOOK_S", 0.02)
     path = tmp_path / "q"
     with open_queue(path, keep="all") as writer:
         writer.consumer("other", hold=False).close()

@@ -22,11 +22,11 @@ import pytest
 
 from holdfast.errors import AlreadyOpen, Backpressure, Closed, Code, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.consumers import cursor_file as cursor_file_module
-from holdfast.queue.consumers.cursor_file import committed_seqs, read_cursor
+from holdfast.queue.files import meta_files
+from holdfast.queue.files.cursors import committed_seqs, read_cursor
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.format.cursor import COMMITTED_MAX, decode_cursor, encode_cursor
-from holdfast.queue.format.meta import SLOT_BYTES
+from holdfast.queue.format.meta import COMMITTED_MAX, SLOT_BYTES, decode_cursor, encode_cursor
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair import verify_queue
 
 SMALL = 4096
@@ -133,7 +133,7 @@ def test_commits_survive_a_killed_process(tmp_path: Path) -> None:
     for round_number in range(3):
         done = subprocess.run([sys.executable, "-c", script, tmp_path / "q"], capture_output=True, check=False)
         with Queue(tmp_path / "q", read_only=True) as queue:
-            assert committed_seqs(queue.pages) == {"c": int(done.stdout)}
+            assert committed_seqs(core_of(queue).pages) == {"c": int(done.stdout)}
             assert int(done.stdout) == 200 * round_number + 123
 
 
@@ -165,7 +165,7 @@ def test_a_hundred_consumers_are_independent(tmp_path: Path) -> None:
             assert len(consumer.poll(max_messages=number)) <= number
             consumer.commit()
         expected = {consumer.name: consumer.committed_seq for consumer in consumers}
-        assert committed_seqs(queue.pages) == expected
+        assert committed_seqs(core_of(queue).pages) == expected
         assert sum(expected.values()) > 100
 
 
@@ -190,7 +190,7 @@ def test_a_reader_process_consumes_what_another_writes(tmp_path: Path) -> None:
             consumer.commit(77, durable=True)
             assert consumer.lag() == 23
             assert consumer.poll(timeout=0.001) == []
-        assert committed_seqs(writer.pages) == {"c": 77}
+        assert committed_seqs(core_of(writer).pages) == {"c": 77}
 
 
 # ---- starting elsewhere ---------------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ def test_the_files_of_another_queue_are_not_taken_for_a_consumer(tmp_path: Path)
             consumer.commit()
         with pytest.raises(InvalidRequest, match="another queue here name=eu-billing queue=orders-eu"):
             queue.consumer("eu-billing")
-        assert committed_seqs(queue.pages) == {}
-        assert committed_seqs(other.pages) == {"billing": 1}
+        assert committed_seqs(core_of(queue).pages) == {}
+        assert committed_seqs(core_of(other).pages) == {"billing": 1}
 
 
 def test_closing_the_queue_closes_its_consumers(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_forked_child_cannot_commit(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "q"], check=True)
     with Queue(tmp_path / "q", read_only=True) as queue:
-        assert committed_seqs(queue.pages) == {"c": 2}
+        assert committed_seqs(core_of(queue).pages) == {"c": 2}
 
 
 # ---- retention ------------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_a_forked_child_is_refused_whatever_a_thread_of_its_parent_held(tmp_path
         thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         assert held.wait(60)
-        consumer.poison_after_fork()  # as the child does, to which that thread is lost
+        consumer._poison_after_fork()  # as the child does, to which that thread is lost
         for use in (consumer.poll, consumer.commit, consumer.rewind):
             with pytest.raises(Closed):
                 use()
@@ -519,7 +519,7 @@ def a_torn_write_leaves_the_value_before(folder: Path) -> None:
         after = (folder / "q-c.cursor").read_bytes()
         for torn in range(0, len(after), 16):
             (folder / "q-c.cursor").write_bytes(after[:torn] + before[torn:])
-            found = read_cursor(queue.pages, "c")
+            found = read_cursor(core_of(queue).pages, "c")
             assert found is not None
             assert found.committed_seq in (1, 2), "a torn write lost both values"
 
@@ -551,7 +551,9 @@ def test_a_reset_in_another_process_syncs_every_page_before_its_place_and_then_t
     with Queue(tmp_path / "q", page_size=SMALL, background=False) as writer:
         for _ in range(100):
             writer.append(MESSAGE)
-        bases = {number: header.base_seq for number in range(1, 5) if (header := writer.pages.header_of(number))}
+        bases = {
+            number: header.base_seq for number in range(1, 5) if (header := core_of(writer).pages.header_of(number))
+        }
         assert len(bases) == 4
         assert writer.durable_seq < bases[2]
         files = Recorded()
@@ -578,7 +580,7 @@ def test_an_opening_that_does_not_ask_the_consumers_is_caught(tmp_path: Path, mo
 
 
 def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor_file_module, "slot_offset", lambda _generation: 0)
+    monkeypatch.setattr(meta_files, "slot_offset", lambda _generation: 0)
     monkeypatch.setattr("holdfast.queue.format.meta.slot_offset", lambda _generation: 0)
     assert SLOT_BYTES == 512
     with pytest.raises(AssertionError):

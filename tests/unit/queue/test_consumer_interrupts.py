@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from tests.worlds.queue import CrashFiles
 
 from holdfast.queue import Queue
-from holdfast.queue.consumers import consumer
-from holdfast.queue.consumers.consumer import Consumer, HandOuts, Owner
+from holdfast.queue.consumers import consumer, hand_outs
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.hand_outs import HandOuts, Owner
 from holdfast.queue.log.messages import Message
 
 COUNT = 6
 INTERRUPTS = 2000 if os.environ.get("HOLDFAST_PROVE") == "1" else 60
-FILES = (consumer.__file__,)
+FILES = (consumer.__file__, hand_outs.__file__)
 
 
 class InterruptAt:

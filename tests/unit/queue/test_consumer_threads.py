@@ -15,8 +15,11 @@ from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue import Queue
 from holdfast.queue.consumers import consumer as blocking_consumer
-from holdfast.queue.consumers.consumer import Consumer, HandOuts, Owner
+from holdfast.queue.consumers import hand_outs
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.hand_outs import HandOuts, Owner
 from holdfast.queue.log.messages import Message
+from holdfast.queue.queue import core_of
 
 THREADS = 6
 COUNT = 12_000
@@ -194,7 +197,7 @@ def test_a_rewind_forgets_the_pages_that_were_read(tmp_path: Path) -> None:
             while consumer.poll():
                 pass
             assert consumer._page_starts == sorted(set(consumer._page_starts))
-            assert len(consumer._page_starts) <= len(queue.pages.numbers()) + 1
+            assert len(consumer._page_starts) <= len(core_of(queue).pages.numbers()) + 1
             consumer.rewind()
             assert consumer._page_starts == [0]
         while messages := consumer.poll(max_messages=50):
@@ -256,7 +259,7 @@ def test_a_close_in_another_thread_commits_nothing_and_ends_every_wait(tmp_path:
 def test_too_many_stretches_are_refused_and_nothing_is_handed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_consumer, "RANGES_MAX", 2)
+    monkeypatch.setattr(hand_outs, "RANGES_MAX", 2)
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 9)
         consumer.poll(max_messages=1)

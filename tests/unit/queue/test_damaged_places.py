@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Queue
-from holdfast.queue.format.cursor import encode_cursor
-from holdfast.queue.format.meta import encode_slot
+from holdfast.queue.format.meta import encode_cursor, encode_slot
 
 PAGE_BYTES = 4096
 DAMAGED = {

@@ -20,6 +20,7 @@ from holdfast.queue import Queue
 from holdfast.queue.files import process
 from holdfast.queue.files.process import _Closer
 from holdfast.queue.log.messages import Message
+from holdfast.queue.queue import core_of
 
 
 @pytest.mark.parametrize("lifetime", [None, timedelta(days=1)], ids=["", "with a helper thread"])
@@ -34,7 +35,7 @@ def test_a_dropped_queue_can_be_opened_again_and_its_messages_are_durable(
         with pytest.warns(ResourceWarning, match=r"q was not closed; it was opened at .*test_dropped\.py:\d+"):
             del queue
         with Queue(tmp_path / "q") as again:
-            assert (again.last_seq, again.durable_seq, again.recovered) == (100, 100, [])
+            assert (again.last_seq, again.durable_seq, core_of(again).recovered) == (100, 100, [])
     finally:
         gc.enable()
 
@@ -95,7 +96,7 @@ def test_opening_twice_names_where_it_was_opened_first(tmp_path: Path) -> None:
 def test_a_finalizer_in_a_thread_that_holds_every_lock_of_the_queue_does_not_wait(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q")
     append: Callable[[bytes], int] = queue.append
-    writer = queue._writer
+    writer = core_of(queue)._writer
     assert writer is not None
     dropped = threading.Event()
 
@@ -162,15 +163,15 @@ def drop(path: Path, *, fail: BaseException | None = None) -> None:
     queue = Queue(path)
     queue.append(b"x")
     if fail is not None:
-        close = queue._resources.close_handles
+        close = core_of(queue)._resources.close_handles
 
         def closing() -> None:
             close()
             raise fail
 
         # The lock is given back, and then the closing fails.
-        queue._resources.__class__ = type(
-            "Failing", (type(queue._resources),), {"__slots__": (), "close_handles": lambda _: closing()}
+        core_of(queue)._resources.__class__ = type(
+            "Failing", (type(core_of(queue)._resources),), {"__slots__": (), "close_handles": lambda _: closing()}
         )
     with pytest.warns(ResourceWarning, match="was not closed"):
         del queue

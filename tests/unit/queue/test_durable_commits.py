@@ -10,8 +10,7 @@ import pytest
 from holdfast import aio
 from holdfast.queue import Queue, SyncLevel, every
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.format.cursor import decode_cursor
-from holdfast.queue.format.meta import newest_slot
+from holdfast.queue.format.meta import decode_cursor, newest_slot
 
 CASES = pytest.mark.parametrize(
     ("level", "durable", "synced"),

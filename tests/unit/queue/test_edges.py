@@ -17,10 +17,11 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES, compress_body, encode_head, page_seed
 from holdfast.queue.format.page import HEADER_BYTES, decode_header, encode_header
+from holdfast.queue.queue import core_of
 
 MESSAGE = b"x" * 1000
 
@@ -48,7 +49,7 @@ class HookedLock:
 def test_a_batch_is_told_its_own_numbers_whoever_appends_meanwhile(tmp_path: Path, turn: int) -> None:
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"first")
-        writer: Any = queue._writer
+        writer: Any = core_of(queue)._writer
         tail = writer._tail
         releases = iter(range(1, 100))
 
@@ -68,7 +69,7 @@ def test_a_reader_whose_next_page_went_while_it_was_known_is_told(tmp_path: Path
     with Queue(tmp_path / "q", page_size=4096) as queue:
         for _ in range(20):
             queue.append(MESSAGE)
-        slow = queue.reader()
+        slow = core_of(queue).reader()
         assert slow.read_messages() is not None
         assert len(payloads(queue)) == 20  # all pages are known now
         queue.flush()
@@ -122,8 +123,8 @@ def test_a_batch_that_could_not_be_read_again_is_refused(tmp_path: Path, monkeyp
 def test_a_child_that_was_forked_while_a_thread_worked_is_refused_and_does_not_hang(tmp_path: Path, level: str) -> None:
     with Queue(tmp_path / "q", sync=level) as queue:
         queue.append(b"before")
-        inside: Any = queue
-        locks = [inside._writer.durability._condition, inside._space._freed, inside._space._lock]
+        inside = core_of(queue)
+        locks: list[Any] = [inside.writer.durability._condition, inside.space._freed, inside.space._lock]
         for lock in locks:
             lock.acquire()  # as a thread that is not in the child
         child = os.fork()
@@ -134,8 +135,8 @@ def test_a_child_that_was_forked_while_a_thread_worked_is_refused_and_does_not_h
                 lambda: queue.append(b"child"),
                 lambda: queue.append_many([b"child"]),
                 queue.flush,
-                lambda: queue.wait_durable(10),
-                queue.run_background_work,
+                lambda: core_of(queue).wait_durable(10),
+                core_of(queue).run_background_work,
                 lambda: queue.trim(before_seq=1),
             ):
                 try:
@@ -167,7 +168,7 @@ def test_a_reader_of_a_closed_queue_never_reads_another_one(tmp_path: Path) -> N
     first = Queue(tmp_path / "a" / "q", page_size=4096)
     for _ in range(20):
         first.append(MESSAGE)
-    reader = first.reader()
+    reader = core_of(first).reader()
     first.close()
     with Queue(tmp_path / "b" / "q", page_size=4096) as second:
         for _ in range(20):
@@ -254,7 +255,7 @@ def test_a_damaged_index_never_leads_into_a_message(tmp_path: Path, where: str) 
         expected = [b"first", *[trap] * 20]
         for payload in expected[1:]:
             queue.append(payload)
-        second = queue.reader(seq=2)
+        second = core_of(queue).reader(seq=2)
         assert second.read_messages() is not None
     index = bytearray((tmp_path / "q-1.idx").read_bytes())
     for record in range(0, len(index), 12):
@@ -322,8 +323,7 @@ def test_what_was_set_aside_is_never_replaced(tmp_path: Path) -> None:
         page = bytearray((other / "q-2.page").read_bytes())
         header = decode_header(bytes(page), 2)
         assert header is not None
-        header.number, header.base_seq, header.salt = last + 1, 1, crash
-        page[:64] = encode_header(header)
+        page[:64] = encode_header(header._replace(number=last + 1, base_seq=1, salt=crash))
         (tmp_path / f"q-{last + 1}.page").write_bytes(page)
         kept.append(bytes(page))
         Queue(tmp_path / "q", page_size=4096, background=False).close()
@@ -410,7 +410,7 @@ def test_an_acknowledgement_that_counts_is_not_refused_for_the_cursor_s_sake() -
         for _ in range(300):
             work.ack(work.get_many(1)[0])
         assert work.get(0) is None
-        assert committed_seqs(queue.pages)["one"] == 600
+        assert committed_seqs(core_of(queue).pages)["one"] == 600
 
 
 def test_the_last_message_is_found_behind_a_bridge_without_an_index(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_page_made_ahead_by_a_killed_process_is_used_once_its_name_is_durable(
     queue.flush()
     images: list[CrashFiles] = []
     whole.before = lambda _: images.append(whole.after_kill(Random(1)))
-    queue.run_background_work()
+    core_of(queue).run_background_work()
     whole.before = None
     images.append(whole.after_kill(Random(1)))
     assert len(images) > 5, "the next page is made"

@@ -17,6 +17,7 @@ import pytest
 from holdfast.errors import Closed
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.queue import core_of
 
 PATIENCE_S = 60.0
 PAGE_BYTES = 64 << 10
@@ -37,8 +38,8 @@ def test_an_iterator_may_end_where_its_thread_holds_the_lock_of_the_log(tmp_path
         cycle: list[object] = [queue.read(follow=True)]
         assert next(cycle[0]).seq == 1  # type: ignore[call-overload]
         cycle.append(cycle)
-        assert queue._writer is not None
-        lock = queue._writer._tail.lock
+        assert core_of(queue)._writer is not None
+        lock = core_of(queue)._writer._tail.lock
 
         def collect() -> None:
             with lock:
@@ -52,7 +53,7 @@ def test_an_iterator_may_end_where_its_thread_holds_the_lock_of_the_log(tmp_path
 def test_a_listener_that_is_taken_back_by_another_hides_nobody(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
         queue.append(b"x")
-        writer = queue._writer
+        writer = core_of(queue)._writer
         assert writer is not None
         told: list[str] = []
         second, third = (lambda: told.append("second")), (lambda: told.append("third"))

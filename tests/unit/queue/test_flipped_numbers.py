@@ -14,6 +14,7 @@ import pytest
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES
 from holdfast.queue.format.page import HEADER_BYTES
+from holdfast.queue.queue import core_of
 
 CHECK_OFFSET = 4
 LENGTH_OFFSET = 0
@@ -63,7 +64,7 @@ def test_what_is_appended_behind_a_told_loss_is_read_once_and_under_its_own_numb
         queue.append(b"two")
         page = tmp_path / "q-1.page"
         flip(page, place_of_last(page) + CHECK_OFFSET, 2 ^ 3)
-        reader = queue.reader(damage=told.append)
+        reader = core_of(queue).reader(damage=told.append)
         found = [message.seq for message in reader.read_messages() or ()]
         assert reader.read_messages() is None
         assert (found, reader.next_seq) == ([1], 3)

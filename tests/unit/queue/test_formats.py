@@ -25,13 +25,13 @@ from holdfast.queue.format.meta import (
     SLOT_BYTES,
     DurablePosition,
     QueueIdentity,
+    WritePosition,
     decode_identity,
     decode_write_position,
     encode_identity,
     encode_slot,
     newest_slot,
     slot_offset,
-    write_position_value,
 )
 from holdfast.queue.format.page import PageHeader, decode_header, encode_header
 
@@ -103,10 +103,10 @@ def test_a_write_position_is_decoded_as_it_was_encoded() -> None:
         index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
         first_page=2, first_seq=17,
     )  # fmt: skip
-    value = write_position_value(**fields)
+    value = WritePosition(**fields).encode()
     back = decode_write_position(value)
     assert back is not None
-    assert write_position_value(**{name: getattr(back, name) for name in fields}) == value
+    assert back == WritePosition(**fields)
     assert (back.page, back.durable.position, back.clean) == (3, 99, True)
     assert decode_write_position(value[:-1]) is None
 

@@ -17,6 +17,7 @@ from holdfast.queue.format.frame import single_packers
 from holdfast.queue.log.durability import SyncProgress
 from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.writer import PageSupply, Writer
+from holdfast.queue.queue import core_of
 
 
 class Interrupting(LocalFiles):
@@ -131,7 +132,7 @@ class Turns(list[None]):
 def test_an_interrupt_behind_the_taking_of_a_turn_gives_it_back(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"one")
-        tail: Any = queue._writer._tail  # type: ignore[union-attr]
+        tail: Any = core_of(queue)._writer._tail  # type: ignore[union-attr]
         turns = tail._turns = Turns([None])
         turns.armed = True
         with pytest.raises(KeyboardInterrupt):

@@ -15,6 +15,7 @@ from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import HEAD_BYTES
 from holdfast.queue.format.page import RECORD, RECORD_BYTES, SINGLES_SPACING_BYTES
+from holdfast.queue.queue import core_of
 
 if TYPE_CHECKING:
     from holdfast.queue.files.index import KeptIndexes
@@ -79,7 +80,7 @@ def test_kept_indexes_are_bounded(tmp_path: Path) -> None:
         most = 0
         for number in range(1, MESSAGES - 1):
             assert found(queue, number) == [number, number + 1]
-            most = max(most, len(queue._indexes))
+            most = max(most, len(core_of(queue)._caches.indexes))
         assert most == KEPT_MAX
 
 
@@ -90,7 +91,7 @@ def test_the_index_of_the_page_being_written_is_read_each_time(tmp_path: Path) -
             queue.append_many([b"%04d" % number + bytes(900)] * 2)
             queue.flush()  # the index is in the file with each sync
             assert found(queue, number) == [number, number]
-            assert queue._indexes == {}
+            assert core_of(queue)._caches.indexes == {}
 
 
 @pytest.mark.parametrize("harm", ["removed", "emptied", "zeros", "of another page"])
@@ -105,13 +106,13 @@ def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str)
             index.write_bytes({"emptied": b"", "zeros": bytes(size)}.get(harm) or (tmp_path / "q-9.idx").read_bytes())
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
-        queue._indexes.clear()  # as a process has it that opens the queue now
+        core_of(queue)._caches.indexes.clear()  # as a process has it that opens the queue now
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
-        times, positions = list(queue._indexes.values())[-1]
-        for salt in queue._indexes:
-            queue._indexes[salt] = times + times, positions[::-1] * 2
-        queue._anchors.clear()
+        times, positions = list(core_of(queue)._caches.indexes.values())[-1]
+        for salt in core_of(queue)._caches.indexes:
+            core_of(queue)._caches.indexes[salt] = times + times, positions[::-1] * 2
+        core_of(queue)._caches.anchors.clear()
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
 
@@ -171,7 +172,7 @@ class EmptiedAtOnce(dict[tuple[int, int], tuple[int, int, int, int]]):
 
 def test_a_seek_goes_on_where_another_reader_empties_what_they_share(tmp_path: Path) -> None:
     with filled(tmp_path / "q") as queue:
-        queue._anchors = EmptiedAtOnce()
+        core_of(queue)._caches = core_of(queue)._caches._replace(anchors=EmptiedAtOnce())
         for number in (10, 10, 11, 10):
             assert found(queue, number) == [number, number + 1]
             assert next(queue.read(seq=number)).seq == number
@@ -192,7 +193,7 @@ def test_a_seek_in_the_page_being_written_reads_no_further_than_a_head_behind_it
     with Queue(tmp_path / "q", page_size=1 << 20, background=False) as queue:
         for _ in range(30):
             queue.append_many([bytes(1_000)] * 10)
-        end = queue._writer._tail.position if queue._writer is not None else 0
+        end = core_of(queue)._writer._tail.position if core_of(queue)._writer is not None else 0
     with Queue(tmp_path / "q", read_only=True, files=files) as queue:
-        queue.reader(seq=300).close()
+        core_of(queue).reader(seq=300).close()
     assert 0 < files.furthest <= end + HEAD_BYTES

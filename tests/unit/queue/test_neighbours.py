@@ -9,8 +9,9 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Queue
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.queue import core_of
 
 NAMES = [
     "a",
@@ -45,7 +46,7 @@ def test_a_consumer_and_a_queue_that_is_called_like_both_are_independent(tmp_pat
         consumer.commit()
         others.poll()
         others.commit()
-        assert (committed_seqs(queue.pages), committed_seqs(other.pages)) == ({"eu": 1}, {"eu": 2})
+        assert (committed_seqs(core_of(queue).pages), committed_seqs(core_of(other).pages)) == ({"eu": 1}, {"eu": 2})
     with Queue(tmp_path / "a-eu") as other, Queue(tmp_path / "a") as queue, queue.work_queue("w-eu") as work:
         assert work.get(timeout=0) is not None
         assert (seqs(queue), seqs(other)) == ([b"one"], [b"two", b"three"])
@@ -99,7 +100,7 @@ def test_a_queue_whose_consumers_would_be_anothers_is_refused(tmp_path: Path) ->
             consumer.commit()
         with pytest.raises(InvalidRequest, match=r"queue=a-eu owner=a file=a-eu-billing\.cursor"):
             Queue(tmp_path / "a-eu")
-        assert committed_seqs(queue.pages) == {"eu-billing": 1}
+        assert committed_seqs(core_of(queue).pages) == {"eu-billing": 1}
     Queue(tmp_path / "b-eu").close()
     with Queue(tmp_path / "b-eu") as other, other.consumer("billing"):
         Queue(tmp_path / "b").close()  # the shorter name comes second: whose the cursor is has been settled

@@ -54,7 +54,7 @@ def test_whatever_fails_while_a_queue_is_opened_is_an_error_of_holdfast(
     assert refused.value.code == code
     assert isinstance(refused.value.__cause__, OSError)
     if kind is PermissionDenied:
-        assert refused.value.message == "nothing may be written here"
+        assert refused.value.message == "the file system denies access"
         assert refused.value.fields == {"path": str(tmp_path / "q"), "cause": os.strerror(number)}
     Queue(tmp_path / "q").close()  # and nothing is held
 

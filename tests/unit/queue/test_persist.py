@@ -24,8 +24,9 @@ from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExce
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
 from holdfast.queue import persist as persist_module
 from holdfast.queue.log.reader import LogReader
-from holdfast.queue.persist import Persisted, PersistRun, PersistSettings
+from holdfast.queue.persist import Persisted
 from holdfast.queue.persist_flow import Work
+from holdfast.queue.persist_run import PersistRun, PersistSettings
 
 PAGE_BYTES = 4096
 WAIT_S = 60

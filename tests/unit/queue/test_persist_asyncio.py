@@ -20,7 +20,7 @@ import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue import Queue, Serializer, Stored
 from holdfast.queue.aio import persist as asynchronous_persist
-from holdfast.queue.persist import PersistRun
+from holdfast.queue.persist_run import PersistRun
 
 PAGE_BYTES = 4096
 WAIT_S = 60

@@ -15,8 +15,10 @@ import pytest
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import AlreadyOpen, InvalidRequest, PermissionDenied
 from holdfast.queue import Gap, Queue, Trimmed
+from holdfast.queue.core import QueueCore
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES
+from holdfast.queue.queue import core_of
 
 
 @pytest.mark.parametrize("path", ["data/mail", "mail"])
@@ -104,7 +106,7 @@ def test_a_writer_lists_its_pages_again_only_after_one_came_or_went(tmp_path: Pa
             before = files.count
             seeks: list[dict[str, Any]] = [{}, {"seq": queue.last_seq}, {"since": LONG_AGO}]
             for seek in seeks:
-                queue.reader(**seek).close()
+                core_of(queue).reader(**seek).close()
             return files.count - before
 
         for _ in range(20):
@@ -127,7 +129,7 @@ def test_a_reader_that_waits_in_the_process_of_the_writer_lists_nothing(tmp_path
     files = Listings()
     with Queue(tmp_path / "q", page_size=4096, background=False, files=files) as queue:
         queue.append(b"first")
-        reader = queue.reader()
+        reader = core_of(queue).reader()
         assert reader.read_payloads() == [[b"first"]]
         before = files.count
         for number in range(20):
@@ -145,9 +147,9 @@ def test_a_reader_that_waits_before_a_prepared_page_lists_once(tmp_path: Path) -
         Queue(tmp_path / "q", read_only=True, files=files) as other,
     ):
         queue.append(bytes(2500))
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         assert sorted(path.name for path in tmp_path.glob("q-*.page")) == ["q-1.page", "q-2.page"]
-        reader = other.reader()
+        reader = core_of(other).reader()
         assert reader.read_payloads() == [[bytes(2500)]]
         assert reader.read_payloads() is None
         before = files.count
@@ -193,7 +195,7 @@ def test_behind_the_last_message_nothing_is_read_but_one_head(tmp_path: Path) ->
     with Queue(tmp_path / "q", page_size=1 << 20) as queue:
         queue.append_many([b"x" * 100] * 1000)
     with Queue(tmp_path / "q", files=Recorded()) as queue:
-        reader = queue.reader(since="latest")
+        reader = core_of(queue).reader(since="latest")
         assert reader.read_messages() is None
         queue.append(b"next")
         assert [message.payload for message in reader.read_messages() or ()] == [b"next"]
@@ -210,7 +212,7 @@ def test_a_reader_does_not_wait_in_a_page_whose_name_a_larger_one_may_take(tmp_p
     with Queue(path, page_size=4096, background=False) as queue:
         for payload in sent:
             queue.append(payload)
-        writer: Any = queue._writer
+        writer: Any = core_of(queue)._writer
         if first:
             writer._supply.prepare(lambda: True)
         else:
@@ -219,7 +221,7 @@ def test_a_reader_does_not_wait_in_a_page_whose_name_a_larger_one_may_take(tmp_p
             tail.page.limit, tail.limit = 0, -1
             writer._seal(tail.page)  # as a roll leaves it that met a full disk behind it
         with Queue(path, read_only=True) as elsewhere:
-            readers = [queue.reader(), elsewhere.reader()]
+            readers = [core_of(queue).reader(), core_of(elsewhere).reader()]
             for reader in readers:
                 assert [message.payload for message in reader.read_messages() or ()] == sent
                 assert reader.read_messages() is None
@@ -235,15 +237,15 @@ def test_who_may_not_write_is_refused_although_another_process_writes_meanwhile(
 ) -> None:
     async def main() -> None:
         with Queue(tmp_path / "q") as writer:
-            real = Queue.append_encoded
+            real = QueueCore.append_many
 
-            def append_many(self: Queue, *arguments: Any, **named: Any) -> tuple[int, int]:
+            def append_many(self: QueueCore, *arguments: Any, **named: Any) -> tuple[int, int]:
                 monkeypatch.undo()
                 writer.append(b"another's")
                 return real(self, *arguments, **named)
 
             async with AsyncQueue(tmp_path / "q", read_only=True) as reading:
-                monkeypatch.setattr(Queue, "append_encoded", append_many)
+                monkeypatch.setattr(QueueCore, "append_many", append_many)
                 with pytest.raises(PermissionDenied):
                     await reading.append(b"refused")
             assert [message.payload for message in writer.read()] == [b"another's"]

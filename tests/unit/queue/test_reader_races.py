@@ -14,6 +14,7 @@ import pytest
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.evidence import FileEvidence
 from holdfast.queue.log.reader import LogReader
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair import verify_queue
 
 PAYLOAD = b"x" * 100
@@ -32,7 +33,7 @@ def numbers_of(reader: LogReader) -> list[int]:
 
 def begun(writer: Queue) -> int:
     """The newest page that holds messages."""
-    headers = [writer.pages.header_of(number) for number in writer.pages.numbers()]
+    headers = [core_of(writer).pages.header_of(number) for number in core_of(writer).pages.numbers()]
     return max((header.number for header in headers if header is not None and not header.prepared), default=0)
 
 
@@ -80,7 +81,7 @@ def test_a_commit_of_messages_newer_than_the_last_look_is_no_gap(
         for _ in range(100):
             writer.append(PAYLOAD)
         reports: list[Gap | Trimmed] = []
-        reader = elsewhere.reader(damage=reports.append)
+        reader = core_of(elsewhere).reader(damage=reports.append)
         act_once(monkeypatch, "used_seq", appended_and_committed(writer, path), before=True)
         seen = numbers_of(reader) + numbers_of(reader)
         assert seen == [*range(1, writer.last_seq + 1)]
@@ -105,7 +106,7 @@ def test_messages_that_come_between_the_looks_of_a_reader_on_an_empty_queue_are_
     path = tmp_path / "q"
     with Queue(path, sync="always", background=False) as writer, Queue(path, read_only=True) as elsewhere:
         reports: list[Gap | Trimmed] = []
-        reader = elsewhere.reader(damage=reports.append)
+        reader = core_of(elsewhere).reader(damage=reports.append)
         if looked:
             assert numbers_of(reader) == []
         act_once(monkeypatch, "proof", lambda: [writer.append(PAYLOAD) for _ in range(3)], before=True)
@@ -122,9 +123,9 @@ def test_what_retention_removes_between_two_looks_is_never_called_damage(
         for _ in range(3000):
             writer.append(PAYLOAD)
         reports: list[Gap | Trimmed] = []
-        reader = elsewhere.reader(damage=reports.append) if entered else None
+        reader = core_of(elsewhere).reader(damage=reports.append) if entered else None
         act_once(monkeypatch, "proof", lambda: writer.trim(before_seq=1800), before=False)
-        reader = reader or elsewhere.reader(damage=reports.append)
+        reader = reader or core_of(elsewhere).reader(damage=reports.append)
         seen = numbers_of(reader)
         assert seen[-1] == 3000
         assert seen == sorted({*seen})
@@ -135,12 +136,12 @@ def test_a_page_that_is_lost_after_a_reader_saw_it_prepared_is_reported(tmp_path
     path = tmp_path / "q"
     with opened(path) as writer, Queue(path, read_only=True) as elsewhere:
         writer.append(PAYLOAD)
-        while writer.pages.numbers() != [1, 2]:
+        while core_of(writer).pages.numbers() != [1, 2]:
             writer.append(PAYLOAD)
-            writer.run_background_work()
+            core_of(writer).run_background_work()
         assert begun(writer) == 1, "the second page is prepared"
         reports: list[Gap | Trimmed] = []
-        reader = elsewhere.reader(damage=reports.append)
+        reader = core_of(elsewhere).reader(damage=reports.append)
         seen = numbers_of(reader) + numbers_of(reader)
         roll(writer)
         roll(writer)

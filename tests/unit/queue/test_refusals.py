@@ -20,10 +20,11 @@ from holdfast import aio
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.cursor_file import committed_seqs, first_held_seq
+from holdfast.queue.files.cursors import committed_seqs, first_held_seq
 from holdfast.queue.files.meta_files import read_write_position
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.queue import core_of
 from holdfast.queue.work.work_queue import Job, WorkQueue
 
 OPERATIONS = ["names", "create", "open", "size", "modified_ns", "size_of", "read", "write", "allocate", "truncate"]
@@ -301,8 +302,8 @@ def test_whatever_fails_while_a_cursor_is_opened_it_keeps_its_place_and_its_hold
             else:
                 found.ack_many(found.get_many(2))
         for _ in failures(files, lambda: getattr(queue, call)("c", since="latest", hold=True).close()):
-            assert committed_seqs(queue.pages) == {"c": 2}, f"after {files.failed}"
-            assert first_held_seq(queue.pages) == 3, f"after {files.failed}"
+            assert committed_seqs(core_of(queue).pages) == {"c": 2}, f"after {files.failed}"
+            assert first_held_seq(core_of(queue).pages) == 3, f"after {files.failed}"
 
 
 def test_a_damaged_cursor_begins_anew_and_is_never_removed_with_what_it_holds() -> None:
@@ -370,7 +371,7 @@ def killed_before_the_name_of_a_page_was_durable(seed: int) -> LostSyncs:
     queue = queue_on(whole)
     while not killed.directories:
         queue.append(bytes(200))
-        queue.run_background_work()
+        core_of(queue).run_background_work()
     return killed
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import Closed
 from holdfast.queue import Queue
+from holdfast.queue.queue import core_of
 
 
 class Payload:
@@ -33,7 +34,7 @@ def still_held(call: Callable[[], object], times: int = 20) -> int:
 
 def test_a_queue_in_a_forked_child_keeps_no_more_than_its_last_caller(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
-        queue.poison_after_fork()
+        core_of(queue)._poison_after_fork()
         assert still_held(lambda: queue.append(b"x")) <= 1
         assert still_held(queue.flush) <= 1
 

@@ -17,6 +17,7 @@ from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue import FileQueue, Queue, every
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.port import RemovedFile
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 
@@ -86,7 +87,7 @@ def test_the_helper_s_sync_of_a_closed_page_is_refused_after_it_was_removed(tmp_
         queue.append(bytes(900))
     page = tmp_path / "q-1.page"
     page.unlink()
-    refused(queue.run_background_work, page)
+    refused(core_of(queue).run_background_work, page)
     assert queue.durable_seq == 0
     refused(lambda: queue.append(b"later"), page)
     closed_quietly(queue)
@@ -214,7 +215,7 @@ def test_a_directory_that_is_moved_stays_the_queue_s(tmp_path: Path) -> None:
         assert [letter.payload for letter in work.dead_letters()] == [b"one"]
         with queue.work_queue("later") as later:
             assert later.lag() == queue.last_seq
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         last_seq = queue.last_seq
         work.close()
     assert not before.exists()
@@ -284,7 +285,7 @@ def test_a_cursor_that_goes_while_retention_makes_it_durable_holds_nothing() -> 
         with queue.consumer("c") as consumer:
             consumer.commit(consumer.poll()[-1])
         files.armed = True
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         assert not files.armed
         assert queue.append(b"goes on") == 21
 

@@ -16,8 +16,9 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.consumers.consumer import Consumer, Owner
-from holdfast.queue.consumers.cursor_file import CursorFile
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.hand_outs import Owner
+from holdfast.queue.files.cursors import CursorFile
 from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
@@ -26,6 +27,7 @@ from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.meta import SLOT_BYTES, WritePosition, decode_write_position, newest_slot
 from holdfast.queue.format.page import HEADER_BYTES, RECORD, PageHeader, encode_header
 from holdfast.queue.log.writer import PageSupply
+from holdfast.queue.queue import core_of
 
 PAGE_BYTES = 4096
 SEEDS = range(10)
@@ -91,7 +93,7 @@ def test_a_refused_record_of_the_opening_is_written_at_the_next_append(operation
 def test_after_a_removal_both_slots_say_durably_which_page_is_the_first() -> None:
     files = CrashFiles(Random(1))
     queue = opened(files)
-    while len(queue.pages.numbers()) < 4:
+    while len(core_of(queue).pages.numbers()) < 4:
         queue.append(bytes(900))
     queue.flush()
     assert queue.trim(before_seq=queue.last_seq) == 3
@@ -103,14 +105,14 @@ def test_after_a_removal_both_slots_say_durably_which_page_is_the_first() -> Non
 def test_a_sync_of_closed_pages_alone_takes_nothing_back_that_is_durable() -> None:
     files = CrashFiles(Random(1))
     queue = opened(files)
-    while queue.pages.numbers() != [1, 2]:
+    while core_of(queue).pages.numbers() != [1, 2]:
         queue.append(bytes(900))
     queue.append(b"in the second page")
     queue.flush()
-    assert queue._writer is not None
+    assert core_of(queue)._writer is not None
     # The helper thread asks for it when a flush of another thread has just done the same.
-    queue._writer.durability.sync_sealed()
-    queue._writer.progress.record_owed_position()
+    core_of(queue)._writer.durability.sync_sealed()
+    core_of(queue)._writer.progress.record_owed_position()
     assert queue.durable_seq == queue.last_seq
     newest = max((record for record in records(files) if record), key=lambda record: record.durable.next_seq)
     latest = newest_slot(files.contents("d")["q-writeMeta"])
@@ -142,13 +144,13 @@ def test_after_a_failed_sync_no_append_is_accepted_on_the_fast_path_either(level
     with pytest.raises(Closed) as caught:
         queue.append(b"four")
     assert caught.value.code is Code.SYNC_FAILED
-    assert queue.append_at_once(b"five") is None
+    assert core_of(queue).append_at_once(b"five") is None
     assert queue.last_seq == last_seq
 
 
 def test_a_listener_that_is_taken_back_during_a_notification_hides_no_other() -> None:
     queue = opened(CrashFiles(Random(1)))
-    writer = queue._writer
+    writer = core_of(queue)._writer
     assert writer is not None
     called: list[str] = []
 
@@ -194,7 +196,7 @@ def test_a_flush_covers_the_page_that_a_killed_process_has_just_sealed() -> None
     queue = opened(files)
     for _ in range(3):
         queue.append(bytes(900))
-    queue.run_background_work()
+    core_of(queue).run_background_work()
     images: list[CrashFiles] = []
     files.before = lambda _: images.append(files.after_kill(Random(1)))
     queue.append(bytes(2000))
@@ -216,9 +218,9 @@ def test_after_a_seal_no_message_goes_into_that_page_though_the_next_page_was_re
     queue = opened(files)
     for _ in range(3):
         queue.append(bytes(900))
-    queue.run_background_work()
-    assert queue.pages.numbers() == [1, 2]
-    reader = queue.reader()
+    core_of(queue).run_background_work()
+    assert core_of(queue).pages.numbers() == [1, 2]
+    reader = core_of(queue).reader()
     assert len(reader.read_messages() or ()) == 3
     refuse_once(files, "write", "q-2.page")
     with pytest.raises(Unavailable):
@@ -226,7 +228,7 @@ def test_after_a_seal_no_message_goes_into_that_page_though_the_next_page_was_re
     assert files.refuse is None
     assert reader.read_messages() is None  # the reader is at the SEAL
     assert queue.append(b"short enough for the first page") == 4
-    header = queue.pages.header_of(2)
+    header = core_of(queue).pages.header_of(2)
     assert header is not None
     assert (header.prepared, header.base_seq) == (False, 4)
     assert [message.seq for message in reader.read_messages() or ()] == [4]
@@ -287,7 +289,7 @@ def test_a_listing_during_which_a_page_is_made_is_not_taken_for_the_newest() -> 
     files = Racing(Random(1))
     files.make_directory("d")
     pages = PageDirectory(files, files.open_directory("d"), FileNames("q"))
-    pages.be_sole()
+    pages.is_sole = True
     header = PageHeader(number=1, page_bytes=PAGE_BYTES, salt=1, checksum_id=CRC32, prepared=True)
     files.meanwhile = lambda: pages.create(header)
     assert pages.numbers() == []
@@ -298,7 +300,7 @@ def test_a_listing_is_used_once_because_other_files_come_without_notice() -> Non
     files = CrashFiles(Random(1))
     files.make_directory("d")
     pages = PageDirectory(files, files.open_directory("d"), FileNames("q"))
-    pages.be_sole()
+    pages.is_sole = True
     assert pages.files() == pages.known_files() == []
     files.close(files.create(pages.directory, "q-c.cursor"))
     assert pages.known_files() == ["q-c.cursor"]
@@ -324,14 +326,14 @@ def test_a_clock_that_jumps_from_the_past_to_the_present_removes_no_page(tmp_pat
     now = [1_000]
     settings = {"lifetime": timedelta(days=1), "clock": lambda: now[0], "background": False}
     with Queue(tmp_path / "q", page_size=PAGE_BYTES, **settings) as queue:  # type: ignore[arg-type]
-        while len(queue.pages.numbers()) < 4:
+        while len(core_of(queue).pages.numbers()) < 4:
             queue.append(bytes(900))
         queue.flush()
         now[0] = time.time_ns()
-        queue.run_background_work()  # by the file system's clock the pages are young
+        core_of(queue).run_background_work()  # by the file system's clock the pages are young
         assert queue.first_seq == 1
         now[0] += timedelta(days=2) // timedelta(microseconds=1) * 1000
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         assert queue.first_seq > 1
 
 
@@ -391,8 +393,8 @@ def two_owners(queue: Queue) -> tuple[Consumer, Owner, Owner]:
     """A consumer that two owners share; each has one message."""
     queue.append_many([b"one", b"two"])
     consumer, first, second = queue.consumer("c"), Owner(), Owner()
-    assert consumer.fill()
-    assert len(consumer.take(first, 1)) == len(consumer.take(second, 1)) == 1
+    assert consumer._fill()
+    assert len(consumer._take(first, 1)) == len(consumer._take(second, 1)) == 1
     return consumer, first, second
 
 
@@ -404,15 +406,15 @@ def test_a_durable_commit_stays_within_the_durable_log_whatever_others_finish_me
     def others() -> None:
         files.during_sync = None
         queue.append(b"three, not durable yet")
-        assert consumer.fill()
-        assert len(consumer.take(second, 1)) == 1
-        consumer.commit_by(second, durable=False)
+        assert consumer._fill()
+        assert len(consumer._take(second, 1)) == 1
+        consumer._commit_by(second, durable=False)
 
     files.during_sync = others
-    consumer.commit_by(first, 1, durable=True)
+    consumer._commit_by(first, 1, durable=True)
     assert files.during_sync is None
     assert consumer.committed_seq == queue.durable_seq == 2
-    consumer.commit_by(first, durable=True)
+    consumer._commit_by(first, durable=True)
     assert consumer.committed_seq == queue.durable_seq == 3
 
 
@@ -440,12 +442,12 @@ def test_a_durable_commit_includes_what_others_have_finished_meanwhile_if_that_i
     def others() -> None:
         consumer._file_lock = lock
         queue.append(b"three")
-        assert consumer.fill()
-        assert len(consumer.take(second, 1)) == 1
-        consumer.commit_by(second)
+        assert consumer._fill()
+        assert len(consumer._take(second, 1)) == 1
+        consumer._commit_by(second)
 
     consumer._file_lock = LateLock(lock, others)  # type: ignore[assignment]
-    consumer.commit_by(first, 1)
+    consumer._commit_by(first, 1)
     assert consumer.committed_seq == queue.durable_seq == 3
 
 
@@ -463,8 +465,8 @@ def test_messages_that_are_taken_back_while_another_thread_reads_are_handed_out_
     queue = opened(files)
     consumer, first, second = two_owners(queue)
     queue.append_many([b"three", b"four"])
-    assert consumer.fill()
-    missed = consumer.take(second, 2)
+    assert consumer._fill()
+    missed = consumer._take(second, 2)
     assert len(missed) == 2
     queue.append(b"five")
 
@@ -475,7 +477,7 @@ def test_messages_that_are_taken_back_while_another_thread_reads_are_handed_out_
 
     files.during_read = interrupted
     found = []
-    while consumer.fill():
-        found += consumer.take(first, 9)
+    while consumer._fill():
+        found += consumer._take(first, 9)
     assert files.during_read is None
     assert [message.seq for message in found] == [3, 4, 5]

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.queue import Gap, Queue
 from holdfast.queue.log.reader import LogReader
+from holdfast.queue.queue import core_of
 
 START_NS = 1_700_000_000_000_000_000
 MESSAGES = 100
@@ -52,7 +53,7 @@ def test_a_seek_after_reading_finds_what_a_new_reader_finds(tmp_path: Path, *, r
     with filled(tmp_path / "q", read_only=read_only) as queue:
         expected: dict[str, list[int]] = {}
         for name, seek in SEEKS.items():
-            reader = queue.reader()
+            reader = core_of(queue).reader()
             seek(reader)
             expected[name] = read_on(reader)
             reader.close()
@@ -60,7 +61,7 @@ def test_a_seek_after_reading_finds_what_a_new_reader_finds(tmp_path: Path, *, r
         assert expected["time of the 70th"] == list(range(70, MESSAGES + 1))
         for before, then in product(SEEKS, SEEKS):
             for reads in (False, True):
-                reader = queue.reader()
+                reader = core_of(queue).reader()
                 SEEKS[before](reader)
                 if reads:
                     read_on(reader)
@@ -78,8 +79,8 @@ def test_a_seek_after_reading_tells_what_is_missing_there(tmp_path: Path) -> Non
     with Queue(tmp_path / "q", read_only=True) as queue:
         moment = datetime.fromtimestamp(START_NS // 10**9, UTC) + timedelta(seconds=1)
         with pytest.raises(Gap) as told:
-            queue.reader(since=moment)
-        reader = queue.reader(since="latest")
+            core_of(queue).reader(since=moment)
+        reader = core_of(queue).reader(since="latest")
         for seek in (SEEKS["first"], SEEKS["earliest"], SEEKS["time of the 5th"]):
             with pytest.raises(Gap) as again:
                 seek(reader)

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.format.page import PageHeader, encode_header
 from holdfast.queue.log.opening import SET_ASIDE_PAGES_MAX
+from holdfast.queue.queue import core_of
 from holdfast.queue.repair import verify_queue
 
 
@@ -22,7 +23,7 @@ def test_of_the_pages_that_openings_set_aside_the_newest_stay(tmp_path: Path) ->
     for number in range(1, 3 * SET_ASIDE_PAGES_MAX):
         with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
             queue.append(b"%d" % number)
-            last = queue.pages.numbers()[-1]
+            last = core_of(queue).pages.numbers()[-1]
         page = tmp_path / f"q-{last + 1}.page"
         page.write_bytes(a_page(last + 1, b"round %d." % number))
         os.utime(page, ns=(number, number))

@@ -19,6 +19,7 @@ from tests.worlds.queue import CrashFiles
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.format.meta import newest_slot
+from holdfast.queue.queue import core_of
 
 SEEDS = range(40)
 
@@ -94,7 +95,7 @@ def test_a_sync_of_names_that_fails_in_a_trim_ends_the_queue() -> None:
     refused_as_after_any_sync(lambda: queue.trim(before_seq=12))
     refused_as_after_any_sync(lambda: queue.trim(before_seq=30))
     refused_as_after_any_sync(lambda: queue.append(b"m"))
-    refused_as_after_any_sync(queue.run_background_work)
+    refused_as_after_any_sync(core_of(queue).run_background_work)
 
 
 def test_a_sync_of_names_that_fails_in_an_append_that_trims_ends_the_queue() -> None:
@@ -186,8 +187,8 @@ def test_a_queue_whose_first_opening_met_a_failed_sync_keeps_its_identity_and_ma
     files = files.after_power_loss(Random(seed + 2))
     assert newest_slot(files.contents("d")["q-writeMeta"]) is not None
     with opened(files, seed + 3) as again:
-        assert again.identity.queue_id == queue.identity.queue_id
-        assert again.recovered == []
+        assert core_of(again).identity.queue_id == core_of(queue).identity.queue_id
+        assert core_of(again).recovered == []
         assert len(list(again.read())) >= 12
 
 

@@ -7,6 +7,7 @@ import errno
 import threading
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pytest
 from tests.worlds.queue import CrashFiles
@@ -18,8 +19,8 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.meta import DurablePosition, write_position_value
-from holdfast.queue.log.durability import Durability, SyncTarget
+from holdfast.queue.format.meta import DurablePosition, WritePosition
+from holdfast.queue.log.durability import Durability, SyncProgress, SyncTarget
 from holdfast.soundness import Soundness
 
 PAGE_BYTES = 4096
@@ -75,16 +76,18 @@ class Lone:
         self.telling = threading.Event()
         self.told_all = threading.Event()
         self.told_all.set()
-        self.durability = Durability(
-            self.disk,
-            1,
-            lambda _: SyncTarget([], 7, 2, None),
-            lambda _: self.told.append("reached"),
-            self._failed,
-            Soundness("queue", ""),
-        )
+        self.durable = DurablePosition(1, 0, 64, 1, 0)
+        self.durability = Durability(self.disk, cast("SyncProgress", self), Soundness("queue", ""))
 
-    def _failed(self) -> None:
+    def take(self, sealed_only: bool) -> SyncTarget:
+        del sealed_only
+        return SyncTarget([], 7, 2, None)
+
+    def reached(self, target: SyncTarget) -> None:
+        del target
+        self.told.append("reached")
+
+    def poison(self) -> None:
         self.telling.set()
         assert self.told_all.wait(60)
         self.told.append("failed")
@@ -147,10 +150,10 @@ def test_a_mark_is_not_written_into_a_file_that_was_closed() -> None:
     marks.close()
     place = DurablePosition(1, 0, 64, 1, 0)
     marks.write(
-        write_position_value(
+        WritePosition(
             page=1, salt=0, position=64, next_seq=1, last_time_ns=0, frames=0, index_records=0, index_check=0,
             index_due=0, clean=False, durable=place, boot_id=bytes(16), first_page=1, first_seq=1,
-        )
+        ).encode()
     )  # fmt: skip
     marks.close()
 

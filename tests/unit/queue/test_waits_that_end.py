@@ -16,14 +16,15 @@ from holdfast import aio
 from holdfast.errors import Closed
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.queue import core_of
 
 TINY_S = 1e-6
 
 
 def listeners(queue: Queue) -> int:
     """Those that the writer still has to call."""
-    assert queue._writer is not None
-    return len(queue._writer._listeners)
+    assert core_of(queue)._writer is not None
+    return len(core_of(queue)._writer._listeners)
 
 
 def test_a_worker_that_asks_for_jobs_again_and_again_is_no_listener_between(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_listener_that_was_taken_back_is_not_called_and_the_others_are(tmp_pat
     told: list[int] = []
     calls: list[Callable[[], None]] = [lambda number=number: told.append(number) for number in range(3)]  # type: ignore[misc]
     with Queue(tmp_path / "q") as queue:
-        writer = queue._writer
+        writer = core_of(queue)._writer
         assert writer is not None
         for call in calls:
             writer.notify_once(call)

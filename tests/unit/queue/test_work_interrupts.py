@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.errors import Closed, Code, CorruptData, Unavailable
 from holdfast.queue import Queue
+from holdfast.queue.format.commands import Kind, WorkState
 from holdfast.queue.log.messages import Message
-from holdfast.queue.work.command import Kind, WorkState
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import Job, WorkQueue, WorkSource

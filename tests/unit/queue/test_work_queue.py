@@ -24,9 +24,11 @@ import pytest
 
 from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.file_queue import _Tasks
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.work.command import DeadLetter
+from holdfast.queue.format.commands import DeadLetter
+from holdfast.queue.queue import core_of
 from holdfast.queue.work.log import WorkClock, WorkLog, find_state
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import Job, WorkQueue
@@ -388,7 +390,7 @@ def test_jobs_of_a_closed_work_queue_wait_behind_those_that_are_due_for_longer(t
 def test_an_owner_that_wants_the_order_of_the_queue_gets_the_lowest_due_number(tmp_path: Path) -> None:
     clock = Clock()
     with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", ack_wait=30) as work:
-        work.order_by_seq()
+        work._by_seq = True
         fill(queue, 6)
         jobs = work.get_many(4)
         for job, delay in zip(jobs, (9, 3, 1, 2), strict=True):
@@ -409,7 +411,7 @@ def test_jobs_that_an_owner_returns_are_next(tmp_path: Path) -> None:
         jobs = work.get_many(3)
         work.nack(jobs[0])
         clock.pass_s(1)
-        work.return_leased(keep=[2])
+        _Tasks.return_leased(work, keep=[2])  # type: ignore[arg-type]  # it needs nothing of its own
         assert [job.seq for job in work.get_many(9)] == [3, 1, 4]
 
 
@@ -692,7 +694,7 @@ def test_a_name_is_open_once_and_of_one_kind(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest):
             queue.work_queue("c")
         queue.work_queue("w").close()
-        assert committed_seqs(queue.pages) == {"c": 0, "w": 0}
+        assert committed_seqs(core_of(queue).pages) == {"c": 0, "w": 0}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from holdfast.queue import Block, Gap, Message, Queue, Trimmed
 from holdfast.queue.evidence import FileEvidence
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.frame import seal_fields
+from holdfast.queue.format.frame import SEAL_BODY
 from holdfast.queue.format.page import HEADER_BYTES, decode_header
 from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.page_scan import PageScan
@@ -268,7 +268,7 @@ def check_seals(files: CrashFiles, path: str, prefix: str) -> None:
             files.close(file)
             if scan.seal is None:
                 raise PromiseBroken(f"page {header.number} was closed without a SEAL")
-            frames, last_seq, last_time_ns, _ = seal_fields(scan.seal)
+            frames, last_seq, last_time_ns, _ = SEAL_BODY.unpack(scan.seal)
             if (frames, last_seq, last_time_ns) != (scan.frames, following.base_seq - 1, scan.last_time_ns):
                 raise PromiseBroken(f"the SEAL of page {header.number} says {last_seq}, {frames} frames")
     finally:

@@ -37,7 +37,9 @@ from tests.worlds.queue.shape import FIRST_PAGE_BYTES
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.core import QueueCore
+from holdfast.queue.files.cursors import committed_seqs
+from holdfast.queue.queue import core_of
 
 if TYPE_CHECKING:
     from holdfast.queue import Message
@@ -78,10 +80,16 @@ class Promised:
         return self.returned if killed else self.durable
 
 
-class GrowingQueue(Queue):
+class GrowingCore(QueueCore):
     """A queue with a small first page."""
 
     _first_page_bytes = FIRST_PAGE_BYTES
+
+
+class GrowingQueue(Queue):
+    """The same, for a program."""
+
+    _core_class = GrowingCore
 
 
 class FollowersWorld(QueueWorld):
@@ -245,7 +253,7 @@ class FollowersWorld(QueueWorld):
             queue.flush()
             self.ledger.durable = self.ledger.accepted
         first_seq = queue.first_seq
-        queue.run_background_work()
+        core_of(queue).run_background_work()
         if self.keep == "consumed":
             self.seen["consumed page removed"] += queue.first_seq > first_seq
             self._check_consumed(queue, durable_end=flushed and queue.last_seq > self.found_seq)
@@ -275,10 +283,16 @@ class FollowersWorld(QueueWorld):
     def _check_consumed(self, queue: Queue, *, durable_end: bool) -> None:
         """K2 and K3 of a queue whose background work is done. ``durable_end``: this life has appended, and that is
         durable. Before, a log whose last page was just closed when its writer was killed knows no later page."""
-        headers = [header for number in queue.pages.numbers() if (header := queue.pages.header_of(number)) is not None]
+        headers = [
+            header
+            for number in core_of(queue).pages.numbers()
+            if (header := core_of(queue).pages.header_of(number)) is not None
+        ]
         bases = [header.base_seq for header in headers if not header.prepared]
-        found = committed_seqs(queue.pages)
-        cursors = [name for name in queue.pages.port.names(queue.pages.directory) if name.endswith(".cursor")]
+        found = committed_seqs(core_of(queue).pages)
+        cursors = [
+            name for name in core_of(queue).pages.port.names(core_of(queue).pages.directory) if name.endswith(".cursor")
+        ]
         # The cursor that a crash has left without a value has committed nothing.
         committed = min(found.values(), default=0) if len(found) == len(cursors) else 0
         if durable_end and len(bases) > 1 and bases[1] - 1 <= committed:
@@ -326,7 +340,7 @@ class FollowersWorld(QueueWorld):
             self.seen["crash after consumed pages went"] += queue.first_seq > 1
             if self.random.random() < 0.7:  # while no consumer is open
                 queue.flush()
-                queue.run_background_work()
+                core_of(queue).run_background_work()
                 self._check_consumed(queue, durable_end=queue.last_seq > len(history))
         messages = list(queue.read())
         removed = set(history[: queue.first_seq - 1]) - {LOST}

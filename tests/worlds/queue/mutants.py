@@ -18,20 +18,20 @@ from tests.worlds.queue.shape import LIFETIME_NS
 from tests.worlds.queue.world import run_world
 
 from holdfast.errors import AlreadyOpen, CorruptData, InternalError
-from holdfast.queue import Trimmed, every, evidence, queue
-from holdfast.queue.consumers import cursor_file
+from holdfast.queue import Trimmed, core, every, evidence
 from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.cursor_file import (
+from holdfast.queue.evidence import FileEvidence
+from holdfast.queue.files import pages as pages_file
+from holdfast.queue.files.cursors import (
     CursorFile,
     committed_seqs,
     first_held_seq,
     first_unconsumed_seq,
     sync_holds,
 )
-from holdfast.queue.evidence import FileEvidence
-from holdfast.queue.files import pages as pages_file
 from holdfast.queue.files.meta_files import WritePositionFile, read_write_position
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.commands import DeadLetter, Kind
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
 from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import PageHeader, encode_header
@@ -45,10 +45,9 @@ from holdfast.queue.log.space import Space
 from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.walk import QueueEvidence
 from holdfast.queue.log.writer import PageSupply, Writer
-from holdfast.queue.persist import PersistRun, Stored
 from holdfast.queue.persist_flow import Flow, Work
 from holdfast.queue.persist_flow import Step as FlowStep
-from holdfast.queue.work.command import DeadLetter, Kind
+from holdfast.queue.persist_run import PersistRun, Stored
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, WorkLog
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import WorkQueue
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from holdfast.queue.format.checksum import Checksum, Octets
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
-    from holdfast.queue.persist import PersistSettings, _Since
+    from holdfast.queue.persist_run import PersistSettings, _Since
 
 __all__ = ["MUTANTS", "UNPROVED"]
 
@@ -94,7 +93,7 @@ _write_mark = SyncProgress.record_position
 _write_cursor = CursorFile.write
 _record = WorkLog.record
 _resume = LogTail.resume
-_first_unconsumed_seq = cursor_file.first_unconsumed_seq
+_first_unconsumed_seq = first_unconsumed_seq
 
 
 @MUTANTS.breaks(
@@ -153,12 +152,12 @@ def checksum_without_bytes(checksum_id: int) -> Checksum:
 @MUTANTS.breaks("the data are synced before the pointer says so", "_sync", Durability)
 def pointer_before_data(self: Durability, *, sealed_only: bool) -> None:
     """The durable place is written, and made durable, before the data are."""
-    target = self._take(sealed_only)
+    target = self._progress.take(sealed_only)
     try:
-        self._reached(SyncTarget([], None, target.next_seq, target.position))
+        self._progress.reached(SyncTarget([], None, target.next_seq, target.position))
         for file in [*target.closed, *([] if target.open is None else [target.open])]:
             self._port.sync_data(file)
-        self._reached(target)
+        self._progress.reached(target)
         self.next_seq = max(self.next_seq, target.next_seq)
     finally:
         with self._condition:
@@ -204,8 +203,8 @@ def latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
     """The latest page whose first time is at most T, instead of strictly below."""
     self._seek_page(lambda header: header.base_time_ns <= time_ns)
     self._from_seq, self._from_time_ns = 1, time_ns
-    if self._scan is not None:
-        self._scan.seek_time(time_ns)
+    if self.scan is not None:
+        self.scan.seek_time(time_ns)
 
 
 @MUTANTS.breaks("reading since T begins at the last record strictly before T", "seek_time", PageScan, first_seed=7)
@@ -215,7 +214,7 @@ def last_record_at_or_before(self: PageScan, time_ns: int) -> None:
         self._seek(self._index, self._index.last_earlier(time_ns + 1), lambda indexed, _: indexed <= time_ns)
 
 
-@MUTANTS.breaks("writing goes on at the verified end", "find_end", queue, reader)
+@MUTANTS.breaks("writing goes on at the verified end", "find_end", core, reader)
 def resume_past_a_hole(pages: PageDirectory, files: QueueEvidence) -> LogEnd:
     """Writing goes on where the writer was, not where verified frames end."""
     end, mark = _find_end(pages, files), read_write_position(pages)
@@ -235,7 +234,7 @@ def mark_of_any_boot(self: WritePosition, boot_id: bytes) -> bool:
 @MUTANTS.breaks(
     "after a torn tail a new page is begun",
     "find_end",
-    queue,
+    core,
     reader,
     focus={**ALIGNED, "lives": 3, "steps": 15},
     first_seed=17,
@@ -289,7 +288,7 @@ _reached = SyncProgress.reached
 def page_closed_meanwhile_is_synced(self: SyncProgress, target: SyncTarget) -> None:
     """What it got while its sync was under way is taken for synced with the rest."""
     if target.open is not None:
-        target.closed = [*target.closed, target.open]
+        target = target._replace(closed=[*target.closed, target.open])
     _reached(self, target)
 
 
@@ -352,7 +351,7 @@ def pages_removed_at_once(self: Space, numbers: list[int]) -> None:
 @MUTANTS.breaks(
     "what is consumed goes when every consumer has committed it, open or not",
     "first_unconsumed_seq",
-    cursor_file,
+    space,
     play=partial(run_followers, consumed=True),
     first_seed=1,
 )
@@ -370,7 +369,7 @@ def consumed_forgets_closed_consumers(pages: PageDirectory) -> int | None:
 @MUTANTS.breaks(
     "the cursors are durable before the pages that they have passed go",
     "sync_holds",
-    cursor_file,
+    space,
     play=partial(run_followers, consumed=True),
 )
 def consumed_goes_before_the_cursors(
@@ -486,7 +485,7 @@ def acknowledged_in_memory(self: WorkLog, command: bytes) -> None:
 def buried_before_its_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._resources.dead is None:
-        self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        self._resources.dead = self._core.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
     mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._resources.dead.append(letter.encode())
@@ -635,7 +634,7 @@ MUTANTS.add(
     "nothing_is_restored",
     "one damaged byte of a header costs no message",
     (pages_file, "nearest_header", nothing_is_restored),
-    (queue, "restored_header", no_frame_proves_a_header),
+    (core, "restored_header", no_frame_proves_a_header),
     focus=DAMAGED,
 )
 MUTANTS.add(
@@ -665,7 +664,7 @@ for name, rule, place, attribute, broken in (
      lost_pages_take_no_numbers),
     ("front_is_removed", "a missing first page is damage unless retention removed it", walk, "first_seq_of",
      front_is_removed),
-    ("lost_pages_are_set_aside", "an opening never makes damage disappear", queue, "find_end",
+    ("lost_pages_are_set_aside", "an opening never makes damage disappear", core, "find_end",
      lost_pages_are_set_aside),
     ("new_queue_without_a_record", "a new queue is not taken for one whose pages are lost", WritePositionFile,
      "__init__", new_queue_without_a_record),
@@ -768,10 +767,10 @@ def persist_forgets_what_is_stored(self: PersistRun) -> Stored[object]:
 )
 def persist_frees_for_one_consumer(self: PersistRun) -> None:
     """Space is freed as soon as this consumer needs it no more, whatever others need."""
-    queue = self.queue
+    inside = self._core
     if not self._keeps_consumed:
-        sync_holds(queue.pages, self._sync_failed, every=True)
-        queue.trim(before_seq=self.flow.consumed_seq + 1)
+        sync_holds(inside.pages, self._sync_failed, every=True)
+        inside.trim(before_seq=self.flow.consumed_seq + 1)
 
 
 @MUTANTS.breaks(
@@ -783,11 +782,11 @@ def persist_frees_for_one_consumer(self: PersistRun) -> None:
 )
 def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
     """Space is freed although a consumer that does not hold has yet to consume it."""
-    queue = self.queue
-    held = first_held_seq(queue.pages)
+    inside = self._core
+    held = first_held_seq(inside.pages)
     if held is not None and not self._keeps_consumed:
-        sync_holds(queue.pages, self._sync_failed, every=True)
-        queue.trim(before_seq=held)
+        sync_holds(inside.pages, self._sync_failed, every=True)
+        inside.trim(before_seq=held)
 
 
 @MUTANTS.breaks(
@@ -799,10 +798,10 @@ def persist_frees_for_consumers_that_hold(self: PersistRun) -> None:
 )
 def persist_frees_before_the_cursors(self: PersistRun) -> None:
     """Space is freed while lost power may take the cursors back before it."""
-    queue = self.queue
-    unconsumed = first_unconsumed_seq(queue.pages)
+    inside = self._core
+    unconsumed = first_unconsumed_seq(inside.pages)
     if unconsumed is not None and not self._keeps_consumed:
-        queue.trim(before_seq=unconsumed)
+        inside.trim(before_seq=unconsumed)
 
 
 MUTANTS.add(
@@ -821,7 +820,7 @@ MUTANTS.add(
 MUTANTS.add(
     "consumed_asks_those_that_hold",
     "what is consumed goes when every consumer has committed it, whether it holds or not",
-    (cursor_file, "first_unconsumed_seq", cursor_file.first_held_seq),
+    (space, "first_unconsumed_seq", first_held_seq),
     play=partial(run_followers, consumed=True),
     first_seed=3,
 )

@@ -27,12 +27,13 @@ from tests.worlds.queue.files import DIRECTORY, CrashFiles, QueueWorld
 
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue, every
-from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.persist import PersistRun, PersistSettings
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.persist_flow import ITEM_BYTES, Step
+from holdfast.queue.persist_run import PersistRun, PersistSettings
+from holdfast.queue.queue import core_of
 
 if TYPE_CHECKING:
-    from holdfast.queue.persist import Stored
+    from holdfast.queue.persist_run import Stored
 
 __all__ = ["PERSIST_KINDS", "run_persist"]
 
@@ -90,7 +91,7 @@ class Side:
 
     def items_up_to(self, seq: int) -> int:
         """How many items have a number up to this one."""
-        pages, later = self.run.queue.pages, None
+        pages, later = core_of(self.run.queue).pages, None
         for number in reversed(pages.numbers()):
             header = pages.header_of(number)
             if header is None or header.prepared:
@@ -179,7 +180,7 @@ class PersistWorld(QueueWorld):
         open_queue = partial(
             Queue,
             settings.path,
-            page_size=settings.page_bytes,
+            page_size=settings.page_size,
             sync=settings.sync,
             lifetime=settings.lifetime,
             files=files,
@@ -282,7 +283,7 @@ class PersistWorld(QueueWorld):
     def _upkeep(self, side: Side, kept: Kept) -> bool:
         if self.random.random() < self.sync_rate:
             side.run.queue.flush()
-        side.run.queue.run_background_work()
+        core_of(side.run.queue).run_background_work()
         self._note(side)
         return True
 
@@ -340,7 +341,7 @@ class PersistWorld(QueueWorld):
             raise PromiseBroken(f"a closed run holds {image.open_handles} handles")
 
     def _check_nothing_unconsumed_is_gone(self, queue: Queue) -> None:
-        for name, seq in committed_seqs(queue.pages).items():
+        for name, seq in committed_seqs(core_of(queue).pages).items():
             if seq < queue.first_seq - 1 and self.lifetime is None:
                 raise PromiseBroken(f"P7: {name} has consumed {seq}, the queue begins at {queue.first_seq}")
 

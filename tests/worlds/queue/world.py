@@ -27,6 +27,7 @@ from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.format.frame import HEAD_BYTES as FRAME_HEAD_BYTES
 from holdfast.queue.format.frame import SEAL_BYTES, batch_body, compress_body
 from holdfast.queue.format.page import HEADER_BYTES
+from holdfast.queue.queue import core_of
 from holdfast.queue.stores_log import StoresLog
 
 __all__ = ["World", "run_world"]
@@ -48,6 +49,18 @@ class GrowingLog(StoresLog):
     """The log with a small first page, so that a few kilobytes reach the configured size."""
 
     _first_page_bytes = FIRST_PAGE_BYTES
+
+
+class LogQueue(Queue):
+    """A program's queue over the log of stores."""
+
+    _core_class = StoresLog
+
+
+class GrowingQueue(Queue):
+    """The same, with a small first page."""
+
+    _core_class = GrowingLog
 
 
 class World(QueueWorld):
@@ -87,7 +100,7 @@ class World(QueueWorld):
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
         shape = self.shape
-        return (GrowingLog if shape.grows else StoresLog)(
+        return (GrowingQueue if shape.grows else LogQueue)(
             PATH,
             page_size=shape.page_bytes,
             sync=shape.sync,
@@ -247,7 +260,7 @@ class World(QueueWorld):
         self._older = self.files.contents(DIRECTORY)
 
     def _open_without_retention(self, files: CrashFiles) -> Queue:
-        return GrowingLog(
+        return GrowingQueue(
             PATH,
             page_size=self.shape.page_bytes,
             files=files,
@@ -325,16 +338,17 @@ class World(QueueWorld):
                 ledger.trimmed_max += 1
 
     def _flush(self, queue: Queue) -> None:
-        assert isinstance(queue, StoresLog), "the world opens it"
+        log = core_of(queue)
+        assert isinstance(log, StoresLog), "the world opens it"
         wanted = len(self.ledger.payloads)
         self.files.during_sync = self._others_append
         try:
             if wanted % 3:
                 queue.flush()
             else:
-                queue.flush_data()
+                log.flush_data()
                 if wanted % 2:
-                    queue.record_position()
+                    log.record_position()
         except Unavailable:
             self.seen["flush refused"] += 1
             return
@@ -346,7 +360,7 @@ class World(QueueWorld):
     def _background_work(self, queue: Queue) -> None:
         self._allow_retention()
         try:
-            queue.run_background_work()
+            core_of(queue).run_background_work()
         except Closed:
             raise
         except (OSError, HoldfastError):
@@ -441,7 +455,7 @@ class World(QueueWorld):
     def _check(self, queue: Queue, ledger: Ledger, floor: int) -> int:
         messages = list(queue.read())
         last_seq = queue.last_seq
-        for loss in queue.recovered:
+        for loss in core_of(queue).recovered:
             raise Gap(loss.first, loss.last, loss.page, loss.reason)
         ledger.check(messages, messages[0].seq if messages else queue.first_seq, last_seq, floor=floor)
         self._check_pages(queue)
@@ -460,7 +474,7 @@ class World(QueueWorld):
 
     def _check_pages(self, queue: Queue) -> None:
         """The size of a page follows from its number, also over crashes, but for a page of one large frame."""
-        shape, pages = self.shape, queue.pages
+        shape, pages = self.shape, core_of(queue).pages
         for number in pages.numbers():
             header = pages.header_of(number)
             if header is None:

@@ -4,26 +4,28 @@ A task that is cancelled while it waits loses nothing: the next task gets the me
 A cancelled call has ended when the cancellation is reported, and may have been done; a cancelled ``open`` leaves
 nothing open.
 """
+# The blocking classes show their public methods only.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
+from inspect import signature
 from types import TracebackType
-from typing import Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.consumers.consumer import Consumer as BlockingConsumer
-from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.consumers.hand_outs import Owner
 from holdfast.queue.files.process import copies_refused
+from holdfast.queue.format.commands import DeadLetter
 from holdfast.queue.log.messages import Message
 from holdfast.queue.options import whole_number
-from holdfast.queue.work.command import DeadLetter
 from holdfast.queue.work.work_queue import Job
 from holdfast.queue.work.work_queue import WorkQueue as BlockingWorkQueue
 
@@ -35,14 +37,10 @@ class Closable(Protocol):
         """Release them."""
 
 
-class WaitUntil(Protocol):
-    """``Queue.wait_until``."""
+WaitUntil = Callable[..., Awaitable[bool]]
+"""``Queue._wait_until``."""
 
-    def __call__(  # noqa: D102
-        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
-    ) -> Awaitable[bool]: ...
-
-
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Opened = TypeVar("Opened", bound="Closable")
 Blocking = TypeVar("Blocking", bound="Closable")
@@ -138,6 +136,34 @@ class _Opened(AsyncWithBlock, Generic[Blocking]):
             await on_helper(self._inner.close)
 
 
+def shown_as(method: Callable[..., object], model: Callable[..., object], returns: str = "") -> None:
+    """Give ``method`` the name, the docstring and the arguments of ``model``."""
+    arguments = signature(model)
+    method.__name__, method.__qualname__, method.__doc__ = model.__name__, model.__qualname__, model.__doc__
+    result = f"{returns}{arguments.return_annotation}"
+    method.__signature__ = arguments.replace(return_annotation=result)  # type: ignore[attr-defined]
+
+
+def check_arguments(model: Callable[..., object], *args: object, **options: object) -> None:
+    """Raise Python's ``TypeError`` for arguments that ``model`` does not take."""
+    try:
+        signature(model).bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"{model.__qualname__}() {error}") from None
+
+
+def _awaited(
+    model: Callable[Concatenate[Blocking, Arguments], Result],
+) -> Callable[Concatenate[_Opened[Blocking], Arguments], Coroutine[Any, Any, Result]]:
+    """The method that awaits what ``model`` does on a helper thread."""
+
+    async def call(self: _Opened[Blocking], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return await on_helper(partial(model, self._opened(), *args, **options))
+
+    shown_as(call, model)
+    return call
+
+
 class Consumer(_Opened[BlockingConsumer]):
     """A position in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
 
@@ -179,13 +205,13 @@ class Consumer(_Opened[BlockingConsumer]):
         return self._opened().next_seq
 
     async def _refill(self) -> bool:
-        return await on_helper(partial(self._opened().fill, POLL_MESSAGES))
+        return await on_helper(partial(self._opened()._fill, POLL_MESSAGES))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """The messages from the first that was not handed out. Ends at the end of the log."""
         inner = self._opened()
         while True:
-            for message in inner.take(self._owner(), 1):
+            for message in inner._take(self._owner(), 1):
                 yield message
                 break
             else:
@@ -209,11 +235,11 @@ class Consumer(_Opened[BlockingConsumer]):
         """The next messages, 1 to ``max_messages``; none after ``timeout`` seconds (None: waits)."""
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
         inner, owner = self._opened(), self._owner()
-        messages = inner.take(owner, max_messages)
+        messages = inner._take(owner, max_messages)
 
         async def look() -> bool:
             if await self._refill():
-                messages.extend(inner.take(owner, max_messages))
+                messages.extend(inner._take(owner, max_messages))
             return bool(messages)
 
         if not messages:
@@ -229,24 +255,15 @@ class Consumer(_Opened[BlockingConsumer]):
         """
         inner, owner = self._opened(), self._owner()
         if durable is None:
-            durable = inner.commits_durably
-        if durable or inner.may_wait:
-            await on_helper(partial(inner.commit_by, owner, message, durable=durable))
+            durable = inner._commits_durably
+        if durable or inner._may_wait:
+            await on_helper(partial(inner._commit_by, owner, message, durable=durable))
         else:
-            inner.commit_by(owner, message, durable=False)
+            inner._commit_by(owner, message, durable=False)
 
-    async def rewind(self) -> None:
-        """Hand out again what was not committed."""
-        inner = self._opened()
-        await on_helper(inner.rewind)
-
-    async def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
-        """Continue elsewhere; committed immediately, durably."""
-        await on_helper(partial(self._opened().reset, since=since, seq=seq))
-
-    async def lag(self) -> int:
-        """How many messages of the log are not committed; removed ones do not count."""
-        return await on_helper(self._opened().lag)
+    rewind = _awaited(BlockingConsumer.rewind)
+    reset = _awaited(BlockingConsumer.reset)
+    lag = _awaited(BlockingConsumer.lag)
 
 
 class WorkQueue(_Opened["BlockingWorkQueue"]):
@@ -311,29 +328,13 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
         if not jobs:
             jobs.extend(inner.get_many(max_jobs, 0.0))
 
-    async def ack(self, job: Job) -> None:
-        """This job is done and never comes back. *Raises*: ``Fenced`` (lease_lost)."""
-        await on_helper(partial(self._opened().ack, job))
-
-    async def ack_many(self, jobs: Sequence[Job]) -> None:
-        """As ``ack``, all of them."""
-        await on_helper(partial(self._opened().ack_many, jobs))
-
-    async def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
-        """Return a job, to be handed out again after ``delay`` seconds."""
-        await on_helper(partial(self._opened().nack, job, delay=delay, reason=reason))
-
-    async def retry(self, job: Job, *, reason: str = "") -> None:
-        """Return a job, to be handed out again after a wait that doubles with each delivery."""
-        await on_helper(partial(self._opened().retry, job, reason=reason))
-
-    async def extend(self, job: Job, ack_wait: float | None = None) -> None:
-        """Keep a job for longer."""
-        await on_helper(partial(self._opened().extend, job, ack_wait))
-
-    async def dead_letter(self, job: Job, reason: str = "given up") -> None:
-        """Give a job up now."""
-        await on_helper(partial(self._opened().dead_letter, job, reason))
+    ack = _awaited(BlockingWorkQueue.ack)
+    ack_many = _awaited(BlockingWorkQueue.ack_many)
+    nack = _awaited(BlockingWorkQueue.nack)
+    retry = _awaited(BlockingWorkQueue.retry)
+    extend = _awaited(BlockingWorkQueue.extend)
+    dead_letter = _awaited(BlockingWorkQueue.dead_letter)
+    lag = _awaited(BlockingWorkQueue.lag)
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The dead letters, oldest first."""
@@ -345,7 +346,3 @@ class WorkQueue(_Opened["BlockingWorkQueue"]):
     def started(self) -> int:
         """Messages that are leased or delayed."""
         return self._opened().started
-
-    async def lag(self) -> int:
-        """Messages that are not done."""
-        return await on_helper(self._opened().lag)

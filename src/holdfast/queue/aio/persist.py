@@ -1,9 +1,5 @@
 """``holdfast.aio.persist``: an asynchronous iterable whose items go through a queue on disk.
 
-    async with holdfast.aio.persist(read_orders(), "data/orders", max_bytes=1 << 30, serializer="json") as orders:
-        async for order in orders:
-            await send(order)
-
 Nothing that may wait for the disk runs on an event loop. A task that is cancelled while it waits for an item loses
 nothing: the next one gets that item. Closing the subscription cancels the source. If something else cancels the
 source's task, or its event loop is closed or stopped for two seconds, that is an error of the source.
@@ -25,20 +21,15 @@ from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue.aio.consumers import AsyncWithBlock, on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
-from holdfast.queue.persist import (
-    DROPPED_S,
-    PAGE_BYTES,
-    PersistRun,
-    PersistSettings,
-    Since,
-    Stored,
-    check_executor,
-    close_dropped,
-    not_an_end,
-)
-from holdfast.queue.persist_flow import Ending, Step, Work
+from holdfast.queue.persist import DROPPED_S, PAGE_BYTES, Progress, check_executor, close_dropped
+from holdfast.queue.persist_flow import Ending, Flow, Step, Work
+from holdfast.queue.persist_run import PersistRun, PersistSettings, Stored, not_an_end
 from holdfast.queue.queue import Queue
 from holdfast.queue.serializers import Serializer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.options import Since
 
 Item = TypeVar("Item")
 
@@ -56,7 +47,7 @@ def persist(
     directory: str | os.PathLike[str],
     *,
     consumer: str | None = None,
-    since: Since | None = None,
+    since: Since | Callable[[], Since] = None,
     serializer: Serializer | str | None = None,
     lifetime: timedelta | None = None,
     max_bytes: int | None = None,
@@ -101,7 +92,7 @@ def check_source(source: object, *, is_result: bool = False) -> None:
         raise InvalidRequest(wrong, source=type(source).__name__, hint="holdfast.persist takes an iterable")
 
 
-class Persisted(AsyncWithBlock, AsyncIterator[Item]):
+class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
     """The result of ``persist``: an asynchronous iterator and context manager, for one task at a time. It belongs to
     the event loop on which it was opened, and is closed as the blocking one.
     """
@@ -134,7 +125,7 @@ class Persisted(AsyncWithBlock, AsyncIterator[Item]):
         except BaseException:
             self._opened = False
             raise
-        producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
+        producer = _Producer(run, self._source)
         self._running = run, producer
         release = partial(close_dropped, producer.close_dropped)
         self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
@@ -208,19 +199,8 @@ class Persisted(AsyncWithBlock, AsyncIterator[Item]):
         producer.resume_source()
 
     @property
-    def waiting(self) -> bool:
-        """Whether the source waits until more is consumed."""
-        return self._parts()[0].flow.waiting
-
-    @property
-    def stored_seq(self) -> int:
-        """How many items all runs have stored: the number of the last one."""
-        return self._parts()[0].flow.stored_seq
-
-    @property
-    def consumed_seq(self) -> int:
-        """The number of the last consumed item."""
-        return self._parts()[0].flow.consumed_seq
+    def _flow(self) -> Flow:
+        return self._parts()[0].flow
 
     async def close(self, timeout: float = CLOSE_S) -> bool:
         """Cancel the source, close it if it is a generator or the result of ``persist``, and close the queue. Consumes
@@ -271,11 +251,7 @@ class _Producer(Generic[Item]):
     """The source and its task. It does not reference the ``Persisted``, so that one can be collected."""
 
     def __init__(
-        self,
-        run: PersistRun,
-        source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]],
-        *,
-        quick: bool,
+        self, run: PersistRun, source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]]
     ) -> None:
         self.run = run
         self.item_event = _LoopEvent()
@@ -283,7 +259,6 @@ class _Producer(Generic[Item]):
         self.failure: BaseException | None = None  # of closing the source
         self._source = source
         self._items: AsyncIterator[Item] | None = None
-        self._quick = quick
         self._room_event: _LoopEvent | None = None
         self._task: asyncio.Task[None] | None = None
         self._consumers_loop = asyncio.get_running_loop()
@@ -424,7 +399,7 @@ class _Producer(Generic[Item]):
 
     async def _store(self, item: object) -> None:
         payload = self.run.encode(item)
-        if not (self._quick and len(payload) <= QUICK_BYTES and self.run.append_at_once(payload)):
+        if not (len(payload) <= QUICK_BYTES and self.run.append_at_once(payload)):
             await on_helper(partial(self.run.append, payload))
 
     async def _close_source(self) -> None:

@@ -1,30 +1,12 @@
 """A named consumer: a reader whose position is kept in a file.
 
-    with queue.consumer("billing") as consumer:
-        for message in consumer:
-            charge(message.payload)
-            consumer.commit(message)
-
-Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived: a commit
-survives a killed process; a durable commit, which is the default at the level "always", also survives a power failure.
-If a crash took committed messages, new messages get numbers above the position (``cursor``). A raised ``Gap`` or
-``Trimmed`` does not change the position. A failed sync closes the consumer.
+Delivery is at least once, in order. A commit survives a killed process; a durable commit, which is the default at the
+level "always", also survives a power failure. If a crash took committed messages, new messages get numbers above the
+position (``cursor``). A failed sync closes the consumer.
 
 Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
-not done (decision 0049):
-
-| call | what it finishes |
-|---|---|
-| asking for the next message | nothing: only a commit finishes a message |
-| ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
-| ``commit()`` | every message that the calling thread was given; if only one thread took messages, all that it took |
-| ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
-| ``commit(messages)``, a list, in any thread | these messages, and all that ``commit`` of the last one finishes |
-| ``commit`` of a message that is done already | nothing; a commit never goes back |
-| the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
-
-If an interrupt (Ctrl-C) stops the consumer while it hands out a message, the message is taken back. So no commit
-finishes a message that the program did not get.
+not done (decision 0049). Only a commit finishes a message, never the next one, the end of a thread or ``close``. If an
+interrupt (Ctrl-C) stops the consumer while it hands out a message, the message is taken back.
 """
 
 from __future__ import annotations
@@ -34,39 +16,32 @@ import warnings
 from bisect import bisect_right
 from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from operator import itemgetter
 from reprlib import repr as shortened
 from time import monotonic
 
-from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.queue.consumers.cursor_file import (
-    ConsumerFiles,
-    CursorFile,
-    lock_name,
-    seq_since,
-)
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest
+from holdfast.queue.consumers.hand_outs import RANGES_MAX, HandOuts, Owner, give_messages, runs_of
+from holdfast.queue.files.cursors import CursorFile, lock_name
 from holdfast.queue.files.disk_errors import Refusal, refusals
 from holdfast.queue.files.pages import open_page
 from holdfast.queue.files.port import RemovedFile
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
-from holdfast.queue.format.cursor import encode_cursor
+from holdfast.queue.format.meta import encode_cursor
 from holdfast.queue.log.messages import Message
-from holdfast.queue.log.reader import DamagePolicy, Waiter, check_damage_policy
+from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
 from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
+    from collections.abc import Callable, Iterator
 
+    from holdfast.queue.core import QueueCore
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.log.port import QueuePort
-
-
-RANGES_MAX = 1_000_000
-"""Ranges that may be handed out and not done: about 200 bytes each."""
+    from holdfast.queue.log.messages import Damage
+    from holdfast.queue.options import Since
 
 
 class MessageChunk:
@@ -80,175 +55,6 @@ class MessageChunk:
         self.messages = iter(messages)
         self.taken_seq = taken_seq
         self.last_seq = last_seq
-
-
-class Owner:
-    """A thread or task that takes messages, ``last_seq`` the last of them, 0 for none; ``moves`` is the consumer's
-    count of moves at that time. An object, because numbers of threads are reused.
-    """
-
-    __slots__ = ("last_seq", "moves")
-
-    def __init__(self) -> None:
-        self.last_seq = 0
-        self.moves = 0
-
-
-class HandOuts:
-    """The messages from ``committed_seq + 1`` to ``given_seq``: each is done or in a range of one owner. Numbers
-    without a message count as done. Pure.
-
-    >>> a, b = Owner(), Owner()
-    >>> outs = HandOuts(0)
-    >>> outs.give(a, 3), outs.give(b, 5), outs.give(a, 6)
-    (None, None, None)
-    >>> outs.finish(b, 5), outs.committed_seq
-    (None, 0)
-    >>> outs.finish(a, 3), outs.committed_seq
-    (None, 5)
-    """
-
-    __slots__ = ("_given_seq", "_ranges")
-
-    def __init__(self, committed_seq: int) -> None:
-        self._given_seq = committed_seq
-        self._ranges: list[tuple[int, int, Owner]] = []  # first, last, owner
-
-    @property
-    def given_seq(self) -> int:
-        """The last message that was handed out. An interrupt in ``give`` may leave only the range."""
-        return max(self._given_seq, self._ranges[-1][1]) if self._ranges else self._given_seq
-
-    @property
-    def committed_seq(self) -> int:
-        """The last message that is done together with all before it."""
-        return self._ranges[0][0] - 1 if self._ranges else self._given_seq
-
-    def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
-        """Give the messages from ``first`` (0: the next) to ``until``. Raises: ``LimitExceeded``; nothing changed."""
-        given_seq = self.given_seq
-        first = first or given_seq + 1
-        assert given_seq < first <= until, "messages are handed out in order"
-        last = self._ranges[-1] if self._ranges else None
-        if last is not None and last[1] == first - 1 and last[2] is owner:
-            self._ranges[-1] = (last[0], until, owner)
-        else:
-            self.check_room()
-            self._ranges.append((first, until, owner))
-        self._given_seq = until
-        owner.last_seq, owner.moves = until, moves
-
-    def take_back(self, owner: Owner, after: int, until: int) -> bool:
-        """The owner never got its messages above ``after``, up to ``until``. True if these are handed out next; False
-        if later ones were handed out: then they belong to an owner that commits nothing.
-        """
-        if self.given_seq <= until:
-            self._given_seq = after
-            while self._ranges and self._ranges[-1][1] > after:
-                first = self._ranges[-1][0]
-                self._ranges[-1:] = [(first, after, owner)] if first <= after else []
-            return True
-        missed = Owner()
-        kept: list[tuple[int, int, Owner]] = []
-        for first, last, of in self._ranges:
-            if of is not owner or last <= after or first > until:
-                kept.append((first, last, of))
-                continue
-            if first <= after:
-                kept.append((first, after, owner))
-            kept.append((max(first, after + 1), min(last, until), missed))
-            if last > until:
-                kept.append((until + 1, last, owner))
-        self._ranges = kept
-        return False
-
-    def check_room(self) -> None:
-        """Raises: ``LimitExceeded`` if there is no room for another range."""
-        count = len(self._ranges)
-        if count >= RANGES_MAX:
-            raise LimitExceeded("too many messages are handed out and not committed", ranges=count, max=RANGES_MAX)
-
-    def finish(self, owner: Owner, seq: int) -> None:
-        """This message is done, and every earlier message of this owner."""
-        self._given_seq = self.given_seq
-        end = bisect_right(self._ranges, seq, key=itemgetter(0))
-        begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
-        kept: list[tuple[int, int, Owner]] = []
-        for first, last, of in self._ranges[begin:end]:
-            if last < seq:
-                if of is not owner:
-                    kept.append((first, last, of))
-                continue
-            if of is not owner and first < seq:
-                kept.append((first, seq - 1, of))
-            if last > seq:
-                kept.append((seq + 1, last, of))
-        self._ranges[begin:end] = kept
-
-    def finish_run(self, first: int, last: int) -> None:
-        """These messages are done, whichever owner has them.
-
-        >>> a, outs = Owner(), HandOuts(0)
-        >>> outs.give(a, 9), outs.finish_run(4, 6), outs.committed_seq
-        (None, None, 0)
-        >>> outs.finish_run(1, 3), outs.committed_seq
-        (None, 6)
-        """
-        self._given_seq = self.given_seq
-        begin = max(0, bisect_right(self._ranges, first, key=itemgetter(0)) - 1)
-        end = bisect_right(self._ranges, last, key=itemgetter(0))
-        kept: list[tuple[int, int, Owner]] = []
-        for begun, ended, of in self._ranges[begin:end]:
-            if begun < first:
-                kept.append((begun, min(ended, first - 1), of))
-            if ended > last:
-                kept.append((max(begun, last + 1), ended, of))
-        self._ranges[begin:end] = kept
-
-    @property
-    def ranges(self) -> int:
-        """How many ranges are not done."""
-        return len(self._ranges)
-
-    @property
-    def holes(self) -> int:
-        """How many ranges have finished messages directly below. Cost: O(ranges)."""
-        return sum(before[1] + 1 < after[0] for before, after in pairwise(self._ranges))
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        before = 0
-        for first, last, _ in self._ranges:
-            assert before < first <= last, "ranges are in order and do not overlap"
-            before = last
-        assert before <= self.given_seq, "only messages that were handed out are in a range"
-
-
-def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The runs of consecutive numbers in rising numbers.
-
-    >>> list(runs_of([1, 2, 3, 7, 9, 10]))
-    [(1, 3), (7, 7), (9, 10)]
-    """
-    first = last = 0
-    for seq in seqs:
-        if last and seq > last + 1:
-            yield first, last
-            last = 0
-        if not last:
-            first = seq
-        last = seq
-    if last:
-        yield first, last
-
-
-def give_messages(outs: HandOuts, owner: Owner, messages: list[Message], taken_seq: int, moves: int) -> None:
-    """Hand out these messages, the next after ``taken_seq``, without the numbers that have no message."""
-    if messages[-1][0] - taken_seq == len(messages):
-        outs.give(owner, messages[-1][0], moves)
-        return
-    for first, last in runs_of(message[0] for message in messages):
-        outs.give(owner, last, moves, first=first)
 
 
 def seq_of(message: object) -> int:
@@ -275,6 +81,30 @@ def seqs_of(messages: list[Message] | list[int]) -> list[int]:
     return sorted(map(seq_of, messages))
 
 
+class ConsumerFiles:
+    """The files of a consumer, and how to close them without it."""
+
+    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.cursor: CursorFile | None = None
+        self.reader: LogReader | None = None
+
+    def release_name(self) -> None:
+        """Close all but the reader, which another thread may use."""
+        try:
+            if self.cursor is not None:
+                self.cursor.close()
+        finally:
+            self.pages.port.unlock(self.lock_file)
+
+    def release(self) -> None:
+        """Close everything."""
+        if self.reader is not None:
+            self.reader.close()
+        self.release_name()
+
+
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
 GAPS_WARNED = 1000
@@ -284,26 +114,17 @@ GAPS_WARNED = 1000
 class Consumer(WithBlock):
     """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe: see the module."""
 
-    def __init__(
-        self,
-        queue: QueuePort,
-        pages: PageDirectory,
-        name: str,
-        *,
-        since: datetime | str | None,
-        damage: DamagePolicy | None,
-        hold: bool,
-    ) -> None:
+    def __init__(self, core: QueueCore, name: str, *, since: Since, damage: Damage, hold: bool) -> None:
         if damage is not None:
             check_damage_policy(damage)
         self.name = name
-        self._queue = queue
-        self._pages = pages
+        self._core = core
+        pages = self._pages = core.pages
         self._damage = damage
         self._hold = hold
-        self.commits_durably = queue.syncs_always
+        self._commits_durably = core.syncs_always
         """Whether ``commit`` is durable by default."""
-        self._parts: Iterator[tuple[int, list[Message]]] = iter(())  # read, and not in a chunk yet
+        self._parts: Iterator[list[Message]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: HoldfastError | None = None  # why nothing is accepted any more
         self._look_at_ranges = GAPS_WARNED
@@ -324,7 +145,7 @@ class Consumer(WithBlock):
         # hence an RLock.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
-        self.read_by = 0
+        self._read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
         # The first uncommitted message of each page that was read, and the last of these pages.
         self._page_starts: list[int] = []
@@ -332,30 +153,30 @@ class Consumer(WithBlock):
         held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not miss this cursor and then remove pages.
-            with queue.space.removes_nothing() if queue.writable else nullcontext():
+            with core.space.removes_nothing() if core.writable else nullcontext():
                 self._cursor = held.cursor = CursorFile(pages, name)
                 self._start(since)
         except BaseException:
             held.release()
             raise
         poison_in_children(self)
-        queue.soundness.tell(self._break_off)
-        self._keep = queue.close_when_dropped(self, "the consumer", held.release)
+        core.soundness.tell(self._break_off)
+        self._keep = core.close_when_dropped(self, "the consumer", held.release)
 
-    def _start(self, since: datetime | str | None) -> None:
+    def _start(self, since: Since) -> None:
         cursor = self._cursor.stored
         if cursor is None:
             # After damage the position is unknown: from "latest" on, messages would be skipped silently.
-            self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
+            self._stand(self._core.seq_since("earliest" if self._cursor.damaged else since) - 1)
         elif cursor.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
             self._stand(cursor.committed_seq)
         # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
-        if cursor is None and self._queue.first_seq > self.committed_seq + 1:
+        if cursor is None and self._core.first_seq > self.committed_seq + 1:
             # A writer in another process read the cursors before this one existed.
-            self._stand(self._queue.first_seq - 1)
+            self._stand(self._core.first_seq - 1)
             self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
@@ -385,7 +206,7 @@ class Consumer(WithBlock):
         ranges of messages are not committed; ``Closed``.
         """
         while True:
-            owner = self.owner
+            owner = self._owner
             self._admit(owner)
             chunk = self._chunk
             if self._sole is not owner:
@@ -406,7 +227,7 @@ class Consumer(WithBlock):
             except BaseException:
                 self._drop_reader()  # begin again at the first message that was not handed out
                 raise
-            if self._chunk is chunk and not self.fill():
+            if self._chunk is chunk and not self._fill():
                 return
 
     def values(self) -> Iterator[object]:
@@ -428,14 +249,14 @@ class Consumer(WithBlock):
         """
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
         until = None if timeout is None else monotonic() + timeout
-        owner = self.owner
+        owner = self._owner
         while True:
             messages = self._take_or_read(owner, max_messages)
             if messages or timeout == 0 or not self._wait(until):
                 return messages
 
     @property
-    def owner(self) -> Owner:
+    def _owner(self) -> Owner:
         """The owner of the messages that the calling thread takes."""
         try:
             owner: Owner = self._owners.value
@@ -445,11 +266,11 @@ class Consumer(WithBlock):
 
     def _take_or_read(self, owner: Owner, count: int) -> list[Message]:
         while True:
-            messages = self.take(owner, count)
-            if messages or not self.fill(count):
+            messages = self._take(owner, count)
+            if messages or not self._fill(count):
                 return messages
 
-    def take(self, owner: Owner, count: int) -> list[Message]:
+    def _take(self, owner: Owner, count: int) -> list[Message]:
         """Hand out up to ``count`` messages from memory. Waits for no disk. An interrupt takes the hand-out back:
         signals are handled after calls and at backward jumps, so none comes between the last ``except`` and the return.
         """
@@ -478,7 +299,7 @@ class Consumer(WithBlock):
                     raise
                 given = True
         except AssertionError as error:
-            self._queue.soundness.break_off(error)
+            self._core.soundness.break_off(error)
         except BaseException:
             if given:
                 with self._lock:
@@ -526,7 +347,7 @@ class Consumer(WithBlock):
                 self._chunk = MessageChunk((), chunk.taken_seq, chunk.taken_seq)
                 raise
 
-    def fill(self, count: int = 1) -> bool:
+    def _fill(self, count: int = 1) -> bool:
         """Read about ``count`` messages into memory if it has none. False if there are none. *Raises*: as iterating."""
         with self._reading:
             self._raise_if_closed()
@@ -536,16 +357,14 @@ class Consumer(WithBlock):
             if chunk.taken_seq < chunk.last_seq:
                 return True  # another thread was here
             try:
-                part = next(self._parts, None)
-                while part is None and self._refill():
-                    part = next(self._parts, None)
-                if part is None:
+                messages = next(self._parts, None)
+                while messages is None and self._refill():
+                    messages = next(self._parts, None)
+                if messages is None:
                     return False
-                last_seq, messages = part
                 while len(messages) < count and (part := next(self._parts, None)) is not None:
-                    last_seq = part[0]
-                    messages += part[1]
-                self._read_seq = last_seq
+                    messages += part
+                last_seq = self._read_seq = messages[-1][0]
                 with self._lock:
                     # Otherwise a callback has moved the consumer, or ``take`` was interrupted.
                     if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
@@ -558,13 +377,13 @@ class Consumer(WithBlock):
 
     def _wait(self, until: float | None) -> bool:
         """Wait until there may be a message; False at the time ``until``."""
-        waiter = self._queue.waiter()
+        waiter = self._core.waiter()
         with self._lock:
             self._waiters.append(waiter)
         try:
             while True:
                 waiter.arm()
-                if self.fill():
+                if self._fill():
                     return True
                 limit_s = None if until is None else until - monotonic()
                 if limit_s is not None and limit_s <= 0:
@@ -578,15 +397,15 @@ class Consumer(WithBlock):
     def _refill(self) -> bool:
         """Read the next messages. False if there are none now. Call with the reading lock held."""
         drops = self._drops
-        self.read_by = threading.get_ident()
+        self._read_by = threading.get_ident()
         try:
-            with self._queue.asking():
+            with self._core.asking():
                 parts = self._read_on()
         except Exception:
             self._raise_if_closed()
             raise
         finally:
-            self.read_by = 0
+            self._read_by = 0
         self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
         if parts is None:
             return False
@@ -594,11 +413,11 @@ class Consumer(WithBlock):
             self._parts = parts
         return True
 
-    def _read_on(self) -> Iterator[tuple[int, list[Message]]] | None:
+    def _read_on(self) -> Iterator[list[Message]] | None:
         reader = self._resources.reader
         if reader is None:
-            reader = self._resources.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
-        parts = reader.read_bounded_parts()
+            reader = self._resources.reader = self._core.reader(seq=self._read_seq + 1, damage=self._damage)
+        parts = reader.read_message_parts()
         if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
@@ -644,10 +463,10 @@ class Consumer(WithBlock):
         try:
             owner: Owner = self._owners.value
         except AttributeError:
-            owner = self.owner
-        self.commit_by(owner, message, durable)
+            owner = self._owner
+        self._commit_by(owner, message, durable)
 
-    def commit_by(
+    def _commit_by(
         self,
         owner: Owner,
         message: Message | int | list[Message] | list[int] | None = None,
@@ -667,7 +486,7 @@ class Consumer(WithBlock):
         elif message is not None:
             asked_seq = message if type(message) is int and message >= 0 else seq_of(message)
         if durable is None:
-            durable = self.commits_durably
+            durable = self._commits_durably
         if durable:
             # Also messages that other threads have finished: the position may pass this message.
             self._raise_if_closed()
@@ -688,7 +507,7 @@ class Consumer(WithBlock):
                         seq = 0 if self._outs is None else self._outs.committed_seq
                     if durable and seq > taken_seq:
                         # Others have finished messages that came later; at the level "always" these are durable.
-                        seq = max(taken_seq, min(seq, self._queue.durable_seq if self._queue.writable else 0))
+                        seq = max(taken_seq, min(seq, self._core.durable_seq if self._core.writable else 0))
                 if seq > self.committed_seq:
                     starts = self._page_starts
                     if len(starts) > 1 and seq >= starts[1]:
@@ -701,7 +520,7 @@ class Consumer(WithBlock):
                 if durable:
                     self._sync(self._cursor.sync)
         except AssertionError as error:
-            self._queue.soundness.break_off(error)
+            self._core.soundness.break_off(error)
         outs = self._outs
         if outs is not None and outs.ranges >= self._look_at_ranges:
             self._warn_about_gaps(outs)
@@ -747,7 +566,7 @@ class Consumer(WithBlock):
         return owner.last_seq
 
     @property
-    def may_wait(self) -> bool:
+    def _may_wait(self) -> bool:
         """Whether a commit may have to wait for a durable one."""
         return self._file_lock.locked()
 
@@ -755,19 +574,19 @@ class Consumer(WithBlock):
         """A commit finishes pages: wake those that wait for their space."""
         with self._lock:
             del self._page_starts[: bisect_right(self._page_starts, seq) - 1]
-        if self._queue.writable:
-            self._queue.space.confirmed()
+        if self._core.writable:
+            self._core.space.confirmed()
 
     def _sync_log(self, seq: int) -> None:
         """Make the log durable up to ``seq``."""
-        queue = self._queue
-        if queue.durable_seq >= seq:
+        core = self._core
+        if core.durable_seq >= seq:
             return
-        if queue.writable:
-            queue.flush()
+        if core.writable:
+            core.flush()
             return
         # Another process writes. A sync covers all writes to the file; only the newest pages wait for theirs.
-        with queue.asking():
+        with core.asking():
             for number in self._pages.numbers()[-UNSYNCED_PAGES_MAX - 2 :]:
                 with open_page(self._pages, number) as file:
                     if file is not None:
@@ -804,7 +623,7 @@ class Consumer(WithBlock):
             del self._page_starts[1:]
             self._page_noted = 0
 
-    def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
+    def reset(self, *, since: Since = None, seq: int | None = None) -> None:
         """Continue elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed immediately, durably.
 
         ``seq`` is the next message to be handed out, at most one above the last. *Raises*: ``InvalidRequest`` for both,
@@ -813,11 +632,11 @@ class Consumer(WithBlock):
         self._raise_if_closed()
         if (since is None) == (seq is None):
             raise InvalidRequest("reset needs either since or seq")
-        with self._queue.asking():
+        with self._core.asking():
             if seq is None:
-                seq = seq_since(self._queue, since)
+                seq = self._core.seq_since(since)
             else:
-                seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
+                seq = whole_number("seq", seq, 1, self._core.last_seq + 1)
         self._sync_log(seq - 1)
         with self._reading, self._file_lock:
             self._raise_if_closed()
@@ -832,8 +651,8 @@ class Consumer(WithBlock):
         writes.
         """
         self._raise_if_closed()
-        done = max(self.committed_seq, self._queue.first_seq - 1)
-        return max(0, self._queue.last_seq - done)
+        done = max(self.committed_seq, self._core.first_seq - 1)
+        return max(0, self._core.last_seq - done)
 
     def _raise_if_closed(self) -> None:
         if self._closed is not None:
@@ -845,10 +664,10 @@ class Consumer(WithBlock):
             if self._released:
                 return
             self._released = True
-            self._closed = self._queue.soundness.broken or Closed("the consumer is closed", name=self.name)
+            self._closed = self._core.soundness.broken or Closed("the consumer is closed", name=self.name)
             self._keep()
             self._resources.release_name()
-        self._queue.forget(self)
+        self._core.forget(self)
         self._drop_reader()
         with self._lock:
             waiters = list(self._waiters)
@@ -862,7 +681,7 @@ class Consumer(WithBlock):
         for waiter in tuple(self._waiters):
             waiter.wake()
 
-    def poison_after_fork(self) -> None:
+    def _poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         # The parent's threads may have held any of them.
         self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()

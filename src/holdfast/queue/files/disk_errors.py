@@ -11,7 +11,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenie
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ)
+NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ)
 
 
 def _unavailable(error: OSError, again: str, **facts: object) -> Unavailable:
@@ -71,15 +71,14 @@ refusals = Refusals()
 
 
 def opening_error(error: OSError, path: str) -> HoldfastError:
-    """The error to raise from ``error``, which ended the opening of a queue, a consumer or a work queue.
+    """The error to raise from ``error``, which ended an opening or a command. It names the file.
 
     >>> opening_error(OSError(errno.EROFS, "read-only"), "d/q").code, opening_error(OSError(errno.ENOSPC, ""), "").code
     (<Code.PERMISSION_DENIED: 'permission_denied'>, <Code.DISK_FULL: 'disk_full'>)
     """
+    path = error.filename or path
     if error.errno in FORBIDDEN:
-        return PermissionDenied(
-            "nothing may be written here", code=Code.PERMISSION_DENIED, path=path, cause=error.strerror
-        )
+        return PermissionDenied("the file system denies access", path=path, cause=error.strerror)
     if error.errno in NO_SUCH_PLACE:
         return InvalidRequest("there can be no such file", path=path, cause=error.strerror)
     return _unavailable(error, "open it again", path=path)
@@ -87,10 +86,10 @@ def opening_error(error: OSError, path: str) -> HoldfastError:
 
 @contextmanager
 def opening(path: str) -> Generator[None]:
-    """A block that opens something at ``path``: errors of the file system become ``opening_error``."""
+    """A block over the files at ``path``: errors of the file system become ``opening_error``."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, HoldfastError):
+        if isinstance(error, HoldfastError | BrokenPipeError):  # the pipe is the output of a command
             raise
         raise opening_error(error, path) from error

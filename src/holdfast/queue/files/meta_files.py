@@ -23,7 +23,6 @@ from holdfast.queue.format.meta import (
     encode_slot,
     newest_slot,
     slot_offset,
-    write_position_value,
 )
 
 
@@ -62,63 +61,86 @@ def read_write_position(pages: PageDirectory) -> WritePosition | None:
     return None if slot is None else decode_write_position(slot[1])
 
 
-def _first_slots(boot_id: bytes) -> bytes:
-    """Both slots of an empty log."""
-    nowhere = DurablePosition(0, 0, 0, 1, 0)
-    value = write_position_value(0, 0, 0, 1, 0, 0, 0, 0, 0, True, nowhere, boot_id, 1, 1)
-    return encode_slot(2, value) + encode_slot(1, value)
+class SlotFile:
+    """The open file of two slots (``format.meta``), written in turn; made if absent. One thread at a time. ``value`` is
+    the newest one at the opening, None without one. Then ``first``, both slots, is written, if given.
+    """
+
+    __slots__ = ("_file", "_generation", "_port", "_slot", "is_empty", "value")
+
+    def __init__(self, pages: PageDirectory, name: str, first: bytes = b"") -> None:
+        port = self._port = pages.port
+        try:
+            self._file = port.open(pages.directory, name, write=True)
+        except FileNotFoundError:
+            self._file = port.create(pages.directory, name)
+        self.is_empty = False
+        try:
+            data = port.read(self._file, 0, SLOTS_BYTES)
+            slot = None if first else newest_slot(data)
+            self.is_empty = not any(data)
+            if slot is None:
+                # Also for an existing file: its maker may have stopped before its name was durable.
+                if first:
+                    port.write(self._file, 0, (first,))
+                    slot = newest_slot(first)
+                else:
+                    port.allocate(self._file, SLOTS_BYTES)
+                port.sync_data(self._file)
+                port.sync_directory(pages.directory)
+        except BaseException:
+            port.close(self._file)
+            if self.is_empty:
+                # A failed sync is not repeated: the next opening makes another file. A file with content may be good.
+                with suppress(OSError):
+                    pages.remove(name)
+            raise
+        self._generation = 0 if slot is None else slot[0]
+        self.value = None if slot is None else slot[1]
+        self._slot = b""
+
+    def write(self, value: bytes) -> None:
+        """Replace the value, in the other slot; not synced. Does nothing once the file is closed. Cost: one small
+        write.
+        """
+        if self._file < 0:
+            return
+        generation = self._generation + 1
+        slot = encode_slot(generation, value)
+        self._port.write(self._file, slot_offset(generation), (slot,))
+        # Only now: after an error the same slot is written again, and the other stays whole.
+        self._generation, self._slot = generation, slot
+
+    def sync(self) -> None:
+        """Make the value durable. Raises: ``OSError``; the caller may not sync again."""
+        try:
+            self._port.sync_data(self._file)
+        except OSError:
+            # Another sync of the file covers only what was written again.
+            with suppress(OSError):
+                self._port.write(self._file, slot_offset(self._generation), (self._slot,))
+            raise
+
+    def close(self) -> None:
+        """Close the file. Syncs nothing."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._port.close(file)
 
 
-class WritePositionFile:
-    """The open file of two slots, written in turn; made if absent. ``newest`` is the record of an earlier writer.
-    ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has failed: later records do not describe the page cache.
+class WritePositionFile(SlotFile):
+    """``newest`` is the record of an earlier writer. ``boot_id`` is ``UNKNOWN_BOOT`` once a sync has failed: later
+    records do not describe the page cache.
 
     For a ``new`` queue both slots are durable when the constructor returns: the log is empty. Otherwise an absent file
     is made without a record, so an opening that is stopped hides nothing.
     """
 
-    __slots__ = ("_file", "_generation", "_port", "boot_id", "newest")
+    __slots__ = ("boot_id", "newest")
 
     def __init__(self, pages: PageDirectory, *, new: bool = False) -> None:
-        port = self._port = pages.port
-        name = pages.names.write_meta
-        made = False
-        try:
-            self._file = port.open(pages.directory, name, write=True)
-        except FileNotFoundError:
-            self._file = port.create(pages.directory, name)
-            made = True
-        try:
-            self.boot_id = port.boot_id()
-            if new or made:
-                # Also for a file that is there: its maker may have stopped before it was durable.
-                port.write(self._file, 0, (_first_slots(self.boot_id) if new else bytes(SLOTS_BYTES),))
-                port.sync_data(self._file)
-                port.sync_directory(pages.directory)
-            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
-            self._generation = 0 if slot is None else slot[0]
-            self.newest = None if slot is None else decode_write_position(slot[1])
-        except BaseException:
-            port.close(self._file)
-            if made:
-                with suppress(OSError):
-                    pages.remove(name)
-            raise
-
-    def write(self, value: bytes) -> None:
-        """Write the next slot; not synced. Does nothing once the file is closed."""
-        if self._file < 0:
-            return
-        self._generation += 1
-        slot = encode_slot(self._generation, value)
-        self._port.write(self._file, slot_offset(self._generation), (slot,))
-
-    def sync(self) -> None:
-        """Make the records durable."""
-        self._port.sync_data(self._file)
-
-    def close(self) -> None:
-        """Close the file."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            self._port.close(file)
+        boot_id = self.boot_id = pages.port.boot_id()
+        nowhere = DurablePosition(0, 0, 0, 1, 0)
+        first = WritePosition(0, 0, 1, 0, 0, 0, 0, 0, 0, clean=True, durable=nowhere, boot_id=boot_id).encode()
+        super().__init__(pages, pages.names.write_meta, encode_slot(2, first) + encode_slot(1, first) if new else b"")
+        self.newest = None if self.value is None else decode_write_position(self.value)

@@ -1,11 +1,7 @@
-"""The page files of a queue: made, listed, renamed durably; and which names of queues and consumers exclude each
-other.
+"""The page files of a queue: made, listed, renamed durably; and which names of queues and consumers exclude each other.
 
-A page is made as a temporary file. Order, and what a crash leaves:
-
-1. Create, allocate: a temporary file, removed at the next opening. A full disk is found here.
-2. Header, sync, rename: under the name there is always a whole page.
-3. Sync of the directory: from here on the name survives. Only now is the page used.
+A page is made as a temporary file, which the next opening removes after a crash; a full disk is found here. Under its
+name there is always a whole page, and the page is used once the directory is synced.
 
 ``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of ``orders-eu``: the first
 one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` belong to the work queue ``eu``. Names
@@ -39,7 +35,7 @@ class PageDirectory:
     damaged byte in it (``log.restoration``).
     """
 
-    __slots__ = ("_changes", "_damaged", "_files", "_known", "_restore", "_sole", "directory", "names", "port")
+    __slots__ = ("_changes", "_damaged", "_files", "_known", "_restore", "directory", "is_sole", "names", "port")
 
     def __init__(self, port: FilePort, directory: int, names: FileNames, restore: Restore = _restore_nothing) -> None:
         self._restore = restore
@@ -47,7 +43,7 @@ class PageDirectory:
         self.port = port
         self.directory = directory
         self.names = names
-        self._sole = False
+        self.is_sole = False  # only this object makes and removes pages
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
         self._files: list[str] | None = None
@@ -68,21 +64,12 @@ class PageDirectory:
     def known_files(self) -> list[str]:
         """As ``files``, once without a listing if no page has changed since ``numbers`` made one."""
         files, self._files = self._files, None
-        return files if files is not None and self._sole and self._changes == self._known[0] else self.files()
+        return files if files is not None and self.is_sole and self._changes == self._known[0] else self.files()
 
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing if nothing has changed. Do not modify the list."""
         changes, numbers = self._known
-        return numbers if self._sole and changes == self._changes else self.numbers()
-
-    def be_sole(self, *, sole: bool = True) -> None:
-        """From now on only this object makes and removes pages, or no longer."""
-        self._sole = sole
-
-    @property
-    def is_sole(self) -> bool:
-        """Whether only this object makes and removes pages."""
-        return self._sole
+        return numbers if self.is_sole and changes == self._changes else self.numbers()
 
     def create(self, header: PageHeader) -> int:
         """A durable prepared page of zeros. Returns the open file."""
@@ -101,8 +88,9 @@ class PageDirectory:
         except BaseException:
             port.close(file)
             # Also under its name: a page whose name may not be durable must not be found and used later.
-            self._remove_quietly(temporary)
-            self._remove_quietly(name)
+            for left in (temporary, name):
+                with suppress(OSError):  # the first error is raised; the next opening removes the file
+                    self.remove(left)
             raise
         return file
 
@@ -166,13 +154,6 @@ class PageDirectory:
             self._changes += 1
         return True
 
-    def _remove_quietly(self, name: str) -> None:
-        try:
-            self.remove(name)
-        except OSError:
-            # Raise the first error; the file is removed at the next opening.
-            return
-
 
 @contextmanager
 def open_page(pages: PageDirectory, number: int, *, write: bool = False) -> Generator[int | None]:
@@ -230,8 +211,6 @@ class DurableRename:
     A failed sync may have dropped the change, and the next one would succeed without it. So a file keeps a temporary
     name until the sync has succeeded, and gets its own name back after a failure. A crash leaves either name or both.
     """
-
-    __slots__ = ("_moved", "_pages")
 
     def __init__(self, pages: PageDirectory) -> None:
         self._pages = pages

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     class Poisonable(Protocol):
         """What can be open across a fork."""
 
-        def poison_after_fork(self) -> None:
+        def _poison_after_fork(self) -> None:
             """Called in the child, by its only thread."""
 
     Result = TypeVar("Result")
@@ -48,20 +48,19 @@ def copies_refused(kind: str) -> TypeError:
 
 
 _open: WeakSet[Poisonable] = WeakSet()
-_registered: list[bool] = []
 
 
-def poison_in_children(queue: Poisonable) -> None:
-    """Call ``queue.poison_after_fork()`` in every child that is forked while the queue exists."""
-    if not _registered:
-        os.register_at_fork(after_in_child=_after_fork)
-        _registered.append(True)
-    _open.add(queue)
+def poison_in_children(opened: Poisonable) -> None:
+    """Call ``_poison_after_fork`` in every child that is forked while the object exists."""
+    _open.add(opened)
 
 
 def _after_fork() -> None:
-    for queue in list(_open):
-        queue.poison_after_fork()
+    for opened in list(_open):
+        opened._poison_after_fork()  # pyright: ignore[reportPrivateUsage] - not for programs
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 WAIT_S_MAX = 10.0
@@ -224,8 +223,6 @@ class Background:
     thread starts when it is needed; with an interval in the constructor, which raises ``RuntimeError`` if the system
     has no thread to give. ``work`` handles its own errors.
     """
-
-    __slots__ = ("_interval_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
 
     def __init__(self, work: Callable[[], None], interval_s: float | None) -> None:
         self._work = work

@@ -53,6 +53,7 @@ HEAD = Struct("<IIqQ")
 FIELDS = Struct("<IqQ")
 HEAD_BYTES = HEAD.size
 SEAL_BODY = Struct("<IQqI")
+"""Frames, last sequence number, last arrival and index check."""
 SEAL_BYTES = HEAD_BYTES + SEAL_BODY.size
 COMPRESSED = 1
 SEAL = 16
@@ -217,16 +218,8 @@ def encode_seal(
     return encode_head(checksum, seed, next_seq, last_time_ns, 0, SEAL, (body,)) + body
 
 
-def seal_fields(body: Octets) -> tuple[int, int, int, int]:
-    """Frames, last sequence number, last arrival and index check of a SEAL that verified."""
-    frames, last_seq, last_time_ns, index_check = SEAL_BODY.unpack(body)
-    return frames, last_seq, last_time_ns, index_check
-
-
-def raw_body(body: bytes, flags: int) -> bytes:
+def raw_body(body: bytes) -> bytes:
     """The body before compression. Raises: ``CorruptData`` for a damaged stream or a body above 1 GiB."""
-    if not flags & COMPRESSED:
-        return body
     decompressor = zlib.decompressobj()
     try:
         # One more than the bound: at exactly the bound the end of the stream would not be seen.

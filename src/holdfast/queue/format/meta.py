@@ -1,5 +1,5 @@
-"""The small files of a queue: ``<prefix>-allMeta`` (identity), A/B slots, and the value in ``<prefix>-writeMeta``.
-Pure.
+"""The small files of a queue: ``<prefix>-allMeta`` (identity), A/B slots, the values in ``<prefix>-writeMeta`` and
+``<prefix>-<name>.cursor``. Pure.
 
 An identity that does not verify is ``None``, and the queue gets a new one; a later format is ``CorruptData``.
 Little-endian. The identity, written once, and again when the first serializer is named; a page's own header wins:
@@ -53,11 +53,22 @@ boot id shows. *Durable*: everything before it was synced first, so it is true a
 | 96 | 16 | boot id: of the machine's run in which the record was written; zeros where unknown |
 | 112 | 8 | first page: those before it were removed on purpose, or never existed |
 | 120 | 8 | first message: the base of the first page; 1 until retention removes a page |
+
+The value of a cursor, in ``<prefix>-<name>.cursor``: how far a consumer has come. An unknown version is not a cursor. A
+crash of the machine may spare a cursor and take the unsynced messages that it has committed (``log.judgement``).
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 2 | version: 1 |
+| 2 | 2 | flags: bit 0 a work queue's, not a consumer's; bit 1 retention waits for it; others zero |
+| 4 | 4 | zero |
+| 8 | 8 | committed: the last message that is done, 0 for none, below 2^62 |
 """
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import NamedTuple
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
@@ -70,16 +81,13 @@ IDENTITY_VERSION = 1
 _CHECK = Struct("<I")
 
 
-class QueueIdentity:
+class QueueIdentity(NamedTuple):
     """What was decided when the queue was made."""
 
-    __slots__ = ("checksum_id", "page_bytes", "queue_id", "serializer")
-
-    def __init__(self, queue_id: bytes, page_bytes: int, checksum_id: int, serializer: str = "") -> None:
-        self.serializer = serializer
-        self.queue_id = queue_id
-        self.page_bytes = page_bytes
-        self.checksum_id = checksum_id
+    queue_id: bytes
+    page_bytes: int
+    checksum_id: int
+    serializer: str = ""
 
 
 def encode_identity(identity: QueueIdentity) -> bytes:
@@ -156,26 +164,18 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
 WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16sQQ")
 
 
-class DurablePosition:
+class DurablePosition(NamedTuple):
     """A position in the log: everything before it is on disk."""
 
-    __slots__ = ("last_time_ns", "next_seq", "page", "position", "salt")
-
-    def __init__(self, page: int, salt: int, position: int, next_seq: int, last_time_ns: int) -> None:
-        self.page = page
-        self.salt = salt
-        self.position = position
-        self.next_seq = next_seq
-        self.last_time_ns = last_time_ns
+    page: int
+    salt: int
+    position: int
+    next_seq: int
+    last_time_ns: int
 
 
-class WritePosition:
-    """One decoded write position, by the table above."""
-
-    __slots__ = (
-        "boot_id", "clean", "durable", "first_page", "first_seq", "frames", "index_check", "index_due",
-        "index_records", "last_time_ns", "next_seq", "page", "position", "salt",
-    )  # fmt: skip
+class WritePosition(NamedTuple):
+    """One write position, by the table above."""
 
     page: int
     salt: int
@@ -189,46 +189,61 @@ class WritePosition:
     clean: bool
     durable: DurablePosition
     boot_id: bytes
-    first_page: int
-    first_seq: int
-
-    def __init__(self, value: bytes) -> None:
-        fields = WRITE_POSITION.unpack(value)
-        self.page, self.salt, self.next_seq, self.last_time_ns, self.position = fields[:5]
-        self.frames, self.index_records, self.index_check, self.index_due = fields[5:9]
-        self.clean = fields[9] == 1
-        self.durable = DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13])
-        self.boot_id, self.first_page, self.first_seq = fields[16:]
+    first_page: int = 1
+    first_seq: int = 1
 
     def is_true(self, boot_id: bytes) -> bool:
         """Whether the written position is true in this run of the machine."""
         return self.clean or (any(boot_id) and self.boot_id == boot_id)
 
-
-def write_position_value(
-    page: int,
-    salt: int,
-    position: int,
-    next_seq: int,
-    last_time_ns: int,
-    frames: int,
-    index_records: int,
-    index_check: int,
-    index_due: int,
-    clean: bool,
-    durable: DurablePosition,
-    boot_id: bytes,
-    first_page: int,
-    first_seq: int,
-) -> bytes:
-    """The value of the slot, from fields: every sync writes one, and an object would cost more."""
-    return WRITE_POSITION.pack(
-        *(page, salt, next_seq, last_time_ns, position, frames, index_records, index_check, index_due, clean),
-        *(durable.page, durable.salt, durable.next_seq, durable.last_time_ns, durable.position, 0, boot_id),
-        *(first_page, first_seq),
-    )
+    def encode(self) -> bytes:
+        """The value of the slot."""
+        page, salt, position, next_seq, last_time_ns = self.durable
+        return WRITE_POSITION.pack(*self[:10], page, salt, next_seq, last_time_ns, position, 0, *self[11:])
 
 
 def decode_write_position(value: bytes) -> WritePosition | None:
     """The write position, or None for a value of another length."""
-    return WritePosition(value) if len(value) == WRITE_POSITION.size else None
+    if len(value) != WRITE_POSITION.size:
+        return None
+    fields = WRITE_POSITION.unpack(value)
+    page, salt, next_seq, last_time_ns, position = fields[10:15]
+    durable = DurablePosition(page, salt, position, next_seq, last_time_ns)
+    return WritePosition._make((*fields[:9], fields[9] == 1, durable, *fields[16:]))
+
+
+CURSOR = Struct("<HHIQ")
+CURSOR_VERSION = 1
+OF_WORK_QUEUE = 1
+HOLDS = 2
+COMMITTED_MAX = 1 << 62
+
+
+class Cursor(NamedTuple):
+    """One decoded cursor: ``committed_seq`` and all before it are done."""
+
+    committed_seq: int
+    of_work_queue: bool
+    holds: bool
+
+
+def encode_cursor(committed_seq: int, *, of_work_queue: bool, holds: bool) -> bytes:
+    """A whole value.
+
+    >>> cursor = decode_cursor(encode_cursor(60, of_work_queue=False, holds=True))
+    >>> cursor.committed_seq, cursor.of_work_queue, cursor.holds
+    (60, False, True)
+    """
+    return CURSOR.pack(
+        CURSOR_VERSION, (OF_WORK_QUEUE if of_work_queue else 0) | (HOLDS if holds else 0), 0, committed_seq
+    )
+
+
+def decode_cursor(value: bytes) -> Cursor | None:
+    """The cursor, or None where this version does not know these bytes."""
+    if len(value) != CURSOR.size:
+        return None
+    version, flags, _, committed_seq = CURSOR.unpack(value)
+    if version != CURSOR_VERSION or committed_seq >= COMMITTED_MAX:
+        return None
+    return Cursor(committed_seq, of_work_queue=bool(flags & OF_WORK_QUEUE), holds=bool(flags & HOLDS))

@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
 from struct import Struct
+from typing import NamedTuple
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
@@ -52,40 +52,21 @@ PAGE_BYTES_MAX = (1 << 32) - 1
 _CHECK = Struct("<I")
 
 
-class PageHeader:
+class PageHeader(NamedTuple):
     """One decoded header. ``base_seq`` and ``base_time_ns`` are 0 while ``prepared``. ``restored``: the bytes on disk
     are damaged, and these fields follow by rule.
     """
 
-    __slots__ = (
-        "base_seq", "base_time_ns", "checksum_id", "number", "page_bytes", "prepared", "restored", "salt", "skipped",
-        "skipped_in_all",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        number: int,
-        page_bytes: int,
-        salt: int,
-        checksum_id: int,
-        base_seq: int = 0,
-        base_time_ns: int = 0,
-        skipped: int = 0,
-        skipped_in_all: int = 0,
-        prepared: bool = False,
-        restored: bool = False,
-    ) -> None:
-        self.number = number
-        self.page_bytes = page_bytes
-        self.salt = salt
-        self.checksum_id = checksum_id
-        self.base_seq = base_seq
-        self.base_time_ns = base_time_ns
-        self.skipped = skipped
-        self.skipped_in_all = skipped_in_all
-        self.prepared = prepared
-        self.restored = restored
+    number: int
+    page_bytes: int
+    salt: int
+    checksum_id: int
+    base_seq: int = 0
+    base_time_ns: int = 0
+    skipped: int = 0
+    skipped_in_all: int = 0
+    prepared: bool = False
+    restored: bool = False
 
     @property
     def after_seq(self) -> int:
@@ -94,16 +75,12 @@ class PageHeader:
 
     def started(self, base_seq: int, base_time_ns: int, *, skipped: int = 0, skipped_in_all: int = 0) -> PageHeader:
         """The same page, its first message known."""
-        return PageHeader(
-            number=self.number,
-            page_bytes=self.page_bytes,
-            salt=self.salt,
-            checksum_id=self.checksum_id,
+        return self._replace(
             base_seq=base_seq,
             base_time_ns=base_time_ns,
             skipped=skipped,
             skipped_in_all=min(skipped_in_all, SKIPPED_MAX),
-            restored=self.restored,
+            prepared=False,
         )
 
 
@@ -127,19 +104,9 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     """
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
-    (
-        magic,
-        version,
-        flags,
-        checksum_id,
-        page_bytes,
-        skipped_in_all,
-        stored_number,
-        base_seq,
-        base_time_ns,
-        salt,
-        skipped,
-    ) = HEADER.unpack_from(data)
+    fields = HEADER.unpack_from(data)
+    magic, version, flags, checksum_id, page_bytes, skipped_in_all, stored_number = fields[:7]
+    base_seq, base_time_ns, salt, skipped = fields[7:]
     if magic != MAGIC or stored_number != number or (skipped and skipped >= base_seq):
         return None
     if version != VERSION or flags & ~PREPARED:
@@ -150,16 +117,9 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
             format_version=version,
             hint="nothing is damaged: use that version",
         )
+    prepared = bool(flags & PREPARED)
     return PageHeader(
-        number=number,
-        page_bytes=page_bytes,
-        salt=salt,
-        checksum_id=checksum_id,
-        base_seq=base_seq,
-        base_time_ns=base_time_ns,
-        skipped=skipped,
-        skipped_in_all=skipped_in_all,
-        prepared=bool(flags & PREPARED),
+        number, page_bytes, salt, checksum_id, base_seq, base_time_ns, skipped, skipped_in_all, prepared=prepared
     )
 
 
@@ -198,51 +158,12 @@ def nearest_header(data: bytes, number: int) -> PageHeader | None:
         header = decode_header(bytes(guess), number)
     except CorruptData:  # of a later version, as far as one byte can say
         return None
-    if header is not None:
-        header.restored = True
-    return header
+    return None if header is None else header._replace(restored=True)
 
 
 RECORD = Struct("<qI")
 RECORD_BYTES = RECORD.size
 SINGLES_SPACING_BYTES = 4096
-_NEAR_RECORDS = 1365
-
-
-def last_before(
-    read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
-) -> tuple[int, int, int]:
-    """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and
-    position; zeros if none does.
-
-    ``read(offset, length)`` reads the index file of ``count`` records. The condition must hold for a run of records
-    from the start. Cost: O(log count) reads, the last of at most 16 KiB.
-
-    >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
-    >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
-    (2, 5, 69)
-    """
-    low, high = 0, count  # every record before `low` belongs before, none from `high` on does
-    while high - low > _NEAR_RECORDS:
-        middle = (low + high) // 2
-        data = read(middle * RECORD_BYTES, RECORD_BYTES)
-        if len(data) == RECORD_BYTES and belongs_before(*RECORD.unpack(data)):
-            low = middle + 1
-        else:
-            high = middle
-    start = max(0, low - 1)
-    data = read(start * RECORD_BYTES, (high - start) * RECORD_BYTES)
-    first, last = low - start, len(data) // RECORD_BYTES
-    while first < last:
-        middle = (first + last) // 2
-        if belongs_before(*RECORD.unpack_from(data, middle * RECORD_BYTES)):
-            first = middle + 1
-        else:
-            last = middle
-    if first == 0:
-        return 0, 0, 0
-    time_ns, position = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)
-    return start + first, time_ns, position
 
 
 def times_and_positions(data: bytes) -> tuple[array[int], array[int]]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
 from holdfast.boot import UNKNOWN_BOOT
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.format.frame import SEQ_MASK
-from holdfast.queue.format.meta import DurablePosition, write_position_value
+from holdfast.queue.format.meta import DurablePosition, WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.tail import LogTail
 
@@ -27,47 +28,26 @@ if TYPE_CHECKING:
     from holdfast.soundness import Soundness
 
 
-class SyncTarget:
+class SyncTarget(NamedTuple):
     """What one sync covers: files of ``closed`` pages, then the ``open`` page; it makes everything before ``next_seq``
     durable. Separate, because a page that is closed during its sync has grown and needs another sync.
     """
 
-    __slots__ = ("closed", "next_seq", "open", "position")
-
-    def __init__(
-        self, closed: list[int], open_file: int | None, next_seq: int, position: tuple[DurablePosition, int] | None
-    ) -> None:
-        self.closed = closed
-        self.open = open_file
-        self.next_seq = next_seq
-        self.position = position
+    closed: list[int]
+    open: int | None
+    next_seq: int
+    position: tuple[DurablePosition, int] | None
 
 
 class Durability:
-    """Group commit: the first thread that needs a sync leads it, the others wait for its result. ``take`` returns what
-    to sync; ``reached`` is called after success, ``failed`` after failure, all without this object's lock.
+    """Group commit: the first thread that needs a sync leads it, the others wait for its result. Calls ``progress``
+    without its own lock.
     """
 
-    __slots__ = (
-        "_condition", "_ended", "_failed", "_followed", "_lock", "_port", "_reached", "_soundness", "_syncing", "_take",
-        "_failing",
-        "failure", "next_seq", "syncs",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        port: FilePort,
-        next_seq: int,
-        take: Callable[[bool], SyncTarget],
-        reached: Callable[[SyncTarget], None],
-        failed: Callable[[], None],
-        soundness: Soundness,
-    ) -> None:
+    def __init__(self, port: FilePort, progress: SyncProgress, soundness: Soundness) -> None:
         self._port = port
         self._soundness = soundness
-        self._take = take
-        self._reached = reached
-        self._failed = failed
+        self._progress = progress
         # A separate lock: an interrupt inside the condition's own ``with`` would leave it locked.
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
@@ -76,8 +56,7 @@ class Durability:
         self._followed = False  # a thread has waited for the sync that is under way
         self._ended: HoldfastError | None = None
         self.failure: OSError | None = None
-        self.next_seq = next_seq
-        self.syncs = 0
+        self.next_seq = progress.durable.next_seq
 
     def wait_for(self, next_seq: int) -> None:
         """Return when everything before ``next_seq`` is durable. Raises: ``Closed`` (sync_failed). Cost: one sync."""
@@ -92,7 +71,7 @@ class Durability:
         """Record that a sync of files or names has failed. Raises: ``Closed`` (sync_failed), always."""
         with self._failing:
             self.failure = error
-            self._failed()
+            self._progress.poison()
         self.raise_if_failed()
 
     def end(self, reason: HoldfastError) -> None:
@@ -146,7 +125,7 @@ class Durability:
                         self._followed = False
 
     def _sync(self, *, sealed_only: bool) -> None:
-        target = self._take(sealed_only)
+        target = self._progress.take(sealed_only)
         try:
             for file in target.closed:
                 self._port.sync_data(file)
@@ -156,8 +135,7 @@ class Durability:
             self.fail(error)
         if self._ended is not None:  # the files may have been closed under it: their numbers were others' then
             self._raise_if_ended()
-        self.syncs += 1
-        self._reached(target)
+        self._progress.reached(target)
         self.next_seq = max(self.next_seq, target.next_seq)
 
 
@@ -168,11 +146,6 @@ class SyncProgress:
     With ``records_at_once`` each sync records the position; otherwise only a sync that closes pages does. The record is
     a hint, so its errors are suppressed, except in ``announce`` and ``close_cleanly``, which need it.
     """
-
-    __slots__ = (
-        "_start_position", "_position_is_owed", "_position_file", "_port", "_sync_names", "_tail", "closing", "durable",
-        "first", "records_at_once", "silent", "synced_bytes",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -302,12 +275,12 @@ class SyncProgress:
         else:
             number, salt = page.header.number, page.header.salt
             position, next_seq, time_ns = tail.end
-        value = write_position_value(
-            *(number, salt, position, next_seq, time_ns),
+        record = WritePosition(
+            *(number, salt, next_seq, time_ns, position),
             *(tail.frames, index.records, index.check, min(index.due, SEQ_MASK), clean),
             *(self.durable, self._position_file.boot_id, *self.first),
         )
-        self._position_file.write(value)
+        self._position_file.write(record.encode())
 
     def close_cleanly(self) -> None:
         """Everything is durable: record that, durably."""

@@ -56,6 +56,7 @@ bases of pages alone.
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from holdfast.queue.format.page import HEADER_BYTES, SKIPPED_MAX
 
@@ -71,33 +72,20 @@ LOST_PAGES_MAX = 1 << 16
 """Pages that are counted at most, and where every page and record of a queue is gone: 2^48 numbers."""
 
 
-class Proof:
+class Proof(NamedTuple):
     """What the small files say; see the module. ``position`` belongs to ``page``, whose content ends there.
-    ``complete``: the log was closed cleanly, and nothing was appended after the record.
+    ``complete``: the log was closed cleanly, and nothing was appended after the record. ``first_page``: 0 if it is not
+    known. ``all_lost``: files of a queue are there, and neither pages nor a record.
     """
 
-    __slots__ = ("all_lost", "complete", "first_page", "first_seq", "ordered", "owed_seq", "page", "position")
-
-    def __init__(
-        self,
-        *,
-        owed_seq: int = 1,
-        ordered: bool = True,
-        page: int = 0,
-        position: int = HEADER_BYTES,
-        complete: bool = False,
-        first_page: int = 0,
-        first_seq: int = 1,
-        all_lost: bool = False,
-    ) -> None:
-        self.owed_seq = owed_seq
-        self.ordered = ordered
-        self.page = page
-        self.position = position
-        self.complete = complete
-        self.first_page = first_page  # 0: not known
-        self.first_seq = first_seq
-        self.all_lost = all_lost  # files of a queue are there, and neither pages nor a record
+    owed_seq: int = 1
+    ordered: bool = True
+    page: int = 0
+    position: int = HEADER_BYTES
+    complete: bool = False
+    first_page: int = 0
+    first_seq: int = 1
+    all_lost: bool = False
 
     @property
     def covered_page(self) -> int:
@@ -143,16 +131,13 @@ def _is_another_life(header_of: Callable[[int], PageHeader | None], page: int, s
     return header is not None and header.salt != salt
 
 
-class LostPage:
+class LostPage(NamedTuple):
     """A page that cannot be read: its size, the end of its bytes that are not zero, and whether it has an index."""
 
-    __slots__ = ("bytes", "content_end", "indexed", "number")
-
-    def __init__(self, number: int, size: int, content_end: int, *, indexed: bool = False) -> None:
-        self.number = number
-        self.bytes = size
-        self.content_end = content_end
-        self.indexed = indexed
+    number: int
+    bytes: int
+    content_end: int
+    indexed: bool = False
 
     def is_unused(self, proof: Proof, *, is_first: bool) -> bool:
         """Whether it was only prepared. ``is_first``: no page before it is left."""

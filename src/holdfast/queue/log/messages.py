@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
+from typing import cast
 
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.queue.format.frame import message_lengths, payloads
@@ -14,7 +15,7 @@ from holdfast.queue.serializers import chosen_serializer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from typing import TypeVar
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from holdfast.queue.serializers import Serializer
 
     Kind = TypeVar("Kind", bound="Message")
+
+    DamagePolicy = str | Callable[["Gap | Trimmed"], None]
+    """What happens on a report: "raise", "skip", or a call with it."""
+    Damage = DamagePolicy | None
+    """None: the policy of the queue."""
 
 
 class Message(tuple[int, int, bytes]):
@@ -35,26 +41,9 @@ class Message(tuple[int, int, bytes]):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-
-        @property
-        def seq(self) -> int:
-            """The sequence number."""
-            ...
-
-        @property
-        def time_ns(self) -> int:
-            """The arrival, nanoseconds since 1970."""
-            ...
-
-        @property
-        def payload(self) -> bytes:
-            """The bytes that were appended."""
-            ...
-    else:
-        seq = property(itemgetter(0), doc="The sequence number.")
-        time_ns = property(itemgetter(1), doc="The arrival, nanoseconds since 1970.")
-        payload = property(itemgetter(2), doc="The bytes that were appended.")
+    seq = cast("int", property(itemgetter(0), doc="The sequence number."))
+    time_ns = cast("int", property(itemgetter(1), doc="The arrival, nanoseconds since 1970."))
+    payload = cast("bytes", property(itemgetter(2), doc="The bytes that were appended."))
 
     @property
     def value(self) -> object:

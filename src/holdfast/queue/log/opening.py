@@ -22,7 +22,7 @@ from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, pag
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.judgement import Proof, first_seq_of
 from holdfast.queue.log.page_scan import WINDOW_BYTES
-from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, LogWalk, Loss, QueueEvidence
+from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX, LogWalk, Loss, QueueEvidence, WalkCaches
 
 HEADERS_CHECKED = 16
 """This many of the newest pages have their headers checked by an opening, and those that it walks through. A reader
@@ -38,12 +38,6 @@ class LogEnd:
     written there; ``doubtful``: pages after the end that are not part of the log; ``restored``: headers to be written;
     ``losses``: what the walk found missing.
     """
-
-    __slots__ = (
-        "clean", "doubtful", "expected_seq", "first", "frames", "header", "index", "last_page", "last_time_ns",
-        "losses", "next_seq", "owed_end", "page", "position", "restored", "resume", "rewrite", "sealed", "skipped",
-        "unsynced",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self.page = self.last_page = 0
@@ -71,11 +65,12 @@ def find_end(pages: PageDirectory, evidence: QueueEvidence) -> LogEnd:
     the headers of the newest pages.
     """
     end = LogEnd()
-    headers: dict[int, PageHeader] = {}
+    caches = WalkCaches({}, {}, {})
+    headers = caches.headers
     proof = evidence.proof()
     numbers = pages.known_numbers()
     used_seq = evidence.used_seq()  # evidence first, then the pages
-    walk = LogWalk(pages, evidence, end.losses.append, headers=headers, is_sole=pages.is_sole, used_seq=used_seq)
+    walk = LogWalk(pages, evidence, end.losses.append, caches, is_sole=pages.is_sole, used_seq=used_seq)
     try:
         first_unsynced = _start(walk, end, pages, proof, headers)
         _walk(walk, end)

@@ -6,6 +6,7 @@ A frame that does not verify ends the walk; in a page that is being written it m
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import (
@@ -58,15 +59,12 @@ _POSSIBLE_HEAD = re.compile(rb"(?=[\s\S]{16}(?!\0\0\0\0)[\s\S]{4}[\x00\x01]\0\0\
 ANY_NUMBER = 1 << 62  # above every sequence number
 
 
-class Window:
+class Window(NamedTuple):
     """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), two in ``data``."""
 
-    __slots__ = ("data", "frames", "offset")
-
-    def __init__(self, data: bytes, offset: int, frames: list[FrameView]) -> None:
-        self.data = data
-        self.offset = offset
-        self.frames = frames
+    data: bytes
+    offset: int
+    frames: list[FrameView]
 
 
 class PageScan:

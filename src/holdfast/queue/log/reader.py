@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
 from operator import itemgetter
-from typing import Protocol
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.files.index import KeptIndexes
 from holdfast.queue.files.pages import PageDirectory, cached_header
 from holdfast.queue.format.frame import COMPRESSED, payloads, raw_body
 from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.judgement import Proof
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_scan import WINDOW_BYTES, Anchors, FrameView, PageScan, Window
-from holdfast.queue.log.walk import LogWalk, Loss, QueueEvidence
+from holdfast.queue.log.page_scan import WINDOW_BYTES, FrameView, PageScan, Window
+from holdfast.queue.log.walk import LogWalk, Loss, QueueEvidence, WalkCaches
 
-DamagePolicy = str | Callable[["Gap | Trimmed"], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from holdfast.queue.log.messages import DamagePolicy
+    from holdfast.queue.log.writer import Writer
 
 PAUSE_MIN_S = 50e-6
 PAUSE_MAX_S = 5e-3
@@ -35,30 +37,23 @@ HEARTBEAT_S = 0.25
 class Waiter:
     """Waits between two reads: for an append in the writer's process, else polling every 50 microseconds to 5 ms."""
 
-    __slots__ = ("_armed", "_pause_s", "_subscribe", "_unsubscribe", "_woken")
-
-    def __init__(
-        self,
-        subscribe: Callable[[Callable[[], None]], None] | None,
-        unsubscribe: Callable[[Callable[[], None]], None] | None,
-    ) -> None:
-        self._subscribe = subscribe
-        self._unsubscribe = unsubscribe
+    def __init__(self, writer: Writer | None) -> None:
+        self._writer = writer
         self._woken = threading.Event()
         self._armed = False
         self._pause_s = PAUSE_MIN_S
 
     def arm(self) -> None:
         """Call before the read that decides whether to wait: an append after it ends the wait."""
-        if self._subscribe is not None and not self._armed:
+        if self._writer is not None and not self._armed:
             # One listener until it has fired, however long a reader waits.
             self._armed = True
-            self._subscribe(self._fired)
+            self._writer.notify_once(self._fired)
 
     def disarm(self) -> None:
         """Call when the wait is over, also after an error: else the writer keeps the callback until an append."""
-        if self._unsubscribe is not None:
-            self._unsubscribe(self._fired)
+        if self._writer is not None:
+            self._writer.notify_no_more(self._fired)
             self._armed = False
 
     def _fired(self) -> None:
@@ -71,7 +66,7 @@ class Waiter:
 
     def wait(self, limit_s: float | None = None) -> None:
         """Wait for an append, or a short time, no longer than ``limit_s``."""
-        if self._subscribe is not None:
+        if self._writer is not None:
             self._woken.wait(HEARTBEAT_S if limit_s is None else min(HEARTBEAT_S, limit_s))
             self._woken.clear()
             return
@@ -87,7 +82,6 @@ MUCH_MESSAGES = 4096
 SINGLES_MIN = 8
 PART_MESSAGES = 256
 """Messages of one frame that are made at a time: they are used while they are in the processor's cache."""
-_messages_of_part: Callable[[tuple[int, list[Message]]], list[Message]] = itemgetter(1)
 _flags: Callable[[FrameView], int] = itemgetter(3)
 
 NEAR_BYTES = 8 << 10
@@ -101,31 +95,12 @@ def check_damage_policy(damage: DamagePolicy) -> None:
         raise InvalidRequest("unknown damage policy", damage=repr(damage), hint="raise, skip or a callable")
 
 
-class LiveWriter(Protocol):
-    """The writer of the log, in the reader's process."""
-
-    @property
-    def next_seq(self) -> int:
-        """The number of the next message."""
-        ...
-
-    @property
-    def page_number(self) -> int:
-        """The page being written, or the last one. Pages above it are prepared."""
-        ...
-
-    @property
-    def first(self) -> tuple[int, int]:
-        """The first page and message that retention has not removed."""
-        ...
-
-
 class WriterEvidence:
     """What the writer in this process knows: exactly what was written."""
 
     __slots__ = ("_writer",)
 
-    def __init__(self, writer: LiveWriter) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
     def proof(self) -> Proof:
@@ -160,10 +135,8 @@ class LogReader(LogWalk):
         evidence: QueueEvidence,
         *,
         damage: DamagePolicy = "raise",
-        writer: LiveWriter | None = None,
-        headers: dict[int, PageHeader] | None = None,
-        anchors: Anchors | None = None,
-        indexes: KeptIndexes | None = None,
+        writer: Writer | None = None,
+        caches: WalkCaches | None = None,
         message: type[Message] = Message,
     ) -> None:
         check_damage_policy(damage)
@@ -171,9 +144,7 @@ class LogReader(LogWalk):
             pages,
             evidence if writer is None else WriterEvidence(writer),
             self._report_loss,
-            headers=headers,
-            anchors=anchors,
-            indexes=indexes,
+            caches,
             is_sole=writer is not None,
             used_seq=0 if writer is None else 1,  # the writer's next number is above what was used
         )
@@ -188,12 +159,12 @@ class LogReader(LogWalk):
     @property
     def next_seq(self) -> int:
         """The next message."""
-        return max(self._from_seq, super().next_seq) if self._scan is None else super().next_seq
+        return max(self._from_seq, super().next_seq) if self.scan is None else super().next_seq
 
     @property
     def page(self) -> PageHeader | None:
         """The page of the last messages."""
-        return self._scan.header if self._scan is not None else None
+        return self.scan.header if self.scan is not None else None
 
     def seek_earliest(self) -> None:
         """Move to the oldest message."""
@@ -218,7 +189,7 @@ class LogReader(LogWalk):
             raise InvalidRequest("sequence numbers begin at 1", seq=seq)
         self._from_seq, self._from_time_ns = seq, None
         self._seek_page(lambda header: header.base_seq <= seq)
-        scan = self._scan
+        scan = self.scan
         if scan is None:
             return
         if scan.next_seq <= seq:
@@ -233,23 +204,20 @@ class LogReader(LogWalk):
         self._from_seq, self._from_time_ns = 1, time_ns
         # Strictly below: a page may end with the time with which the next one begins.
         self._seek_page(lambda header: header.base_time_ns < time_ns)
-        if self._scan is not None:
-            self._scan.seek_time(time_ns)
+        if self.scan is not None:
+            self.scan.seek_time(time_ns)
 
     def _seek_page(self, belongs_before: Callable[[PageHeader], bool]) -> None:
         """Enter the last page for which the condition holds, or the first page."""
         numbers = self._pages.known_numbers()
-        low, high = 0, len(numbers)
-        if self._writer is not None:
-            # A prepared page is never the right one, and its header would be read again at every seek.
-            high = bisect_right(numbers, self._writer.page_number)
-        while low < high:
-            middle = (low + high) // 2
-            header = cached_header(self._pages, numbers[middle], self._headers)
-            if header is not None and not header.prepared and belongs_before(header):
-                low = middle + 1
-            else:
-                high = middle
+        # A prepared page is never the right one, and its header would be read again at every seek.
+        high = len(numbers) if self._writer is None else bisect_right(numbers, self._writer.page_number)
+
+        def comes_after(number: int) -> bool:
+            header = cached_header(self._pages, number, self._headers)
+            return header is None or header.prepared or not belongs_before(header)
+
+        low = bisect_left(numbers, True, 0, high, key=comes_after)
         self.start_at(numbers[max(0, low - 1) :], front=low == 0)
 
     def _move_on(self, scan: PageScan) -> bool:
@@ -301,37 +269,28 @@ class LogReader(LogWalk):
 
     def read_message_parts(self) -> Iterator[list[Message]] | None:
         """As ``read_messages``, made as they are taken. Use up the result before the next read."""
-        parts = self.read_bounded_parts()
-        return None if parts is None else map(_messages_of_part, parts)
-
-    def read_bounded_parts(self) -> Iterator[tuple[int, list[Message]]] | None:
-        """As ``read_message_parts``, with the number of the last message of each part."""
         while (window := self._read_step()) is not None:
             frames = self._wanted(window)
             if frames:
                 return self._parts(window.data, frames)
         return None
 
-    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, list[Message]]]:
+    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[list[Message]]:
         message = self._message
         if len(frames) > SINGLES_MIN and _are_singles(frames):
-            yield (
-                frames[-1][0],
-                [message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
-            )
+            yield [message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames]
             return
         from_seq = self._from_seq
         for seq, time_ns, count, flags, start, end in frames:
             if flags & COMPRESSED:
-                raw = raw_body(data[start:end], flags)
+                raw = raw_body(data[start:end])
                 bodies = payloads(raw, 0, len(raw), count)
             else:
                 bodies = payloads(data, start, end, count)
             if seq < from_seq:
                 bodies, seq = bodies[from_seq - seq :], from_seq
             for begin in range(0, len(bodies), PART_MESSAGES):
-                part = messages_of(seq + begin, time_ns, bodies[begin : begin + PART_MESSAGES], message)
-                yield part[-1][0], part
+                yield messages_of(seq + begin, time_ns, bodies[begin : begin + PART_MESSAGES], message)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None if there is nothing more now."""
@@ -349,7 +308,7 @@ class LogReader(LogWalk):
                 run = index + 1
                 data = window.data
                 if flags & COMPRESSED:
-                    data = raw_body(data[start:end], flags)
+                    data = raw_body(data[start:end])
                     start, end = 0, len(data)
                 skip = max(0, min(count, self._from_seq - seq))
                 blocks.append(Block(seq, time_ns, count, data, start, end, skip=skip))

@@ -6,7 +6,7 @@ written *yet*, until the proof says that the writer has passed them. The port's 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.queue.files.index import IndexReader, KeptIndexes
 from holdfast.queue.files.pages import PageDirectory, cached_header, open_page
@@ -58,21 +58,18 @@ class QueueEvidence(Protocol):
         ...
 
 
-class Loss:
+class Loss(NamedTuple):
     """Messages ``first`` to ``last`` are missing. ``reason``: "damage"; or "crash", for numbers that were used and
     never durable; or "removed", by retention. In page ``page``, from ``position`` on; ``end`` is where frames go on, 0
     where they do not.
     """
 
-    __slots__ = ("end", "first", "last", "page", "position", "reason")
-
-    def __init__(self, first: int, last: int, page: int, *, reason: str, position: int = 0, end: int = 0) -> None:
-        self.first = first
-        self.last = last
-        self.page = page
-        self.reason = reason
-        self.position = position
-        self.end = end
+    first: int
+    last: int
+    page: int
+    reason: str
+    position: int = 0
+    end: int = 0
 
 
 class After:
@@ -83,8 +80,6 @@ class After:
     a damaged file; ``absent`` means that some have no file, and ``uncovered`` counts those of them that no record
     covers; ``unused`` were only prepared. ``last_page`` is the last page that any file names.
     """
-
-    __slots__ = ("absent", "following", "header", "last_page", "lost", "prepared", "uncovered", "unused")
 
     def __init__(self) -> None:
         self.following = Following.NONE
@@ -107,16 +102,24 @@ class After:
         return self.prepared == number and self.header is None and not (self.lost or self.unused or self.absent)
 
 
+class WalkCaches(NamedTuple):
+    """What walks over one queue may share: headers of begun pages, confirmed frames, indexes of finished pages."""
+
+    headers: dict[int, PageHeader]
+    anchors: Anchors
+    indexes: KeptIndexes
+
+
 class LogWalk:
     """One thread at a time. ``next_seq`` is the number expected next, ``report`` is called for each loss and may raise.
 
-    Walks over one queue may share ``headers`` (of begun pages), ``anchors`` (confirmed frames) and ``indexes`` (of
-    finished pages).
+    ``is_sole``: no other process changes the files, so cached headers are valid. ``used_seq``: 0 is read at the first
+    end.
     """
 
     __slots__ = (
         "_anchors", "_evidence", "_file", "_headers", "_index", "_indexes", "_lost", "_pages", "_report",
-        "_reported_seq", "_scan", "_used_seq", "after", "first_seq", "is_sealed", "is_sole", "owed_end",
+        "_reported_seq", "_used_seq", "after", "first_seq", "is_sealed", "is_sole", "owed_end", "scan",
     )  # fmt: skip
 
     def __init__(
@@ -124,22 +127,18 @@ class LogWalk:
         pages: PageDirectory,
         evidence: QueueEvidence,
         report: Callable[[Loss], None],
+        caches: WalkCaches | None = None,
         *,
-        headers: dict[int, PageHeader] | None = None,
-        anchors: Anchors | None = None,
-        indexes: KeptIndexes | None = None,
         is_sole: bool = False,
         used_seq: int = 0,
     ) -> None:
         self._pages = pages
         self._evidence = evidence
-        self._used_seq = used_seq  # 0: read at the first end
+        self._used_seq = used_seq
         self._report = report
-        self._headers = {} if headers is None else headers
-        self._anchors: Anchors = {} if anchors is None else anchors
-        self._indexes: KeptIndexes = {} if indexes is None else indexes
-        self.is_sole = is_sole  # no other process changes the files, so cached headers are valid
-        self._scan: PageScan | None = None
+        self._headers, self._anchors, self._indexes = WalkCaches({}, {}, {}) if caches is None else caches
+        self.is_sole = is_sole
+        self.scan: PageScan | None = None  # the position in the present page; None before the first
         self._file = -1
         self._index: IndexReader | None = None
         self._lost: dict[int, LostPage] = {}
@@ -155,12 +154,7 @@ class LogWalk:
     @property
     def next_seq(self) -> int:
         """The number expected next."""
-        return self._reported_seq if self._scan is None else max(self._scan.next_seq, self._reported_seq)
-
-    @property
-    def scan(self) -> PageScan | None:
-        """The position in the present page; None before the first."""
-        return self._scan
+        return self._reported_seq if self.scan is None else max(self.scan.next_seq, self._reported_seq)
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 
@@ -185,7 +179,7 @@ class LogWalk:
         return proof.first_seq if number in (1, proof.first_page) else None
 
     def _report_front(self, before: Sequence[int]) -> None:
-        header = None if self._scan is None else self._scan.header
+        header = None if self.scan is None else self.scan.header
         assert header is not None, "a page was entered"
         proof = self._evidence.proof()  # after the look: retention records what it removes before it does
         there = self._pages.numbers() if before else ()
@@ -204,8 +198,8 @@ class LogWalk:
         if file is None:
             return False
         self._use(file, header, last_time_ns)
-        assert self._scan is not None, "a walk is in a page"
-        self._scan.state = position, next_seq, self._scan.last_time_ns
+        assert self.scan is not None, "a walk is in a page"
+        self.scan.state = position, next_seq, self.scan.last_time_ns
         return True
 
     def _enter(self, number: int, expected: int | None) -> bool:
@@ -224,13 +218,13 @@ class LogWalk:
         if header is None:
             self._pages.port.close(file)
             return False
-        self._use(file, header, 0 if self._scan is None else self._scan.last_time_ns)
+        self._use(file, header, 0 if self.scan is None else self.scan.last_time_ns)
         return True
 
     def _use(self, file: int, header: PageHeader, last_time_ns: int) -> None:
         try:
             # A walk that comes from the page before will read on.
-            reads_on = self._scan is not None and self._holds_much(header)
+            reads_on = self.scan is not None and self._holds_much(header)
         except BaseException:
             self._pages.port.close(file)
             raise
@@ -239,7 +233,7 @@ class LogWalk:
         # The next page was begun after the last message of this one.
         is_finished = header.number + 1 in self._headers
         self._index = IndexReader(self._pages, header.number, header.salt, self._indexes if is_finished else None)
-        self._scan = PageScan(
+        self.scan = PageScan(
             self._pages.port,
             file,
             header,
@@ -261,7 +255,7 @@ class LogWalk:
         """The header of a prepared page as begun with ``expected``, if that message is there or, after a restart of the
         machine, a later page. Until then a larger page may take its name, and a walk in this one would wait forever.
         """
-        scan = self._scan
+        scan = self.scan
         time_ns, in_all = (0, 0) if scan is None else (scan.last_time_ns, scan.header.skipped_in_all)
         header = prepared.started(expected, time_ns, skipped_in_all=in_all)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
@@ -278,7 +272,7 @@ class LogWalk:
         """
         seen = (0, 0)
         while True:
-            scan = self._scan
+            scan = self.scan
             if scan is None:
                 if self.start_at(self._pages.numbers()):
                     continue
@@ -473,8 +467,8 @@ class LogWalk:
 
     def close(self) -> None:
         """Close the files. Start before reading again."""
-        if self._scan is not None:
-            self._scan = None
+        if self.scan is not None:
+            self.scan = None
             self._pages.port.close(self._file)
             if self._index is not None:
                 self._index.close()

@@ -39,7 +39,7 @@ from holdfast.queue.log.durability import Durability, SyncProgress
 from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.tail import Appending, LogTail, OpenPage
 from holdfast.queue.log.walk import UNSYNCED_PAGES_MAX
-from holdfast.queue.options import SyncLevel, clock_ns
+from holdfast.queue.options import SyncBounds, clock_ns
 from holdfast.soundness import Soundness
 
 FIRST_PAGE_BYTES = 1 << 20
@@ -50,11 +50,6 @@ class PageSupply:
     """The pages that the writer takes: made ahead of their use, or when needed. ``number`` is the last page taken.
     Thread-safe. A page that was taken but not begun is taken again next, because a missing number would end the log.
     """
-
-    __slots__ = (
-        "_checksum_id", "_entropy", "_first_page_bytes", "_lock", "_page_bytes", "_pages", "_taken", "number",
-        "prepared",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -142,13 +137,14 @@ class Writer(Appending):
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
     A slow operation holds ``_turn``; meanwhile the fast path is closed. ``append`` appends one message.
-    ``append_at_once`` does this only if it needs no sync, no new page and no other thread; otherwise it returns None.
+    ``append_at_once`` does this only if it needs no sync, no new page and no other thread; otherwise it returns None:
+    always, unless it ``stores``.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_soundness", "_supply",
         "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
-        "on_full", "on_work", "progress", "skipped",
+        "on_full", "on_work", "progress", "skipped", "stores",
     )  # fmt: skip
 
     def __init__(
@@ -156,15 +152,12 @@ class Writer(Appending):
         pages: PageDirectory,
         end: LogEnd,
         position_file: WritePositionFile,
+        supply: PageSupply,
         *,
-        page_bytes: int,
-        checksum_id: int,
         message_bytes_max: int,
-        sync: SyncLevel,
+        sync: SyncBounds,
         compression: int,
         clock: Callable[[], int],
-        entropy: Callable[[int], bytes],
-        first_page_bytes: int,
         soundness: Soundness,
     ) -> None:
         self._pages = pages
@@ -177,20 +170,13 @@ class Writer(Appending):
         self._turn = threading.Lock()
         self._closed: HoldfastError | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._supply = PageSupply(
-            pages,
-            end.last_page,
-            page_bytes=page_bytes,
-            first_page_bytes=first_page_bytes,
-            checksum_id=checksum_id,
-            entropy=entropy,
-        )
+        self._supply = supply
         self.message_bytes_max = message_bytes_max
         self.skipped = end.skipped  # numbers that were used and never durable, in the whole log
         self.on_work: Callable[[], None] = _nothing
         self.before_roll: Callable[[int], object] = _nothing
         self.on_full: Callable[[], object] = _nothing
-        stores = not compression and (
+        stores = self.stores = not compression and (
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
         )
         writes = not compression and sync.name == "always"
@@ -211,9 +197,7 @@ class Writer(Appending):
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
         progress = self.progress = SyncProgress(port, tail, end, position_file, self._sync_names)
-        self.durability = Durability(
-            port, progress.durable.next_seq, progress.take, progress.reached, progress.poison, soundness
-        )
+        self.durability = Durability(port, progress, soundness)
         try:
             self._begin(end)
         except BaseException:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Generator
@@ -12,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.evidence import is_new
+from holdfast.queue.files.disk_errors import opening
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
@@ -29,7 +29,7 @@ def open_files(path: str) -> Generator[PageDirectory]:
     ``InvalidRequest`` if the path names a file of one.
     """
     folder, name = os.path.split(path)
-    with system_errors(path):
+    with opening(path):
         names = FileNames(name)
         port = LocalFiles()
         try:
@@ -68,25 +68,6 @@ def queues_in(folder: str) -> list[str]:
         return sorted({match[1] for name in os.listdir(folder or ".") if (match := _FILE_OF_QUEUE.fullmatch(name))})
     except OSError:
         return []
-
-
-@contextmanager
-def system_errors(path: str) -> Generator[None]:
-    """Turn an ``OSError`` into a ``HoldfastError`` that names the file."""
-    try:
-        yield
-    except PermissionError as error:
-        raise PermissionDenied(
-            "the file system denies access", path=error.filename or path, cause=error.strerror
-        ) from error
-    except BrokenPipeError:
-        raise
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InvalidRequest("a file is where a directory must be", path=error.filename or path) from error
-    except OSError as error:
-        if error.errno == errno.EROFS:
-            raise PermissionDenied("the file system is read-only", path=path, cause=error.strerror) from error
-        raise Unavailable("the file system failed", path=error.filename or path, cause=error.strerror) from error
 
 
 def writer_pid(pages: PageDirectory) -> int | None:

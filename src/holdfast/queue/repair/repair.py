@@ -1,18 +1,10 @@
 """Repairs a queue: intact messages become readable, damaged bytes are kept in separate files.
 
 Nothing is deleted, and nothing is changed before a copy of it is durable. A repair may be stopped at any time and run
-again. It holds the writer's lock. The steps:
-
-1. Headers that follow by rule are written; the 64 damaged bytes are kept in a file.
-2. The queue is opened and closed as by a writer: its end is repaired, torn pages are set aside as ``*.torn``, and the
-   log continues after what is lost.
-3. For each gap inside a page the damaged bytes are copied to ``<prefix>-N.page.POSITION.damaged``, the copy is synced,
-   and ``<prefix>-damage.jsonl`` gets a line. Only then a *bridge* replaces the bytes: a head that never verifies, whose
-   length leads to the next intact frame, and zeros. So readers find the messages after the gap without an index.
-   A page whose header is lost is renamed to ``<prefix>-N.page.damaged``.
-4. Indexes that are absent or damaged are built again.
-
-Readers still report a repaired gap, because these messages did exist. ``verify_queue`` knows it from the list.
+again. It holds the writer's lock. First it writes headers that follow by rule, and opens and closes the queue as a
+writer, which repairs its end. Then each gap inside a page becomes a *bridge*: a head that never verifies, whose length
+leads to the next intact frame, and zeros. So readers find the messages after the gap without an index. They still
+report it, because these messages did exist; ``verify_queue`` knows it from the list of damage.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from holdfast.queue.evidence import FileEvidence
 from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.pages import PageDirectory, open_page, read_file
 from holdfast.queue.format.checksum import checksum_for_reading
-from holdfast.queue.format.frame import HEAD_BYTES, seal_fields
+from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BODY
 from holdfast.queue.format.page import RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.log.judgement import PAGE_MESSAGES_MAX, Here
 from holdfast.queue.log.page_scan import PageScan, Window, content_end
@@ -273,7 +273,7 @@ class QueueSurvey:
         page.next_seq, page.last_time_ns = scan.next_seq, scan.last_time_ns
         if scan.seal is not None:
             page.sealed, page.seal_position = True, scan.position
-            page.seal_frames, _, _, page.seal_index_check = seal_fields(scan.seal)
+            page.seal_frames, _, _, page.seal_index_check = SEAL_BODY.unpack(scan.seal)
         self._read_bytes += page.bytes
         self.pages.append(page)
         data = read_file(self._files, self._files.names.index(page.number))

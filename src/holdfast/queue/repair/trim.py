@@ -7,8 +7,9 @@ from datetime import datetime
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.cursors import committed_seqs
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.log.space import ClosedPage, closed_pages
 from holdfast.queue.options import moment_ns
 from holdfast.queue.repair.files import open_files
 
@@ -42,15 +43,17 @@ def trim_queue(
     if sum(bound is not None for bound in (before, before_seq, max_bytes)) != 1:
         raise InvalidRequest("trim needs one of --before, --before-seq and --max-bytes")
     with open_files(path) as pages, Queue(path, read_only=dry_run, background=False) as queue:
+        last_page = max(pages.numbers(), default=0)
+        closed, total = closed_pages(pages, last_page, last_page + 1, {})
         if before is not None:
             wanted = _first_seq_since(pages, queue, before)
         elif max_bytes is not None:
-            wanted = _first_seq_within(pages, max_bytes, queue.last_seq)
+            wanted = _first_seq_within(closed, total - max_bytes)
         else:
             wanted = before_seq or 1
         held = {} if ignore_cursors else committed_seqs(pages)
         bound = min([wanted, *(seq + 1 for seq in held.values())])
-        removed = sum(last < bound for last in _last_seqs(pages)) if dry_run else queue.trim(before_seq=bound)
+        removed = sum(page.last_seq < bound for page in closed) if dry_run else queue.trim(before_seq=bound)
         held_by = tuple(sorted(name for name, seq in held.items() if seq + 1 < wanted))
         return TrimReport(path, removed, queue.first_seq, queue.last_seq, held_by, dry_run)
 
@@ -78,28 +81,12 @@ def _first_seq_since(pages: PageDirectory, queue: Queue, moment: datetime) -> in
     return max([first, *begun_before])
 
 
-def _first_seq_within(pages: PageDirectory, bytes_max: int, last_seq: int) -> int:
-    """The first message of the oldest page that may stay if all pages together take at most ``bytes_max``."""
-    total = 0
-    first = last_seq + 1
-    for number in reversed(pages.numbers()):
-        total += pages.port.size_of(pages.directory, pages.names.page(number))
-        header = pages.header_of(number)
-        if total > bytes_max:
+def _first_seq_within(closed: list[ClosedPage], bytes_over: int) -> int:
+    """The first message that may stay if pages of so many bytes go."""
+    first = 1
+    for page in closed:
+        if bytes_over <= 0:
             break
-        if header is not None and not header.prepared:
-            first = header.base_seq
+        bytes_over -= page.bytes
+        first = page.last_seq + 1
     return first
-
-
-def _last_seqs(pages: PageDirectory) -> list[int]:
-    """The last sequence number of every page that another page follows; the next readable page bounds damaged ones."""
-    closed: list[int] = []
-    last: int | None = None
-    for number in reversed(pages.numbers()):
-        if last is not None:
-            closed.append(last)
-        header = pages.header_of(number)
-        if header is not None and not header.prepared:
-            last = header.base_seq - 1
-    return closed

@@ -13,10 +13,7 @@ import time
 from contextlib import contextmanager
 
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound
-from holdfast.queue.consumers.cursor_file import seq_since
-from holdfast.queue.format.cursor import Cursor
-from holdfast.queue.log.messages import Gap
-from holdfast.queue.work.command import (
+from holdfast.queue.format.commands import (
     STATE_KIND,
     DeadLetter,
     Kind,
@@ -25,16 +22,17 @@ from holdfast.queue.work.command import (
     decode_state,
     encode_state,
 )
+from holdfast.queue.format.meta import Cursor
+from holdfast.queue.log.messages import Gap
 from holdfast.queue.work.machine import WorkMachine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from datetime import datetime
 
-    from holdfast.queue.log.messages import Message, Trimmed
-    from holdfast.queue.log.port import QueuePort
-    from holdfast.queue.log.reader import DamagePolicy
+    from holdfast.queue.core import QueueCore
+    from holdfast.queue.log.messages import DamagePolicy, Message, Trimmed
+    from holdfast.queue.options import Since
 
 
 class WorkClock:
@@ -74,7 +72,7 @@ class WorkLog:
 
     __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "synced", "written")
 
-    def __init__(self, log: QueuePort, *, synced: bool) -> None:
+    def __init__(self, log: QueueCore, *, synced: bool) -> None:
         self._log = log
         self._append = log.append
         self._state_seq = 0
@@ -203,13 +201,13 @@ DEAD_PAGE_BYTES = 512 << 10
 
 
 def find_state(
-    queue: QueuePort,
+    core: QueueCore,
     name: str,
     log: WorkLog,
     clock: WorkClock,
     cursor: Cursor | None,
     *,
-    since: datetime | str | None,
+    since: Since,
     damage: DamagePolicy,
 ) -> WorkMachine:
     """The state to continue from, written durably if it differs from the commands. Sets the clock.
@@ -222,27 +220,27 @@ def find_state(
         # The log of commands is lost: hand out everything after the cursor again.
         machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, {}))
     elif machine is None:
-        machine = WorkMachine(WorkState(seq_since(queue, since), 0, {}))
+        machine = WorkMachine(WorkState(core.seq_since(since), 0, {}))
     before = (machine.next_seq, len(machine.started), machine.dead_seq)
     if cursor is not None:
         # Lost power can take commands and spare the cursor: its messages are done, and may be removed.
         machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
-    find_buried(queue, name, machine)
+    find_buried(core, name, machine)
     if not log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
         log.compact(machine, now=True)
     return machine
 
 
-def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
+def find_buried(core: QueueCore, name: str, machine: WorkMachine) -> None:
     """Apply the dead letters whose BURY was lost: those after the last one that a BURY names."""
     try:
-        with queue.beside(f"{name}-dead", read_only=True) as dead:
+        with core.beside(f"{name}-dead", read_only=True) as dead:
             last_seq = dead.last_seq
     except NotFound:
         return
     if last_seq <= machine.dead_seq:
         return
-    with queue.beside(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+    with core.beside(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
         # A killed process may have written them without a sync: they must be durable now.
         dead.flush()
         for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):

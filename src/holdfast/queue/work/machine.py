@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from holdfast.errors import Code, CorruptData
-from holdfast.queue.work.command import Kind, Started, WorkState
+from holdfast.queue.format.commands import Kind, Started, WorkState
 
 STALE_MAX = 64
 

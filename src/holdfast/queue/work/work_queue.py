@@ -1,29 +1,12 @@
 """A named work queue: it gives each message of a queue to one worker at a time, until one has done the work.
 
-    with Queue("data/mail") as queue, queue.work_queue("mailer", ack_wait=30) as work:
-        while job := work.get(timeout=5):
-            try:
-                send(job.payload)
-            except TemporaryError as error:
-                work.retry(job, reason=str(error))
-            else:
-                work.ack(job)
-
 Delivery is at least once. A step counts when it is written to the work queue's own log, with the sync level of the
-queue. An interrupt (Ctrl-C) inside a step has the effect of a crash: every call is refused until the next opening.
-After a crash:
+queue; after a crash it has its whole effect or none. An interrupt (Ctrl-C) inside a step has the effect of a crash:
+every call is refused until the next opening. If a crash of the machine lost messages of the queue, their jobs are gone,
+and no other message gets their numbers.
 
-| at the moment of the crash | afterwards |
-|---|---|
-| ``ack`` had returned | the message never comes back; at "os" and ``every`` only if the machine itself did not crash |
-| ``get`` had returned, no ``ack`` | it comes back when its lease ends, as without a crash; the delivery counts |
-| ``nack`` or ``retry`` had returned | it comes back after its delay, counted from the ``nack`` |
-| one of these calls had not returned | the call has either its whole effect or none |
-| a dead letter was being written | the message is among the dead letters, once, or it comes back |
-
-If a crash of the machine lost messages of the queue, their jobs are gone, and no other message gets their numbers. Two
-steps give a message up: it is appended to the dead letters, which are synced; then BURY is written to the work queue's
-log. If BURY is lost, the next opening replaces it from the dead letters.
+Two steps give a message up: it is appended to the dead letters, which are synced; then BURY is written to the work
+queue's log. If BURY is lost, the next opening replaces it from the dead letters.
 """
 
 from __future__ import annotations
@@ -33,26 +16,35 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain, islice
 from operator import itemgetter
+from typing import cast
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.queue.consumers.cursor_file import CursorFile, lock_name
+from holdfast.queue.files.cursors import CursorFile, lock_name
 from holdfast.queue.files.disk_errors import refusals
 from holdfast.queue.files.process import WithBlock, forked, poison_in_children
-from holdfast.queue.format.cursor import encode_cursor
+from holdfast.queue.format.commands import (
+    COMMAND_NUMBERS_MAX,
+    DeadLetter,
+    Kind,
+    check_reason,
+    encode_command,
+    encode_one,
+)
+from holdfast.queue.format.meta import encode_cursor
 from holdfast.queue.log.messages import Message, class_with_value
-from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter, check_damage_policy
+from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy
 from holdfast.queue.options import DELAY_S_MAX, NS, seconds_ns, whole_number
-from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from datetime import datetime
+    from collections.abc import Collection, Iterator, Sequence
     from typing import Self
 
+    from holdfast.queue.core import QueueCore
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.log.port import QueuePort
+    from holdfast.queue.log.messages import DamagePolicy
+    from holdfast.queue.options import Since
 
 
 class Job(Message):
@@ -67,18 +59,12 @@ class Job(Message):
 
     __slots__ = ()
 
+    deliveries = cast("int", property(itemgetter(3), doc="How often the message was handed out, this time included."))
+
     if TYPE_CHECKING:
 
-        def __new__(cls, fields: tuple[int, int, bytes, int]) -> Self:
-            """From message number, arrival, payload, deliveries."""
+        def __new__(cls, fields: tuple[int, int, bytes, int]) -> Self:  # noqa: D102
             ...
-
-        @property
-        def deliveries(self) -> int:
-            """How often the message was handed out, this time included."""
-            ...
-    else:
-        deliveries = property(itemgetter(3), doc="How often the message was handed out, this time included.")
 
     def __repr__(self) -> str:
         return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
@@ -89,10 +75,8 @@ class WorkSource:
     a report (such as ``Gap``) has moved nothing.
     """
 
-    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready")
-
-    def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
-        self._queue = queue
+    def __init__(self, core: QueueCore, damage: DamagePolicy) -> None:
+        self._core = core
         self._damage: DamagePolicy = damage
         self._reader: LogReader | None = None
         self._ready: Iterator[Message] = iter(())
@@ -136,7 +120,7 @@ class WorkSource:
         try:
             reader = self._reader
             if reader is None:
-                reader = self._reader = self._queue.reader(seq=next_seq, damage=self._damage)
+                reader = self._reader = self._core.reader(seq=next_seq, damage=self._damage)
             parts = reader.read_message_parts()
             if parts is None:
                 return None
@@ -152,7 +136,7 @@ class WorkSource:
         near = self._near
         index = seq - near[0].seq if near else -1
         if not 0 <= index < len(near) or near[index].seq != seq:
-            reader = self._queue.reader(seq=seq, damage=self._damage)
+            reader = self._core.reader(seq=seq, damage=self._damage)
             try:
                 near = self._near = reader.read_near() or []
             finally:
@@ -182,15 +166,13 @@ LEASE_S_MAX = DELAY_S_MAX
 class _Resources:
     """The files of a work queue, and how to close them without it. Jobs then come back when their leases end."""
 
-    __slots__ = ("cursor", "dead", "lock_file", "log", "pages", "source")
-
     def __init__(self, pages: PageDirectory, lock_file: int, source: WorkSource) -> None:
         self.pages = pages
         self.lock_file = lock_file
         self.source = source
         self.cursor: CursorFile | None = None
         self.log: WorkLog | None = None
-        self.dead: QueuePort | None = None
+        self.dead: QueueCore | None = None
 
     def release(self) -> None:
         with ExitStack() as closing:
@@ -207,29 +189,30 @@ class WorkQueue(WithBlock):
     raises ``Unavailable`` when the file system refuses a step; that step was not done.
     """
 
+    _by_seq = False
+    """Whether the due job with the lowest number is next, not the one that is due for longest."""
+
     def __init__(
         self,
-        queue: QueuePort,
-        pages: PageDirectory,
+        core: QueueCore,
         name: str,
         *,
-        clock: Callable[[], int],
         ack_wait: float,
         max_deliveries: int,
         retry_delay: float,
         max_retry_delay: float,
         max_started: int,
-        since: datetime | str | None,
+        since: Since,
         damage: DamagePolicy,
         hold: bool,
     ) -> None:
         self.name = name
-        self._queue = queue
-        self._pages = pages
+        self._core = core
+        pages = self._pages = core.pages
         self._damage: DamagePolicy = damage
         self._hold = hold
-        self._job = class_with_value(Job, queue.serializer)
-        self._clock = WorkClock(clock)
+        self._job = class_with_value(Job, core.serializer)
+        self._clock = WorkClock(core.clock)
         self._ack_wait_ns = seconds_ns("ack_wait", ack_wait)
         self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
         self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
@@ -237,48 +220,35 @@ class WorkQueue(WithBlock):
         self._max_started = whole_number("max_started", max_started, 1, STARTED_MAX)
         check_damage_policy(damage)
         self._lock = threading.Lock()
-        self._synced = queue.syncs_always
+        self._synced = core.syncs_always
         self._closed: HoldfastError | None = None
         self._released = False
         self._waiters: list[Waiter] = []
-        self._by_seq = False
-        self._source = WorkSource(queue, damage)
+        self._source = WorkSource(core, damage)
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
-        self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
+        resources = self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
         try:
-            self._open(since)
+            self._open(resources, since)
         except BaseException:
-            pages.port.unlock(self._resources.lock_file)
+            with suppress(HoldfastError):  # the first error is raised
+                resources.release()
             raise
-        self._resources.cursor, self._resources.log = self._cursor, self._log
         poison_in_children(self)
-        queue.soundness.tell(self._break_off)
-        self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
+        core.soundness.tell(self._break_off)
+        self._keep = core.close_when_dropped(self, "the work queue", resources.release)
 
-    def _open(self, since: datetime | str | None) -> None:
-        queue = self._queue
-        self._cursor = CursorFile(self._pages, self.name)
-        try:
-            cursor = self._cursor.stored
-            if cursor is not None and not cursor.of_work_queue:
-                raise InvalidRequest("this name is a consumer's", name=self.name)
-            self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock), synced=self._synced
-            )
-            try:
-                self._machine = find_state(
-                    queue, self.name, self._log, self._clock, cursor, since=since, damage=self._damage
-                )
-                # Before the first job: lost power could take the hold, and retention unfinished messages.
-                self._note_cursor(durable=True)
-            except BaseException:
-                with suppress(HoldfastError):
-                    self._log.close()  # the first error is raised
-                raise
-        except BaseException:
-            self._cursor.close()
-            raise
+    def _open(self, resources: _Resources, since: Since) -> None:
+        core = self._core
+        resources.cursor = self._cursor = CursorFile(self._pages, self.name)
+        cursor = self._cursor.stored
+        if cursor is not None and not cursor.of_work_queue:
+            raise InvalidRequest("this name is a consumer's", name=self.name)
+        commands = core.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock)
+        resources.log = self._log = WorkLog(commands, synced=self._synced)
+        self._machine = find_state(core, self.name, self._log, self._clock, cursor, since=since, damage=self._damage)
+        # Before the first job: lost power could take the hold, and retention unfinished messages.
+        self._note_cursor(durable=True)
 
     # ---- getting ----------------------------------------------------------------------------------------------------
 
@@ -327,7 +297,7 @@ class WorkQueue(WithBlock):
 
     def _take_later(self, timeout: float | None) -> tuple[Job | None, int]:
         """Wait for a job. Returns it and the command to wait for."""
-        waiter = self._queue.waiter()
+        waiter = self._core.waiter()
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._waiters.append(waiter)
@@ -372,7 +342,7 @@ class WorkQueue(WithBlock):
         try:
             job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
         except AssertionError as error:
-            self._queue.soundness.break_off(error)
+            self._core.soundness.break_off(error)
         log.in_step = False
         if log.left < 0:
             log.keep_short(machine)
@@ -433,7 +403,7 @@ class WorkQueue(WithBlock):
             try:
                 self._machine.finish(seq)
             except AssertionError as error:
-                self._queue.soundness.break_off(error)
+                self._core.soundness.break_off(error)
             self._log.in_step = False
             written, waiters = self._log.written, self._finished(1)
         if self._synced:
@@ -506,12 +476,12 @@ class WorkQueue(WithBlock):
     def dead_letters(self) -> Iterator[DeadLetter]:
         """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
         try:
-            dead = self._queue.beside(f"{self.name}-dead", read_only=True)
+            dead = self._core.beside(f"{self.name}-dead", read_only=True)
         except NotFound:
             return
         with dead:
             for message in dead.read():
-                yield DeadLetter.decode(message.payload, self._queue.serializer)
+                yield DeadLetter.decode(message.payload, self._core.serializer)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
         """The messages of jobs that their workers still have. Call with the lock held."""
@@ -533,7 +503,7 @@ class WorkQueue(WithBlock):
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: number for other, number in self._letters.items() if other in started}
         if self._resources.dead is None:
-            self._resources.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+            self._resources.dead = self._core.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
@@ -548,7 +518,7 @@ class WorkQueue(WithBlock):
         try:
             self._machine.apply(kind, time_ns, numbers)
         except AssertionError as error:
-            self._queue.soundness.break_off(error)
+            self._core.soundness.break_off(error)
         self._log.in_step = False
         if self._log.left < 0:
             self._log.keep_short(self._machine)
@@ -564,25 +534,8 @@ class WorkQueue(WithBlock):
         """Messages that are not finished. *Cost*: as ``Consumer.lag``."""
         with self._lock:
             self._raise_if_closed()
-            first = max(self._machine.next_seq, self._queue.first_seq)
-            return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
-
-    def unfinished(self) -> int:
-        """As ``lag``, without reading files: trimmed messages that were never handed out count, too."""
-        with self._lock:
-            self._raise_if_closed()
-            return max(0, self._queue.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
-
-    def has(self, job: Job) -> bool:
-        """Whether the worker still has this delivery."""
-        with self._lock:
-            return self._machine.is_leased(job[0], job.deliveries)
-
-    def flush(self) -> None:
-        """Make every step so far durable. *Raises*: ``Closed``, also after a failed sync."""
-        with self._lock:
-            self._raise_if_closed()
-        self._log.flush()
+            first = max(self._machine.next_seq, self._core.first_seq)
+            return max(0, self._core.last_seq - first + 1) + len(self._machine.started)
 
     def _note_cursor(self, *, durable: bool = False) -> None:
         """Write the cursor for retention. Call with the lock held."""
@@ -593,8 +546,8 @@ class WorkQueue(WithBlock):
         if durable:
             self._cursor.sync()
         self._until_cursor = CURSOR_EVERY
-        if self._queue.writable:
-            self._queue.space.confirmed()
+        if self._core.writable:
+            self._core.space.confirmed()
 
     def _raise_if_closed(self) -> None:
         """Call with the lock held."""
@@ -602,25 +555,6 @@ class WorkQueue(WithBlock):
             raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it again")
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is open and no interrupt has cut a step off."""
-        return self._closed is None and not self._log.in_step
-
-    def order_by_seq(self) -> None:
-        """From now on the due job with the lowest number is next, not the one that is due for longest. For an owner
-        that promises the order of the queue.
-        """
-        self._by_seq = True
-
-    def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Return the messages that workers have, except ``keep``, before all others. For an owner that knows all
-        workers.
-        """
-        with self._lock:
-            self._raise_if_closed()
-            self._return_leased(0, keep)
 
     def _return_leased(self, due_ns: int, keep: Collection[int] = ()) -> None:
         """Call with the lock held."""
@@ -638,9 +572,9 @@ class WorkQueue(WithBlock):
             if self._released:
                 return
             self._released = True
-            if self._queue.soundness.broken is not None:
+            if self._core.soundness.broken is not None:
                 self._release()
-                self._queue.soundness.require()
+                self._core.soundness.require()
             self._closed = Closed("the work queue is closed", name=self.name)
             waiters = list(self._waiters)
             try:
@@ -655,7 +589,7 @@ class WorkQueue(WithBlock):
     def _release(self) -> None:
         self._keep()
         self._resources.release()
-        self._queue.forget(self)
+        self._core.forget(self)
 
     def _break_off(self, reason: InternalError) -> None:
         """Refuse everything from now on: an invariant is broken. Touches no file."""
@@ -663,7 +597,7 @@ class WorkQueue(WithBlock):
         for waiter in tuple(self._waiters):
             waiter.wake()
 
-    def poison_after_fork(self) -> None:
+    def _poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
         self._lock = threading.Lock()
         if not self._released:

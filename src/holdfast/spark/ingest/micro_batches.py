@@ -18,7 +18,7 @@ from holdfast.commit.format.batch import SPAN_MAX
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.stages.events import request_bytes
 from holdfast.errors import InvalidRequest
-from holdfast.queue.consumers.consumer import runs_of
+from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.bulk.verdicts import INVALID_CODES
 from holdfast.spark.ingest.message_requests import MessageRequest, lost_request

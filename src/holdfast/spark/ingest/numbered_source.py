@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.client import Client, ClientOptions
 from holdfast.errors import Closed, Code, InvalidRequest, PermissionDenied
-from holdfast.queue import Queue
+from holdfast.queue.core import QueueCore
 from holdfast.spark.ingest.message_requests import MessageRequest, request_in
 from holdfast.spark.messages.durable_client import SUBSCRIBER, DurableClient
 from holdfast.spark.messages.queue import id_of_queue, time_of_message
@@ -203,8 +203,8 @@ class QueueSource(NumberedSource):
                 requests[message.seq] = request_in(message.seq, message.payload, {}, message.time_ns // 1_000_000)
         return requests
 
-    def _queue(self) -> Queue:
-        return Queue(self._path, read_only=True, damage="skip")
+    def _queue(self) -> QueueCore:
+        return QueueCore(self._path, read_only=True, damage="skip")
 
 
 def other_messages(source: NumberedSource, name: str, through: int, time_ms: int, relation: Relation) -> InvalidRequest:

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 
 from holdfast.commit.format.batch import Header
 from holdfast.errors import Code, InvalidRequest
-from holdfast.queue.consumers.consumer import runs_of
+from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.bulk.requests import ParsedRequest
 from holdfast.spark.ingest.numbered_source import NumberedSource, Relation, other_messages
 from holdfast.spark.log.job_records import newest_of_log, records_in_snapshot, records_nearby, rows_of_jobs

@@ -23,7 +23,7 @@ from holdfast.client.protocol.stores.administration import Definition, ask, brow
 from holdfast.client.protocol.stores.messages import durable_path, request_of, store_path
 from holdfast.client.transport.clock import now_ms
 from holdfast.errors import AlreadyOpen, Code, Conflict, Fenced, HoldfastError, LimitExceeded, NotFound, Unavailable
-from holdfast.queue.consumers.consumer import runs_of
+from holdfast.queue.consumers.hand_outs import runs_of
 from holdfast.spark.options import SERVED_STORE_RETRY_MS
 from holdfast.spark.runtime.refusals import log_truncated
 from holdfast.spark.runtime.service_client import ServiceClient, service_token, with_trusted_hosts

@@ -19,7 +19,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue import Message, Queue, Trimmed
+from holdfast.queue import Message, Trimmed
+from holdfast.queue.core import QueueCore
 from holdfast.queue.files.meta_files import read_identity
 from holdfast.spark.columns import QUEUE_COLUMNS
 from holdfast.spark.messages.numbered import BATCH_BYTES, BATCH_MESSAGES, NumberedStreamReader, Pieces, as_rows
@@ -51,13 +52,13 @@ def plan_messages(options: MessageOptions) -> list[MessagePartition]:
 
     Raises: NotFound (no queue; messages after the starting offset were removed), InvalidRequest (another queue).
     """
-    with Queue(options.queue, read_only=True) as queue:
+    with QueueCore(options.queue, read_only=True) as queue:
         last = queue.last_seq
         first = last + 1 if options.after == LATEST else _first_wanted(queue, options)
         return _pieces(queue, options, first, last)
 
 
-def _pieces(queue: Queue, options: MessageOptions, first: int, last: int) -> list[MessagePartition]:
+def _pieces(queue: QueueCore, options: MessageOptions, first: int, last: int) -> list[MessagePartition]:
     """The messages ``first`` to ``last`` in pieces of whole pages. Cost: a header for each page from ``first`` on."""
     queue_id = id_of_queue(queue)
     starts: list[tuple[int, int]] = []
@@ -83,7 +84,7 @@ def _pieces(queue: Queue, options: MessageOptions, first: int, last: int) -> lis
     return pieces
 
 
-def _first_wanted(queue: Queue, options: MessageOptions) -> int:
+def _first_wanted(queue: QueueCore, options: MessageOptions) -> int:
     """The first message of a read by where it starts. Raises: as ``plan_messages``."""
     oldest = queue.first_seq
     if options.since is not None:
@@ -96,7 +97,7 @@ def _first_wanted(queue: Queue, options: MessageOptions) -> int:
     return _first_after(queue, options, options.after.seq)
 
 
-def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
+def _first_after(queue: QueueCore, options: MessageOptions, after_seq: int) -> int:
     """The first message above ``after_seq`` that there is. Raises: NotFound where others were between the two."""
     oldest = queue.first_seq
     if after_seq + 1 < oldest and after_seq and options.fail_on_data_loss:
@@ -109,21 +110,21 @@ def _first_after(queue: Queue, options: MessageOptions, after_seq: int) -> int:
     return max(oldest, after_seq + 1)
 
 
-def _mean_bytes(queue: Queue, seq: int) -> int:
+def _mean_bytes(queue: QueueCore, seq: int) -> int:
     """The mean payload of the messages from ``seq`` on, by a look at the first of them; 1 where none can be read."""
     with closing(queue.reader(seq=max(seq, queue.first_seq), damage="skip")) as reader:
         messages = reader.read_near() or []
         return sum(len(message.payload) for message in messages) // max(1, len(messages)) or 1
 
 
-def id_of_queue(queue: Queue) -> str | None:
+def id_of_queue(queue: QueueCore) -> str | None:
     """The queue's id; None where its small file is missing, which no message depends on."""
     with queue.asking():
         identity = read_identity(queue.pages)
     return None if identity is None else identity.queue_id.hex()
 
 
-def _require_id(queue: Queue, options: MessageOptions, expected: str | None) -> None:
+def _require_id(queue: QueueCore, options: MessageOptions, expected: str | None) -> None:
     queue_id = id_of_queue(queue)
     if None not in (expected, queue_id) and expected != queue_id:
         raise InvalidRequest(
@@ -136,7 +137,7 @@ def _require_id(queue: Queue, options: MessageOptions, expected: str | None) -> 
         )
 
 
-def _require_position(queue: Queue, options: MessageOptions, position: QueuePosition) -> None:
+def _require_position(queue: QueueCore, options: MessageOptions, position: QueuePosition) -> None:
     """Raise unless the queue is the one that was read, and still has what was read, as far as that can be seen.
 
     Raises: InvalidRequest (another queue; the number has another message now), NotFound (the queue ends before it).
@@ -166,7 +167,7 @@ def _require_position(queue: Queue, options: MessageOptions, position: QueuePosi
         )
 
 
-def time_of_message(queue: Queue, seq: int) -> int | None:
+def time_of_message(queue: QueueCore, seq: int) -> int | None:
     """When a message arrived; None where it cannot be read any more."""
     if seq < 1:
         return None
@@ -180,7 +181,7 @@ def time_of_message(queue: Queue, seq: int) -> int | None:
 
 def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[pa.RecordBatch]:
     """The messages of one piece in order, with the options' columns. Raises: Gap, Trimmed, NotFound."""
-    with Queue(options.queue, read_only=True, damage="raise" if options.fail_on_data_loss else "skip") as queue:
+    with QueueCore(options.queue, read_only=True, damage="raise" if options.fail_on_data_loss else "skip") as queue:
         _require_id(queue, options, piece.queue_id)
         seen = piece.first_seq - 1
         wanted = takewhile(lambda one: one.seq <= piece.last_seq, queue.read(seq=piece.first_seq))
@@ -196,7 +197,7 @@ def message_rows(options: MessageOptions, piece: MessagePartition) -> Iterator[p
         )
 
 
-def _offset(queue: Queue, seq: int) -> Offset:
+def _offset(queue: QueueCore, seq: int) -> Offset:
     """The offset after message ``seq``, with what shows later that this is still the same message."""
     return offset_of(QueuePosition(seq, id_of_queue(queue), time_of_message(queue, seq)))
 
@@ -248,6 +249,6 @@ class HoldfastQueueStreamReader(NumberedStreamReader[MessageOptions, MessagePart
                 _require_position(queue, self._options, each)
             return _pieces(queue, self._options, _first_after(queue, self._options, begin.seq), until.seq)
 
-    def _opened(self) -> Queue:
+    def _opened(self) -> QueueCore:
         """The queue as it is now. It is not kept open, so that a queue that was deleted and made again is noticed."""
-        return Queue(self._options.queue, read_only=True)
+        return QueueCore(self._options.queue, read_only=True)

@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct, error
+from typing import NamedTuple
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue.serializers import Serializer, chosen_serializer
@@ -80,15 +81,12 @@ class Kind(IntEnum):
     STATE = 7
 
 
-class WorkState:
+class WorkState(NamedTuple):
     """A whole state. ``started`` maps a message to (due, deliveries, leased), rising."""
 
-    __slots__ = ("dead_seq", "next_seq", "started")
-
-    def __init__(self, next_seq: int, dead_seq: int, started: dict[int, Started]) -> None:
-        self.next_seq = next_seq
-        self.dead_seq = dead_seq
-        self.started = started
+    next_seq: int
+    dead_seq: int
+    started: dict[int, Started]
 
 
 def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
@@ -130,11 +128,8 @@ def decode_state(data: bytes) -> WorkState:
         _, _, next_seq, dead_seq, started = STATE.unpack_from(data)
         if len(data) != STATE.size + started * STARTED.size:
             raise CorruptData("a state of a work queue is cut", code=Code.CORRUPT_QUEUE, bytes=len(data))
-        return WorkState(
-            next_seq,
-            dead_seq,
-            {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[STATE.size :])},
-        )
+        entries = STARTED.iter_unpack(data[STATE.size :])
+        return WorkState(next_seq, dead_seq, {seq: (due, count, leased == 1) for seq, due, count, leased in entries})
     except error as cause:
         raise CorruptData("no state of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data)) from cause
 
