@@ -90,6 +90,7 @@ class Subscriber(ABC):
 
     def advise(self, kind: str, facts: Mapping[str, object]) -> None:
         """Send an advisory."""
+        del kind, facts
 
     def note_sent(self, runs: Iterable[Run], held: Iterable[Lease]) -> None:
         """These are sent to it. ``held``: all that it holds, to forget the rest where there is much of it."""
@@ -157,9 +158,11 @@ class Subscriber(ABC):
 
     def withdrawn(self, ranges: Sequence[tuple[int, int]], cause: str) -> None:
         """It does not hold these any more."""
+        del ranges, cause
 
     def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
         """Keys of its map changed: triples of key, revision and cause."""
+        del changes
 
     @abstractmethod
     def end(self, error: HoldfastError) -> None:
