@@ -297,9 +297,9 @@ class Exchange:
             self.is_full = False
             self.connection.read_on()
 
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+    def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head of the response."""
-        if await self._may_write():
+        if not self.is_gone and self.connection.transport is not None:
             head = self._head_of(status, headers)
             if self._left < 0:
                 self.connection.write(head)
@@ -308,7 +308,10 @@ class Exchange:
 
     async def write(self, body: bytes, *, is_last: bool) -> None:
         """Send a part of the response's body. Waits while the connection holds more unsent bytes than it may."""
-        if not await self._may_write():
+        connection = self.connection
+        if not (self.is_gone or connection.takes_more):
+            await connection.until_it_takes_more()
+        if self.is_gone or connection.transport is None:
             return
         parts, self._unsent_head = [self._unsent_head], b""
         if self.method == "HEAD":
@@ -320,20 +323,14 @@ class Exchange:
             self._left -= len(body)
             assert self._left >= 0, "a body is as long as was said"
             parts.append(body)
-        self.connection.write(b"".join(parts))
+        connection.write(b"".join(parts))
         if is_last:
             assert self._left <= 0, "a body is as long as was said"
             self.has_responded = True
             self.body.clear()
             self._wake()
             self._take_more()
-            self.connection.responded()
-
-    async def _may_write(self) -> bool:
-        connection = self.connection
-        if not (self.is_gone or connection.takes_more):
-            await connection.until_it_takes_more()
-        return not self.is_gone and connection.transport is not None
+            connection.responded()
 
     def _head_of(self, status: int, headers: Mapping[str, str]) -> bytes:
         assert not self.has_begun, "a request has one response"

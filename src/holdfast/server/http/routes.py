@@ -330,7 +330,7 @@ class Call(PendingResponse):
         """Send the head of a streamed answer."""
         self.started = True
         lower = {name.lower(): value for name, value in headers.items()}
-        await self.exchange.start(status, {"content-type": media_type, **lower})
+        self.exchange.start(status, {"content-type": media_type, **lower})
 
     async def write(self, data: bytes) -> None:
         """Send a part of a streamed answer. Waits while the connection holds more unsent bytes than it may."""
@@ -359,7 +359,7 @@ async def respond(exchange: Exchange, answer: Response) -> None:
     headers = {"content-type": answer.media_type}
     headers |= {name.lower(): value for name, value in answer.headers.items()}
     headers["content-length"] = str(len(answer.body))
-    await exchange.start(answer.status, headers)
+    exchange.start(answer.status, headers)
     await exchange.write(answer.body, is_last=True)
 
 

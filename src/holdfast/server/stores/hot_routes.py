@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from holdfast.errors import HoldfastError
 from holdfast.server.http.responses import error_response, without_traceback
 from holdfast.server.http.rights_table import TAKE_OVER, Need, need_of
@@ -97,32 +99,26 @@ class HotRequest(FastRequest):
         return None
 
 
-class HotReply:
-    """The response to a hot request: see ``OperationReply``. Of an admitted publish it gives the room back."""
+class HotReply(msgspec.Struct):
+    """The response to a hot request: see ``OperationReply``. It is given once, and gives back the room of a publish."""
 
-    __slots__ = ("_host", "_response", "admitted", "wire_format")
-
-    def __init__(self, host: StoreHost, response: PendingResponse, wire_format: WireFormat) -> None:
-        self._host = host
-        self._response = response
-        self.wire_format: WireFormat = wire_format
-        self.admitted = -1
-        """Bytes of a publish that is in flight."""
+    host: StoreHost
+    response: PendingResponse
+    wire_format: WireFormat
+    admitted: int = -1
+    """Bytes of a publish that is in flight."""
 
     def give(self, body: bytes) -> None:
         """See ``OperationReply``."""
-        self._settle()
-        self._response.respond(200, None, body, JSON if self.wire_format == "json" else MSGPACK)
+        if self.admitted >= 0:
+            self.host.settled(self.admitted)
+        self.response.respond(200, None, body, JSON if self.wire_format == "json" else MSGPACK)
 
     def refuse(self, error: HoldfastError) -> None:
         """See ``OperationReply``."""
-        self._settle()
-        self._response.respond(*error_response(error, self._host.gateway.leader))
-
-    def _settle(self) -> None:
         if self.admitted >= 0:
-            self._host.settled(self.admitted)
-            self.admitted = -1
+            self.host.settled(self.admitted)
+        self.response.respond(*error_response(error, self.host.gateway.leader))
 
 
 class HotStores:

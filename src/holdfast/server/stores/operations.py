@@ -16,6 +16,8 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
+
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.http.auth import HeldRight, RightsWatch
 from holdfast.server.http.requests import whole_number
@@ -81,30 +83,25 @@ class OperationReply(Protocol):
         """Respond with an error."""
 
 
-class PendingPublish:
+class PendingPublish(msgspec.Struct, frozen=True):
     """A publish from its command to its response: the service calls it with the outcome."""
 
-    __slots__ = ("_began", "_latency", "_loop", "_messages", "_reply", "_token")
-
-    def __init__(
-        self, reply: OperationReply, token: str, messages: int, latency: PublishLatency, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._reply = reply
-        self._token = token
-        self._messages = messages
-        self._latency = latency
-        self._loop = loop
-        self._began = loop.time()
+    reply: OperationReply
+    token: str
+    messages: int
+    latency: PublishLatency
+    loop: asyncio.AbstractEventLoop
+    began_seconds: float
 
     def __call__(self, outcome: Result | HoldfastError) -> None:
         """Respond."""
         if isinstance(outcome, HoldfastError):
-            self._latency.refused += 1
-            self._reply.refuse(outcome)
+            self.latency.refused += 1
+            self.reply.refuse(outcome)
             return
         assert isinstance(outcome, Published), "Publish answers Published"
-        self._latency.confirmed(self._loop.time() - self._began, self._messages)
-        self._reply.give(published_bytes(outcome, self._token, self._reply.wire_format))
+        self.latency.confirmed(self.loop.time() - self.began_seconds, self.messages)
+        self.reply.give(published_bytes(outcome, self.token, self.reply.wire_format))
 
 
 class PendingPoll:
@@ -206,7 +203,7 @@ class StoreOperations:
             self._publish_unheard(command, token, reply)
         else:
             latency, loop = self.latencies[store], self._deliveries.loop
-            pending = PendingPublish(reply, token, len(request.messages), latency, loop)
+            pending = PendingPublish(reply, token, len(request.messages), latency, loop, loop.time())
             self._service.submit_nowait(command, pending)
 
     def _publish_unheard(self, command: Publish, token: str, reply: OperationReply) -> None:
