@@ -96,7 +96,7 @@ def test_a_long_poll_whose_peer_has_ended_takes_nothing_and_waits_no_longer(
 
             def waits() -> bool:
                 poller = stores.opened.deliveries.find("orders", "work", "gone")
-                return isinstance(poller, Poller) and poller.asking
+                return isinstance(poller, Poller) and poller.takes
 
             await until(waits)
             gone.writer.write_eof()

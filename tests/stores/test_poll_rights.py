@@ -66,7 +66,7 @@ def test_a_poll_whose_rights_were_taken_while_it_waited_is_given_nothing(
 
             def waits() -> bool:
                 poller = stores.opened.deliveries.find("orders", "work", "s")
-                return isinstance(poller, Poller) and poller.asking
+                return isinstance(poller, Poller) and poller.takes
 
             await until(waits)
             root = {"Authorization": f"Bearer {ROOT}"}

@@ -660,7 +660,7 @@ class Deliveries:
             subscriber
             for subscriber in self.everybody()
             if isinstance(subscriber, Poller)
-            and not subscriber.asking
+            and not subscriber.takes
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
             and not (subscriber.keeps and subscriber.was_sent(self.state.leases(*subscriber.place)))
         ]

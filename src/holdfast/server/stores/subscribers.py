@@ -209,13 +209,8 @@ class Poller(Subscriber):
         self.seen_seconds = 0.0
 
     @property
-    def asking(self) -> bool:
-        """Whether a poll waits for messages."""
-        return self._done is not None
-
-    @property
     def takes(self) -> bool:
-        """See ``Subscriber``: nothing but a poll does."""
+        """See ``Subscriber``: a poll that waits for messages does."""
         return self._done is not None
 
     @property
@@ -229,7 +224,7 @@ class Poller(Subscriber):
 
     def regain(self, count: int) -> None:
         """A poll that waits has room for what it asked for."""
-        if self.asking:
+        if self.takes:
             self.room = min(self._count, self.room + count)
 
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
