@@ -262,7 +262,7 @@ def test_a_poll_that_ends_before_its_messages_come_counts_no_delivery(tmp_path: 
             assert (await asked(stores, "one")).json["messages"] == []
             poll = asyncio.get_running_loop().create_task(asked(stores, "one", f"&wait_ms={LONG_MS}"))
             deliveries, service = stores.opened.deliveries, stores.opened.service
-            await until(lambda: getattr(deliveries.find("orders", "work", "one"), "asking", False))
+            await until(lambda: getattr(deliveries.find("orders", "work", "one"), "takes", False))
             poller = deliveries.find("orders", "work", "one")
             assert isinstance(poller, Poller)
             service.submit_nowait(Publish(0, "orders", "", [Message(b"a")]), lambda _: None)
