@@ -33,7 +33,6 @@ SAFE: Final = ("pairs_once", "each_once")
 
 NOT_INPUT: Final = {
     # What a service answers.
-    "cli/processes.py": "the liveness of a service",
     "client/protocol/gathered_commits.py": "answers of the service",
     "client/protocol/gathered_reads.py": "answers of the service, and what it has encoded itself",
     "client/protocol/lookout.py": "the liveness of a service",

@@ -402,12 +402,6 @@ def operation_text(operation: Operation) -> str:
             return f"range_delete {short(begin)} .. {'' if end is None else short(end)}".rstrip()
 
 
-def message_fields(message: StreamMessage) -> dict[str, object]:
-    """A published message as the HTTP API writes it."""
-    fields: dict[str, object] = msgspec.to_builtins(message)
-    return fields
-
-
 def message_text(message: StreamMessage) -> str:
     """A published message on one line.
 
@@ -490,13 +484,13 @@ def event_fields(event: Event) -> dict[str, object]:
                 "log_id": event.log_id,
                 "operations": [operation_fields(operation) for operation in event.operations],
             }
-            return fields | ({"published": [*map(message_fields, event.published)]} if event.published else {})
+            return fields | ({"published": [*map(msgspec.to_builtins, event.published)]} if event.published else {})
         case PublishedEvent():
             fields = {
                 "event": "published",
                 "version": event.version,
                 "time_ms": event.time_ms,
-                "published": [*map(message_fields, event.published)],
+                "published": [*map(msgspec.to_builtins, event.published)],
                 **({"more": True} if event.more else {}),
             }
         case Checkpoint():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -238,22 +238,22 @@ async def _delete_store(call: Call) -> Done:
     return Done(f"The store {store} is deleted, with {gone}.", "/stores")
 
 
-async def _on_durable(call: Call, effect: str, label: str) -> Form:
-    store, name = call.required("store"), call.required("durable")
-    part = await call.service.read(durable_path(store, name))
-    messages = limit_of(part, "messages", "message")
-    said = f": {messages} ({units.size(count_of(part, 'bytes'))})."
-    retained = f"{RETAINED_TOO} " if number(part.get("retention_time")) else None
-    return Form(
-        effect=[
+def _deleting(effect: str, label: str) -> Callable[[Call], Awaitable[Form]]:
+    """The form of an action that deletes the messages of a durable."""
+
+    async def form(call: Call) -> Form:
+        store, name = call.required("store"), call.required("durable")
+        part = await call.service.read(durable_path(store, name))
+        messages = limit_of(part, "messages", "message")
+        said = f": {messages} ({units.size(count_of(part, 'bytes'))})."
+        retained = f"{RETAINED_TOO} " if number(part.get("retention_time")) else None
+        lines = [
             element("p", effect, element("strong", f"{store}/{name}"), said),
             element("p", retained, "This cannot be undone."),
-        ],
-        button=label,
-        back=_to_durable(call),
-        typed=f"{store}/{name}",
-        limits=(messages,),
-    )
+        ]
+        return Form(lines, label, _to_durable(call), typed=f"{store}/{name}", limits=(messages,))
+
+    return form
 
 
 async def _purge(call: Call) -> Done:
@@ -509,20 +509,17 @@ async def _edit_permissions(call: Call) -> Done:
 UNTIL_RESUMED: Final = "“Resume” on the page of the stores ends that, and so does a restart or another leader."
 
 
-def _messages_of(cluster: Document) -> str:
-    return counted(int(number(cluster.get("messages"))), "message") if cluster else "the messages"
-
-
-def _stores_of(cluster: Document) -> str:
-    return counted(int(number(cluster.get("stores"))), "store") if cluster else "the stores"
+def _count_in(cluster: Document, name: str) -> str:
+    """How many stores, durables or messages there are; no number where the cluster could not be read."""
+    return counted(int(number(cluster.get(name))), name[:-1]) if cluster else f"the {name}"
 
 
 def figures_of(cluster: Document) -> str:
     """What a command to the cluster is about."""
-    stores, durables = (counted(int(number(cluster.get(name))), name[:-1]) for name in ("stores", "durables"))
+    stores, durables, messages = (_count_in(cluster, name) for name in ("stores", "durables", "messages"))
     pages = document(cluster.get("log"))
     taken, used = units.size(number(pages.get("allocated"))), units.size(number(pages.get("in_use")))
-    return f"Now: {stores}, {durables}, {_messages_of(cluster)}; pages of {taken}, of which {used} are in use."
+    return f"Now: {stores}, {durables}, {messages}; pages of {taken}, of which {used} are in use."
 
 
 def _cluster_command(
@@ -549,14 +546,6 @@ def _cluster_command(
         return Done(came_of_it(answer, await _cluster_afterwards(call)), "/stores")
 
     return Action(f"/cluster/{name}", title, "Stores", form, act)
-
-
-async def _purge_form(call: Call) -> Form:
-    return await _on_durable(call, "Removes every message of the durable ", "Purge")
-
-
-async def _delete_durable_form(call: Call) -> Form:
-    return await _on_durable(call, "Deletes the durable ", "Delete the durable")
 
 
 def _durable_target(call: Call) -> str:
@@ -589,11 +578,13 @@ DEFINE_TEMPLATE: Final = _defining(
 EDIT_STORE: Final = _editing("/store/edit", "store", lambda call: store_path(call.required("store")), _to_store)
 EDIT_DURABLE: Final = _editing("/durable/edit", "durable", _durable_target, _to_durable)
 DELETE_STORE: Final = Action("/store/delete", "Delete a store", "Stores", _delete_store_form, _delete_store)
-DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _delete_durable_form, _delete_durable)
+_DELETE_FORM: Final = _deleting("Deletes the durable ", "Delete the durable")
+DELETE_DURABLE: Final = Action("/durable/delete", "Delete a durable", "Stores", _DELETE_FORM, _delete_durable)
 DELETE_TEMPLATE: Final = Action(
     "/store/delete-template", "Delete a template", "Stores", _delete_template_form, _delete_template
 )
-PURGE: Final = Action("/durable/purge", "Purge a durable", "Stores", _purge_form, _purge)
+_PURGE_FORM: Final = _deleting("Removes every message of the durable ", "Purge")
+PURGE: Final = Action("/durable/purge", "Purge a durable", "Stores", _PURGE_FORM, _purge)
 REWIND: Final = Action("/durable/rewind", "Rewind a durable", "Stores", _rewind_form, _rewind)
 REDELIVER: Final = Action("/durable/redeliver", "Deliver again", "Stores", _redeliver_form, _redeliver, "write")
 PUBLISH: Final = Action("/store/publish", "Publish a test message", "Messages", _publish_form, _publish, "write")
@@ -608,7 +599,7 @@ SAVE: Final = _cluster_command(
     "save",
     "Save",
     "Writes a checkpoint of the stores' index now, so that the next start reads less.",
-    lambda _, cluster: f"Saved: the index on disk has {_messages_of(cluster)}.",
+    lambda _, cluster: f"Saved: the index on disk has {_count_in(cluster, 'messages')}.",
 )
 COMPACT: Final = _cluster_command(
     "compact",
@@ -624,7 +615,7 @@ BACKUP: Final = _cluster_command(
     "Backup",
     "Copies the stores into a folder next to them on the leader's machine. It may take a while.",
     lambda answer, cluster: (
-        f"Backed up: {_messages_of(cluster)} are in {answer.get('path')} on the leader's machine. "
+        f"Backed up: {_count_in(cluster, 'messages')} are in {answer.get('path')} on the leader's machine. "
         "holdfast stores restore makes stores of it."
     ),
     inputs=(Input("name", "Name of the folder", "", required=True),),
@@ -634,14 +625,14 @@ SUSPEND: Final = _cluster_command(
     "Suspend",
     "Stops every store: publishing and delivering are refused with no_quorum, and connected subscribers are "
     f"disconnected. {UNTIL_RESUMED} Until then clients wait, and nothing is lost.",
-    lambda _, cluster: f"Suspended: {_stores_of(cluster)} serve nothing. {UNTIL_RESUMED}",
+    lambda _, cluster: f"Suspended: {_count_in(cluster, 'stores')} serve nothing. {UNTIL_RESUMED}",
     typed="suspend",
 )
 RESUME: Final = _cluster_command(
     "resume",
     "Resume",
     "Serves every store again: publishers go on, and subscribers connect again by themselves.",
-    lambda _, cluster: f"Resumed: {_stores_of(cluster)} with {_messages_of(cluster)}.",
+    lambda _, cluster: f"Resumed: {_count_in(cluster, 'stores')} with {_count_in(cluster, 'messages')}.",
 )
 CLUSTER_ACTIONS: Final[Sequence[Action]] = (SAVE, BACKUP, COMPACT, SUSPEND, RESUME)
 ACTIONS: Final = (
