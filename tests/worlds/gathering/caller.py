@@ -206,4 +206,5 @@ class Caller:
         self._rest()
 
     def _rest(self) -> None:
+        self._call += 1  # who was to leave this call leaves no other
         self._world.agenda.after(self._world.random.random() * self._world.shape.think_ms, None, self.begin)
