@@ -80,9 +80,10 @@ NOT_INPUT: Final = {
     "server/commit/item_readers.py": "only where an item ends",
     "server/http/requests.py": "its own proof",
     "server/http/responses.py": "results that the stores wrote",
+    "server/http/routes.py": "counts a parameter when it reads it",
     "server/openapi.py": "its own schema",
     "server/stores/commit_parts.py": "parts of a request that was decoded as a whole",
-    "server/stores/socket.py": "counts its parameters",
+    "server/stores/operations.py": "counts its parameters",
     "spark/ingest/message_requests.py": "fields of a message, which the store has checked",
     "wire/formats.py": "the proof",
     # What belongs to the application: its formats decide.
