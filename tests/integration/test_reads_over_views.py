@@ -24,11 +24,11 @@ from holdfast.errors import Closed
 from holdfast.server.view.current_reads import CurrentReads
 from holdfast.view.newest_changes import NOT_HERE, NewestChanges
 from holdfast.view.storage import (
-    Answer,
     Asked,
     KeyRange,
     Larger,
     Page,
+    ViewAnswer,
     answer_within,
     page_of,
     page_within,
@@ -56,7 +56,7 @@ class LaggingView:
             await self._moved.wait()
         return self
 
-    async def read(self, asked: Sequence[Asked], _table: str, bytes_max: int) -> Answer:
+    async def read(self, asked: Sequence[Asked], _table: str, bytes_max: int) -> ViewAnswer:
         await asyncio.sleep(self._world.random.choice([0.0, 0.001, 0.02]))
         return view_of(self._world.states[self.version], self.version, asked, bytes_max)
 
@@ -72,7 +72,7 @@ class LaggingView:
             self._moved.set()
 
 
-def view_of(state: State, version: int, asked: Sequence[Asked], bytes_max: int) -> Answer:
+def view_of(state: State, version: int, asked: Sequence[Asked], bytes_max: int) -> ViewAnswer:
     def page(item: KeyRange, left: int) -> Page | Larger:
         rows = ((key, *state[key]) for key in keys_of(state, item.begin, item.end))
         return page_within(page_of(rows, version, item.limit, left), left)
@@ -161,7 +161,7 @@ class World:
             assert at <= answer.version <= self.released, "not older than asked, and released"
             self._judge(asked, answer)
 
-    def _judge(self, asked: Sequence[Asked], answer: Answer) -> None:
+    def _judge(self, asked: Sequence[Asked], answer: ViewAnswer) -> None:
         truth = self.states[answer.version]
         self.answered += len(answer.results)
         for item, found in zip(asked, answer.results, strict=False):
@@ -200,7 +200,7 @@ class AcceptedShownAsDurable(CurrentReads):
 
 
 class _BelowTheFloor(NewestChanges):
-    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> Answer | None:
+    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> ViewAnswer | None:
         return super().answer(asked, seen, max(seen_at, self.floor) if seen else seen_at, bytes_max)
 
 
@@ -211,7 +211,7 @@ class _WithoutRangeDeletes(NewestChanges):
 
 
 class _VersionTooHigh(NewestChanges):
-    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> Answer | None:
+    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> ViewAnswer | None:
         answer = super().answer(asked, seen, seen_at, bytes_max)
         return None if answer is None else answer._replace(version=answer.version + 1)
 

@@ -11,12 +11,12 @@ import pytest
 from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.view.newest_changes import NOT_HERE, NewestChanges
 from holdfast.view.storage import (
-    Answer,
     Asked,
     KeyRange,
     Larger,
     Layer,
     Page,
+    ViewAnswer,
     answer_within,
     merged,
     page_of,
@@ -129,7 +129,7 @@ class World:
             else:
                 assert found == truth.get(item), item
 
-    def view_of(self, asked: list[Asked], bytes_max: int) -> Answer:
+    def view_of(self, asked: list[Asked], bytes_max: int) -> ViewAnswer:
         state, version = self.states[self.view], self.view
 
         def page(item: KeyRange, left: int) -> Page | Larger:
@@ -178,7 +178,7 @@ def test_layers_over_rows_are_the_state_after_their_changes() -> None:
 
 
 class ViewBelowTheFloor(NewestChanges):
-    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> Answer | None:
+    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> ViewAnswer | None:
         return super().answer(asked, seen, max(seen_at, self.floor) if seen else seen_at, bytes_max)
 
 
@@ -191,7 +191,7 @@ class RangeDeleteIgnored(NewestChanges):
 
 
 class VersionTooHigh(NewestChanges):
-    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> Answer | None:
+    def answer(self, asked: Any, seen: Any, seen_at: int, bytes_max: int) -> ViewAnswer | None:
         answer = super().answer(asked, seen, seen_at, bytes_max)
         return None if answer is None else answer._replace(version=answer.version + 1)
 

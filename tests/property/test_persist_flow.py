@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.queue.persist_flow import ITEM_BYTES, Flow, Step, Work
+from holdfast.queue.persist_flow import ITEM_BYTES, Flow, FlowStep, Work
 
 COUNTED = st.sampled_from((100, 200, 300))
 """What an item counts. Few values, so that a bound is often reached exactly."""
@@ -70,7 +70,7 @@ class FlowAndList(RuleBasedStateMachine):
         self.flow.ended(None)
         self.ended = True
 
-    @precondition(lambda self: self.flow.step is Step.GIVE)
+    @precondition(lambda self: self.flow.step is FlowStep.GIVE)
     @rule()
     def consume(self) -> None:
         self.flow.consumed(self.consumed + 1, self.sizes[self.consumed] - ITEM_BYTES)
@@ -88,11 +88,11 @@ class FlowAndList(RuleBasedStateMachine):
     @invariant()
     def the_consumer_gets_every_item_and_then_the_end(self) -> None:
         left = len(self.sizes) - self.consumed
-        assert self.flow.step is (Step.GIVE if left else Step.END if self.ended else Step.WAIT)
+        assert self.flow.step is (FlowStep.GIVE if left else FlowStep.END if self.ended else FlowStep.WAIT)
 
     @invariant()
     def neither_side_waits_for_the_other(self) -> None:
-        assert not (self.flow.step is Step.WAIT and self.flow.work in (Work.WAIT, Work.NOTHING))
+        assert not (self.flow.step is FlowStep.WAIT and self.flow.work in (Work.WAIT, Work.NOTHING))
 
     @invariant()
     def the_state_is_whole(self) -> None:

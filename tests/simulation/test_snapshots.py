@@ -24,7 +24,7 @@ from holdfast.snapshots import MakingOptions, Manifest, list_snapshots, make_sna
 from holdfast.snapshots.manifest import encode_manifest, manifest_key, part_key, part_name
 from holdfast.snapshots.part import cut, encode_part
 from holdfast.view.sqlite import walk_rows
-from holdfast.view.storage import Position
+from holdfast.view.storage import StatePosition
 
 WORLDS = 15
 MORE_WORLDS = 1_000
@@ -125,7 +125,7 @@ def test_every_manifest_is_the_state_at_its_version_in_many_worlds() -> None:
 
 
 def manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def write(self: making._Making, position: Position, slot: str) -> Manifest:
+    async def write(self: making._Making, position: StatePosition, slot: str) -> Manifest:
         parts = [
             encode_part(rows, part_name(self._maker, n)) for n, rows in enumerate(cut(walk_rows(self._connection), 60))
         ]

@@ -33,7 +33,7 @@ from holdfast.console.pages import ACTIONS, PAGES
 from holdfast.console.parts import notice, refusal, why
 from holdfast.console.reading.service import Service
 from holdfast.console.reading.watcher import Watcher
-from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, Refused, Session, Sessions
+from holdfast.console.security import CSRF_FIELD, HEADERS, Guard, Logins, PageRefusal, Session, Sessions
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.files.document_process import DocumentReader
 from holdfast.values import GivenTwice, pairs_once
@@ -179,7 +179,7 @@ class Console:
     async def ask(self, shown: Action, request: Request) -> Response:
         """The form of an action."""
         if self.guard.read_only:
-            return self.refuse(request, Refused(403, "This console only reads."))
+            return self.refuse(request, PageRefusal(403, "This console only reads."))
         return await self.look(Page(shown.path, shown.title, shown.section, partial(_form, shown)), request)
 
     async def act(self, shown: Action, request: Request, fields: dict[str, str]) -> Response:
@@ -260,7 +260,7 @@ class Console:
             return await self.login_page(request, str(error), 503, to)
         address = "" if request.client is None else request.client.host
         token = self.logins.token_of(fields.get("token", ""), tokens, address, time.monotonic())
-        if isinstance(token, Refused):
+        if isinstance(token, PageRefusal):
             return await self.login_page(request, token.reason, token.status, to)
         self.sessions.end(request.cookies.get(self.cookie))
         cookie, _ = self.sessions.begin(time.monotonic(), token)
@@ -272,10 +272,10 @@ class Console:
         self.sessions.end(request.cookies.get(self.cookie))
         return RedirectResponse("/login" if self.options.needs_login else "/", 303)
 
-    def refuse(self, request: Request, refused: Refused) -> Response:
+    def refuse(self, request: Request, refused: PageRefusal) -> Response:
         """Why a request is not served."""
         content = [element("p", refused.reason), element("p", element("a", "To the overview", href="/"))]
-        return HTMLResponse(bare_page(theme_of(request), "Refused", content), refused.status)
+        return HTMLResponse(bare_page(theme_of(request), "PageRefusal", content), refused.status)
 
 
 def _is_answer(error: HoldfastError) -> bool:
@@ -311,25 +311,25 @@ Fields = dict[str, str]
 Posted = Callable[[Request, Fields], Awaitable[Response]]
 
 
-async def _fields_of(request: Request, bytes_max: int) -> Fields | Refused:
+async def _fields_of(request: Request, bytes_max: int) -> Fields | PageRefusal:
     """The fields of a posted form."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        return Refused(415, "Only forms are taken.")
+        return PageRefusal(415, "Only forms are taken.")
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
             async for part in request.stream():
                 body += part
                 if len(body) > bytes_max:
-                    return Refused(413, f"The form has more than {bytes_max} bytes.")
+                    return PageRefusal(413, f"The form has more than {bytes_max} bytes.")
     except TimeoutError:
-        return Refused(408, f"The form has not arrived within {BODY_SECONDS_MAX:g} s.")
+        return PageRefusal(408, f"The form has not arrived within {BODY_SECONDS_MAX:g} s.")
     try:
         return pairs_once(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
     except GivenTwice as error:
-        return Refused(400, f"The form cannot be read: {error}.")
+        return PageRefusal(400, f"The form cannot be read: {error}.")
     except ValueError:
-        return Refused(400, "The form cannot be read.")
+        return PageRefusal(400, "The form cannot be read.")
 
 
 def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Response]]:
@@ -341,7 +341,7 @@ def _posted(console: Console, act: Posted) -> Callable[[Request], Awaitable[Resp
             return console.refuse(request, problem)
         is_known = console.session_of(request) is not None or not console.options.needs_login
         fields = await _fields_of(request, BODY_BYTES_MAX if is_known else LOGIN_BYTES_MAX)
-        if isinstance(fields, Refused):
+        if isinstance(fields, PageRefusal):
             return console.refuse(request, fields)
         is_own_form = console.is_own_form(request, fields.pop(CSRF_FIELD, ""))
         problem = console.guard.problem_with_change(request.url.path, is_own_form=is_own_form)
@@ -384,7 +384,7 @@ class Guarded:
 
         problem = self._guard.problem_with_host(Request(scope).headers.get("host", ""))
         if problem is None and len(scope["query_string"]) > QUERY_BYTES_MAX:
-            problem = Refused(414, f"The address has more than {QUERY_BYTES_MAX} bytes.")
+            problem = PageRefusal(414, f"The address has more than {QUERY_BYTES_MAX} bytes.")
         if problem is not None:
             await PlainTextResponse(problem.reason + "\n", problem.status)(scope, receive, with_headers)
             return
@@ -417,10 +417,10 @@ def application(options: ConsoleOptions) -> Guarded:
     ]
 
     async def not_found(request: Request, _: Exception) -> Response:
-        return console.refuse(request, Refused(404, "The console has no such page."))
+        return console.refuse(request, PageRefusal(404, "The console has no such page."))
 
     async def failed(request: Request, _: Exception) -> Response:
-        return console.refuse(request, Refused(500, "This is a bug of ours: the console's output has its trace."))
+        return console.refuse(request, PageRefusal(500, "This is a bug of ours: the console's output has its trace."))
 
     handlers: dict[int | type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         404: not_found,

@@ -52,7 +52,7 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PageRefusal:
     """Why a request is not served."""
 
     status: int
@@ -150,26 +150,30 @@ class Guard:
     browsers: BrowserGuard
     read_only: bool
 
-    def problem_with_host(self, host: str) -> Refused | None:
+    def problem_with_host(self, host: str) -> PageRefusal | None:
         """Why a request for this ``Host`` is not served."""
         if self.browsers.serves(host):
             return None
-        return Refused(421, "This console does not serve that host name. Start it with --host NAME if it is its own.")
+        return PageRefusal(
+            421, "This console does not serve that host name. Start it with --host NAME if it is its own."
+        )
 
-    def problem_with_page(self, headers: Mapping[str, str]) -> Refused | None:
+    def problem_with_page(self, headers: Mapping[str, str]) -> PageRefusal | None:
         """Why a request that is not GET or HEAD is refused before its body is read."""
         if not self.browsers.is_own_page(headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")):
-            return Refused(403, "The request comes from a page of another site.")
+            return PageRefusal(403, "The request comes from a page of another site.")
         return None
 
-    def problem_with_change(self, path: str, *, is_own_form: bool) -> Refused | None:
+    def problem_with_change(self, path: str, *, is_own_form: bool) -> PageRefusal | None:
         """Why what a form asks for is not carried out. ``is_own_form``: its CSRF token is that of its cookie."""
         if not is_own_form:
-            return Refused(
+            return PageRefusal(
                 403, "The form is of an older session of this console. Go back, load the page again and repeat."
             )
         if self.read_only and path not in OPEN_PATHS:
-            return Refused(403, "This console only reads. Start it with --token-file and without --read-only to act.")
+            return PageRefusal(
+                403, "This console only reads. Start it with --token-file and without --read-only to act."
+            )
         return None
 
 
@@ -180,21 +184,21 @@ class Logins:
         self._failed_at: dict[str, list[float]] = {}
         """By address; the one that failed last is at the end."""
 
-    def token_of(self, given: str, tokens: Sequence[str], address: str, now: float) -> str | Refused:
+    def token_of(self, given: str, tokens: Sequence[str], address: str, now: float) -> str | PageRefusal:
         """The token that was given, if it is one of ``tokens``. Each one is compared, in constant time."""
         place = place_of(address)
         failed_at = [at for at in self._failed_at.pop(place, []) if now - at < LOGIN_FAILURES_SECONDS]
         if failed_at:
             self._failed_at[place] = failed_at
         if len(failed_at) >= LOGIN_FAILURES_MAX:
-            return Refused(429, "Too many failed logins from your address. Wait a minute.")
+            return PageRefusal(429, "Too many failed logins from your address. Wait a minute.")
         fitting = [token for token in tokens if hmac.compare_digest(token.encode(), given.strip().encode())]
         if fitting:
             return fitting[0]
         self._failed_at[place] = [*failed_at, now]
         while len(self._failed_at) > LOGIN_PLACES_MAX:
             del self._failed_at[next(iter(self._failed_at))]
-        return Refused(403, "This token may not log in here.")
+        return PageRefusal(403, "This token may not log in here.")
 
 
 def place_of(address: str) -> str:

@@ -21,8 +21,8 @@ from typing import Generic, NoReturn, Self, TypeVar, cast
 from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
 from holdfast.queue.files.process import WithBlock, close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
-from holdfast.queue.persist_flow import Ending, Flow, Step, Work
-from holdfast.queue.persist_run import PersistRun, PersistSettings, Stored, not_an_end
+from holdfast.queue.persist_flow import Ending, Flow, FlowStep, Work
+from holdfast.queue.persist_run import PersistArguments, PersistRun, Stored, not_an_end
 from holdfast.queue.queue import Queue
 from holdfast.queue.serializers import Serializer
 
@@ -75,7 +75,7 @@ def persist(
     *Cost*: about 10 microseconds for each item; memory for 256 KiB of items, or for one.
     *After a crash*: the next run continues after the last consumed item.
     """
-    settings = PersistSettings(
+    settings = PersistArguments(
         directory,
         consumer=consumer,
         since=since,
@@ -157,7 +157,7 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
     def __init__(
         self,
         source: Iterable[Item] | Callable[[Stored[Item]], Iterable[Item]],
-        settings: PersistSettings,
+        settings: PersistArguments,
         *,
         scheduler: Executor | None = None,
         open_queue: Callable[[], Queue] | None = None,
@@ -195,11 +195,11 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
                 if self._ending is not None:
                     self._end(self._ending)
                 step = run.flow.step
-                if step is Step.GIVE:
+                if step is FlowStep.GIVE:
                     break
-                if step is Step.CLOSED:
+                if step is FlowStep.CLOSED:
                     raise run.closed_error()
-                if step is Step.END:
+                if step is FlowStep.END:
                     self._ending = run.flow.ending
                 else:
                     producer.start_turn()

@@ -41,7 +41,7 @@ class Work(Enum):
     PULL = "pull"
 
 
-class Step(Enum):
+class FlowStep(Enum):
     """What the consumer gets next."""
 
     CLOSED = "closed"
@@ -72,10 +72,10 @@ class Flow:
     >>> flow = Flow(consumed_seq=0, left_seq=0, max_bytes=100, page_bytes=4096)
     >>> flow.stored(1, 90)
     >>> flow.work, flow.step
-    (<Work.WAIT: 'wait'>, <Step.GIVE: 'give'>)
+    (<Work.WAIT: 'wait'>, <FlowStep.GIVE: 'give'>)
     >>> flow.consumed(1, 90)
     >>> flow.work, flow.step
-    (<Work.PULL: 'pull'>, <Step.WAIT: 'wait'>)
+    (<Work.PULL: 'pull'>, <FlowStep.WAIT: 'wait'>)
     """
 
     def __init__(self, *, consumed_seq: int, left_seq: int, max_bytes: int | None, page_bytes: int) -> None:
@@ -143,15 +143,15 @@ class Flow:
     # ---- the consumer's side ----------------------------------------------------------------------------------------
 
     @property
-    def step(self) -> Step:
+    def step(self) -> FlowStep:
         """See the module's table."""
         if self.stopped:
-            return Step.CLOSED
+            return FlowStep.CLOSED
         # Read the end before the items: no unseen item comes after an end that was seen.
         ended = self.ending is not None
         if self.consumed_seq < self.stored_seq:
-            return Step.GIVE
-        return Step.END if ended else Step.WAIT
+            return FlowStep.GIVE
+        return FlowStep.END if ended else FlowStep.WAIT
 
     def consumed(self, seq: int, size: int) -> None:
         """The item that comes next is done. One that was done already changes nothing."""

@@ -53,7 +53,7 @@ class Stored(Generic[Item]):
 
 
 @dataclass(slots=True)
-class PersistSettings:
+class PersistArguments:
     """The arguments of ``persist``, checked. *Raises*: ``InvalidRequest``."""
 
     directory: str | os.PathLike[str]
@@ -125,7 +125,7 @@ class PersistRun:
     ``InvalidRequest`` for a missing or different serializer; else as ``Queue`` and ``Queue.consumer``.
     """
 
-    def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
+    def __init__(self, settings: PersistArguments, open_queue: Callable[[], Queue]) -> None:
         # With a lifetime, items are removed by age. A subscription without a position removes none.
         self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
         self._closed: Closed | None = None  # why nothing is given out any more
@@ -154,7 +154,7 @@ class PersistRun:
             raise
         poison_in_children(self)
 
-    def _subscribe(self, settings: PersistSettings) -> Consumer | _Since:
+    def _subscribe(self, settings: PersistArguments) -> Consumer | _Since:
         if settings.consumer is not None:
             return self.queue.consumer(settings.consumer, hold=True)
         since = settings.since() if callable(settings.since) else settings.since

@@ -43,7 +43,7 @@ from holdfast.snapshots.part import PART_BYTES, cut, encode_part
 from holdfast.snapshots.reading import load_view_file, newest_snapshot, read_manifest, snapshots_back
 from holdfast.values import slot_text
 from holdfast.view.sqlite import Table, open_for_writer, walk_rows, write_layer
-from holdfast.view.storage import Layer, Position
+from holdfast.view.storage import Layer, StatePosition
 
 LAYER_BYTES: Final = 64 * 2**20
 """Changes that wait in memory before they go to the temporary file."""
@@ -96,7 +96,7 @@ async def make_snapshot(
         with closing(making):
             await making.load(start)
             slot = await making.follow(start.head, start.version, on_progress)
-            return await making.write(Position(start.version, making.last_transaction, start.log_id), slot)
+            return await making.write(StatePosition(start.version, making.last_transaction, start.log_id), slot)
 
 
 async def start_of(store: ObjectStore, at: int | None) -> Start | Manifest:
@@ -221,7 +221,7 @@ class _Making:
         write_layer(self._connection, self._layer, self._position)
         self._layer = Layer(is_ground=False)
 
-    async def write(self, position: Position, slot: str) -> Manifest:
+    async def write(self, position: StatePosition, slot: str) -> Manifest:
         """Create the parts, then the manifest; if another maker's manifest exists, remove the parts and return it."""
         version, last_transaction, log_id = position
         assert last_transaction is not None, "a maker knows its last transaction"

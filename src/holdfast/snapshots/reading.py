@@ -23,7 +23,7 @@ from holdfast.snapshots.manifest import (
 )
 from holdfast.snapshots.part import decode_part, rows_of
 from holdfast.view.sqlite import Table, insert_rows, transaction, write_position
-from holdfast.view.storage import Position, Row
+from holdfast.view.storage import Row, StatePosition
 
 # pyarrow ships no types, so its tables are unknown to the checker; ours are not.
 # pyright: reportUnknownParameterType=false
@@ -110,14 +110,14 @@ async def read_rows(
             yield list(rows_of(table))
 
 
-def position_of(manifest: Manifest) -> Position:
+def position_of(manifest: Manifest) -> StatePosition:
     """Where a view is that holds this snapshot."""
-    return Position(manifest.version, manifest.last_transaction, manifest.log_id)
+    return StatePosition(manifest.version, manifest.last_transaction, manifest.log_id)
 
 
 async def load_view_file(
     connection: sqlite3.Connection, store: ObjectReader, manifest: Manifest, log_id: str
-) -> Position:
+) -> StatePosition:
     """Fill the empty file of ``connection`` with a snapshot, and return the position that it then holds.
 
     ``log_id``: the log whose view it is, which may have been forked from the snapshot's after the snapshot.

@@ -24,8 +24,8 @@ from holdfast.view.storage import (
     Filling,
     MemoryStorage,
     Page,
-    Position,
     Row,
+    StatePosition,
     Stored,
     ViewStorage,
     page_of,
@@ -122,7 +122,7 @@ class View:
             txns.append((txn_version, operations))
             version = last = txn_version
         if txns or version != self._version or log_id != self._log_id:
-            self._advance(txns, Position(version, last, log_id))
+            self._advance(txns, StatePosition(version, last, log_id))
 
     def _goes_on(self, event: object, version: int, last: int | None) -> bool:
         """Whether an event of another log shows that this log was forked here, and goes on as that one.
@@ -172,7 +172,7 @@ class View:
             previous = version
         if txns[0][0] <= self._version:
             raise CorruptData("a transaction was passed already", version=txns[0][0], view_version=self._version)
-        self._advance(txns, Position(previous, previous, log_id or self._log_id))
+        self._advance(txns, StatePosition(previous, previous, log_id or self._log_id))
 
     @contextlib.contextmanager
     def filling(self) -> Generator[Filling]:
@@ -195,7 +195,7 @@ class View:
         for wake in due:
             wake()
 
-    def _advance(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
+    def _advance(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: StatePosition) -> None:
         self._storage.make_room()
         with self._lock:
             self._check_open()
@@ -204,7 +204,7 @@ class View:
         for wake in due:
             wake()
 
-    def _move(self, position: Position) -> list[Callable[[], None]]:
+    def _move(self, position: StatePosition) -> list[Callable[[], None]]:
         """The view shows ``position``. Returns what to call without the lock."""
         self._version, self._last_transaction, self._log_id = position
         due: list[Callable[[], None]] = []

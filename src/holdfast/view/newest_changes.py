@@ -18,7 +18,6 @@ from typing import Final
 from holdfast.commit.format.transaction import Operation
 from holdfast.view.storage import (
     ENTRY_BYTES,
-    Answer,
     Asked,
     KeyRange,
     Larger,
@@ -26,6 +25,7 @@ from holdfast.view.storage import (
     Page,
     Result,
     Stored,
+    ViewAnswer,
     answer_within,
     merged,
     page_of,
@@ -131,7 +131,9 @@ class NewestChanges:
             if part.size >= self._part_bytes_max:
                 self._close(part)
 
-    def answer(self, asked: Sequence[Asked], seen: Mapping[int, Result], seen_at: int, bytes_max: int) -> Answer | None:
+    def answer(
+        self, asked: Sequence[Asked], seen: Mapping[int, Result], seen_at: int, bytes_max: int
+    ) -> ViewAnswer | None:
         """The state at ``version``. ``seen`` is what a view at ``seen_at`` has for some of ``asked``, by their index.
 
         What the view says of keys is then held here, too. None: the first item is neither here nor there, or the view

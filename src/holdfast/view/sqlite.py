@@ -29,7 +29,7 @@ from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.files.private_files import make_private, restrict_to_owner
 from holdfast.values import LogPosition
-from holdfast.view.storage import Layer, Position, Row, Stored, merged
+from holdfast.view.storage import Layer, Row, StatePosition, Stored, merged
 
 APPLICATION_ID: Final = 0x484F4C44
 FORMAT: Final = 1
@@ -40,7 +40,7 @@ Table = Literal["latest", "jobs"]
 TABLES: Final[tuple[Table, ...]] = ("latest", "jobs")
 
 
-def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
+def open_for_writer(path: Path) -> tuple[sqlite3.Connection, StatePosition]:
     """The file at ``path``, made when absent, and the position it holds. Raises: CorruptData, sqlite3.Error."""
     make_private(str(path))
     # SQLite gives its other files the permissions of this one.
@@ -119,15 +119,15 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
     connection.execute("COMMIT")
 
 
-def _read_position(connection: sqlite3.Connection) -> Position:
+def _read_position(connection: sqlite3.Connection) -> StatePosition:
     row: tuple[int, int | None, str | None] | None = connection.execute(
         "SELECT version, last_transaction, log_id FROM position WHERE only = 1"
     ).fetchone()
     assert row is not None, "a view is prepared with a position"
-    return Position(*row)
+    return StatePosition(*row)
 
 
-def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
+def write_layer(connection: sqlite3.Connection, layer: Layer, position: StatePosition) -> None:
     """Write ``layer`` and ``position`` in one transaction. ``layer`` must not change meanwhile. Raises: sqlite3.Error,
     and then nothing has changed."""
     with transaction(connection):
@@ -154,7 +154,7 @@ def insert_rows(connection: sqlite3.Connection, rows: Iterable[Row], table: Tabl
     connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
 
 
-def write_position(connection: sqlite3.Connection, position: Position) -> None:
+def write_position(connection: sqlite3.Connection, position: StatePosition) -> None:
     """Say which state the file holds, in the transaction that writes it. Raises: sqlite3.Error."""
     connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
 
@@ -201,7 +201,7 @@ class SqliteStorage:
             self._changed.wait_for(lambda: self._failure is not None or self._active.size < WAITING_BYTES_MAX)
             self._raise_failure()
 
-    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
+    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: StatePosition) -> None:
         """See ``ViewStorage``."""
         with self._changed:
             self._active.apply_many(txns)
@@ -213,7 +213,7 @@ class SqliteStorage:
         """See ``ViewStorage``."""
         return SqliteFilling(self, self._writer, self._flushing)
 
-    def filled(self, position: Position) -> None:
+    def filled(self, position: StatePosition) -> None:
         """The file holds the state at ``position``, which was not applied here."""
         with self._changed:
             self.position = self._written = position
@@ -325,7 +325,7 @@ class SqliteFilling:
 
     def finish(self, position: LogPosition, last_transaction: int) -> None:
         """See ``Filling``."""
-        reached = Position(position.version, last_transaction, position.log_id)
+        reached = StatePosition(position.version, last_transaction, position.log_id)
         write_position(self._writer, reached)
         self._writer.execute("COMMIT")
         self._is_open = False

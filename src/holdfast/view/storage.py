@@ -55,7 +55,7 @@ Result = Stored | Page | None
 """What there is at a key, None for nothing, or the page of a range."""
 
 
-class Answer(NamedTuple):
+class ViewAnswer(NamedTuple):
     """The exact state at ``version``, for the first of what was asked for: as much as fits.
 
     ``larger``: nothing fits, because the first value has more bytes than there may be.
@@ -72,20 +72,20 @@ def answer_within(
     find: Callable[[bytes, int], Stored | Larger | None],
     read_page: Callable[[KeyRange, int], Page | Larger],
     bytes_max: int,
-) -> Answer:
+) -> ViewAnswer:
     """What ``find`` and ``read_page`` have for the first of ``asked``. Both get the bytes that are left."""
     results: list[Result] = []
     left = bytes_max
     for item in asked:
         result = read_page(item, left) if isinstance(item, KeyRange) else find(item, left)
         if isinstance(result, Larger):
-            return Answer(version, results, None if results else result)
+            return ViewAnswer(version, results, None if results else result)
         if isinstance(result, Page):
             left = max(0, left - sum(len(key) + len(value) for key, value, _ in result.rows))
         elif result is not None:
             left = max(0, left - len(result[0]))
         results.append(result)
-    return Answer(version, results)
+    return ViewAnswer(version, results)
 
 
 def within(found: Stored | None, bytes_max: int) -> Stored | Larger | None:
@@ -111,7 +111,7 @@ def page_of(rows: Iterable[Row], version: int, limit: int, bytes_max: float = PA
     return Page(page, version, more=False)
 
 
-class Position(NamedTuple):
+class StatePosition(NamedTuple):
     """Everything at or below ``version`` of the log ``log_id`` is applied; the newest is ``last_transaction``. The last
     two are None when not known."""
 
@@ -140,7 +140,7 @@ class ViewStorage(Protocol):
     """Where a view keeps its state. Called under the view's lock, except ``make_room`` and ``close``."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StatePosition:
         """The position when the storage was opened."""
         ...
 
@@ -148,7 +148,7 @@ class ViewStorage(Protocol):
         """Wait until another batch may be applied. Raises: the failure of the background write."""
         ...
 
-    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
+    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: StatePosition) -> None:
         """Apply transactions in order, which lead to ``position``."""
         ...
 
@@ -422,7 +422,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.layer = Layer(is_ground=True)
-        self.position = Position(0, None)
+        self.position = StatePosition(0, None)
 
     def make_room(self) -> None:
         """See ``ViewStorage``."""
@@ -430,7 +430,7 @@ class MemoryStorage:
     def apply(
         self,
         txns: Sequence[tuple[int, Sequence[Operation]]],
-        position: Position,  # noqa: ARG002
+        position: StatePosition,  # noqa: ARG002
     ) -> None:
         """See ``ViewStorage``."""
         self.layer.apply_many(txns)
@@ -471,7 +471,7 @@ class MemoryFilling:
     def finish(self, position: LogPosition, last_transaction: int) -> None:
         """See ``Filling``."""
         self._storage.layer = self._layer
-        self._storage.position = Position(position.version, last_transaction, position.log_id)
+        self._storage.position = StatePosition(position.version, last_transaction, position.log_id)
 
     def close(self) -> None:
         """See ``Filling``."""

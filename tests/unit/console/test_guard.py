@@ -24,7 +24,7 @@ from holdfast.console.security import (
     SESSIONS_MAX,
     VISITORS_MAX,
     Logins,
-    Refused,
+    PageRefusal,
     Sessions,
 )
 
@@ -424,7 +424,7 @@ def test_failed_logins_are_counted_by_address_in_a_bounded_table() -> None:
 
     def log_in(token: str, address: str, now: float = 0.0) -> int:
         found = logins.token_of(token, tokens, address, now)
-        return found.status if isinstance(found, Refused) else 200
+        return found.status if isinstance(found, PageRefusal) else 200
 
     assert [log_in("wrong", "10.0.0.7") for _ in range(LOGIN_FAILURES_MAX + 1)] == [403] * LOGIN_FAILURES_MAX + [429]
     assert log_in(TOKEN, "10.0.0.7") == 429, "not even the right one"

@@ -26,7 +26,7 @@ from holdfast.queue import persist as persist_module
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.persist import Persisted
 from holdfast.queue.persist_flow import Work
-from holdfast.queue.persist_run import PersistRun, PersistSettings
+from holdfast.queue.persist_run import PersistArguments, PersistRun
 
 PAGE_BYTES = 4096
 WAIT_S = 60
@@ -875,8 +875,8 @@ def test_items_that_an_interrupt_drops_on_the_way_are_taken_again(tmp_path: Path
 
 def settings_for(
     folder: Path, since: str | None = None, max_bytes: int | None = None, lifetime: timedelta | None = None
-) -> PersistSettings:
-    return PersistSettings(
+) -> PersistArguments:
+    return PersistArguments(
         folder,
         consumer=None,
         since=since,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.queue.persist_flow import ITEM_BYTES, Flow, Step, Work
+from holdfast.queue.persist_flow import ITEM_BYTES, Flow, FlowStep, Work
 
 BOUND = 1000
 
@@ -88,20 +88,20 @@ def test_what_the_producer_does_next(state: Flow, work: Work) -> None:
 @pytest.mark.parametrize(
     ("state", "step"),
     [
-        (after(), Step.WAIT),
-        (after(stored(1, 100)), Step.GIVE),
-        (after(stored(1, 100), ended), Step.GIVE),
-        (after(stored(1, 100), consumed(1, 100)), Step.WAIT),
-        (after(stored(1, 100), ended, consumed(1, 100)), Step.END),
-        (after(ended), Step.END),
-        (after(start=flow(left=2)), Step.GIVE),
-        (after(ended, start=flow(left=2)), Step.GIVE),
-        (after(ended, start=flow(consumed=2, left=2)), Step.END),
-        (after(stored(1, 100), stopped), Step.CLOSED),
-        (after(ended, stopped), Step.CLOSED),
+        (after(), FlowStep.WAIT),
+        (after(stored(1, 100)), FlowStep.GIVE),
+        (after(stored(1, 100), ended), FlowStep.GIVE),
+        (after(stored(1, 100), consumed(1, 100)), FlowStep.WAIT),
+        (after(stored(1, 100), ended, consumed(1, 100)), FlowStep.END),
+        (after(ended), FlowStep.END),
+        (after(start=flow(left=2)), FlowStep.GIVE),
+        (after(ended, start=flow(left=2)), FlowStep.GIVE),
+        (after(ended, start=flow(consumed=2, left=2)), FlowStep.END),
+        (after(stored(1, 100), stopped), FlowStep.CLOSED),
+        (after(ended, stopped), FlowStep.CLOSED),
     ],
 )
-def test_what_the_consumer_gets_next(state: Flow, step: Step) -> None:
+def test_what_the_consumer_gets_next(state: Flow, step: FlowStep) -> None:
     assert state.step is step
 
 

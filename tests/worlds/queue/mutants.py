@@ -46,7 +46,7 @@ from holdfast.queue.log.tail import LogTail, OpenPage
 from holdfast.queue.log.walk import QueueEvidence
 from holdfast.queue.log.writer import PageSupply, Writer
 from holdfast.queue.persist_flow import Flow, Work
-from holdfast.queue.persist_flow import Step as FlowStep
+from holdfast.queue.persist_flow import FlowStep as FlowStep
 from holdfast.queue.persist_run import PersistRun, Stored
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, WorkLog
 from holdfast.queue.work.machine import WorkMachine
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from holdfast.queue.format.checksum import Checksum, Octets
     from holdfast.queue.log.page_scan import FrameView
     from holdfast.queue.log.space import ClosedPage
-    from holdfast.queue.persist_run import PersistSettings, _Since
+    from holdfast.queue.persist_run import PersistArguments, _Since
 
 __all__ = ["MUTANTS", "UNPROVED"]
 
@@ -712,7 +712,7 @@ def persist_acknowledges_when_given(self: PersistRun) -> tuple[Message, object]:
 
 
 @MUTANTS.breaks("a new run first gives what is left", "_subscribe", PersistRun, play=run_persist)
-def persist_drops_what_is_left(self: PersistRun, settings: PersistSettings) -> Consumer | _Since:
+def persist_drops_what_is_left(self: PersistRun, settings: PersistArguments) -> Consumer | _Since:
     """A new run begins after what the last one has left."""
     if settings.consumer is not None:
         with self.queue.consumer(settings.consumer, hold=True) as consumer:

@@ -28,8 +28,8 @@ from tests.worlds.queue.files import DIRECTORY, CrashFiles, QueueWorld
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue, every
 from holdfast.queue.files.cursors import committed_seqs
-from holdfast.queue.persist_flow import ITEM_BYTES, Step
-from holdfast.queue.persist_run import PersistRun, PersistSettings
+from holdfast.queue.persist_flow import ITEM_BYTES, FlowStep
+from holdfast.queue.persist_run import PersistArguments, PersistRun
 from holdfast.queue.queue import core_of
 
 if TYPE_CHECKING:
@@ -104,20 +104,20 @@ class Side:
     def _close_source(self) -> None:
         self.run.flow.source_closed = True
 
-    def ask(self) -> Step:
+    def ask(self) -> FlowStep:
         """Ask for the next item, as a consumer does, and check what comes."""
         run, flow = self.run, self.run.flow
         run.consume()
         run.free()
         step = run.flow.step
-        if step is Step.GIVE:
+        if step is FlowStep.GIVE:
             message, item = run.next_item()
             number = self.items_up_to(self.given_seq)
             if self.items_up_to(message.seq) != number + 1 or item != self._world.item(number):
                 raise PromiseBroken(f"P1: after item {self.given_seq} comes {message.seq}, {message.payload[:20]!r}")
             self.given_seq = message.seq
             run.given = message
-        elif step is Step.END:
+        elif step is FlowStep.END:
             self._check_end()
         flow.check()
         return step
@@ -166,7 +166,7 @@ class PersistWorld(QueueWorld):
 
     def open(self, files: CrashFiles, *, name: str | None, fails_at: int | None = None) -> Side:
         """A run on these files: of a consumer, or from the earliest item on."""
-        settings = PersistSettings(
+        settings = PersistArguments(
             DIRECTORY,
             consumer=name,
             since=None if name is not None else (lambda: "earliest"),
@@ -275,10 +275,10 @@ class PersistWorld(QueueWorld):
         first_seq = side.run.queue.first_seq
         step = side.ask()
         kept.returned = kept.called
-        self.seen["given"] += step is Step.GIVE
+        self.seen["given"] += step is FlowStep.GIVE
         self.seen["space freed"] += side.run.queue.first_seq > first_seq
         self._note(side)
-        return step in (Step.GIVE, Step.WAIT)
+        return step in (FlowStep.GIVE, FlowStep.WAIT)
 
     def _upkeep(self, side: Side, kept: Kept) -> bool:
         if self.random.random() < self.sync_rate:
@@ -347,12 +347,12 @@ class PersistWorld(QueueWorld):
 
     def _drain(self, side: Side) -> None:
         """Both sides, in any order, until the end."""
-        step = Step.WAIT
-        while step is not Step.END:
+        step = FlowStep.WAIT
+        while step is not FlowStep.END:
             for _ in range(self.random.choice((0, 1, 3, 9))):
                 side.produce()
             step = side.ask()
-            while step is Step.GIVE and self.random.random() < 0.7:
+            while step is FlowStep.GIVE and self.random.random() < 0.7:
                 step = side.ask()
         if side.items_up_to(side.given_seq) != self.items:
             raise PromiseBroken(f"P1: the end comes after item {side.given_seq} of {self.items}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.stores.values.commands import Attach, Command, MapChange, Rewind
     from holdfast.stores.values.deadlines import Budget
     from holdfast.stores.values.effects import Applied, Effect
-    from holdfast.stores.values.messages import Batch
+    from holdfast.stores.values.messages import MessageBatch
     from holdfast.stores.values.ports import Entry, Kept
     from holdfast.wire.parts import Message
 
@@ -413,7 +413,7 @@ def put_back_is_lost(durable: Consumption, seq: int) -> None:
 
 
 @MUTANTS.breaks("one message, one place", "accept_for", Store, focus=CALM, first_seed=2)
-def letter_for_every_durable(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+def letter_for_every_durable(self: Store, durable: Consumption, batch: MessageBatch, effects: list[Effect]) -> int:
     """A dead letter that is sent back goes to every durable that matches."""
     if not durable.admits([0], batch):
         raise Backpressure("the durable is full", code=Code.STORE_FULL)

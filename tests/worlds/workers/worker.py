@@ -15,7 +15,7 @@ from holdfast.client.protocol.options import SubscriberOptions, busy_wait_ms
 from holdfast.client.protocol.retry_budget import Session
 from holdfast.client.protocol.stores.messages import decode_frame, subscribe_target
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
+from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, SocketRefused, WebSocket
 from holdfast.errors import Closed, HoldfastError
 from holdfast.wire.stores import MessagesFrame, WithdrawnFrame
 
@@ -178,7 +178,7 @@ class Worker:
                     machine.received(event.data, now)
                     self._note(event.data)
                     continue
-                if isinstance(event, Refused | Disconnected):
+                if isinstance(event, SocketRefused | Disconnected):
                     self._hang_up()
                 machine.on_event(event, now)
             self._write()

@@ -30,7 +30,7 @@ from holdfast.client.protocol.stores.publisher import (
     receipt_of,
 )
 from holdfast.client.protocol.stores.subscriber import Connect, Ended, SubscriberMachine, Talk
-from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, Refused, WebSocket
+from holdfast.client.protocol.stores.web_socket import Disconnected, Payload, SocketRefused, WebSocket
 from holdfast.client.transport.aio import ClosingConnections, Event, Incoming, Lock, LookoutTask, Pool, connected
 from holdfast.client.transport.clock import draw_wait_ms, now_ms
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -490,7 +490,7 @@ class SubscriberDriver:
             if isinstance(event, Payload):
                 self._machine.received(event.data, now)
                 continue
-            if isinstance(event, Refused | Disconnected):
+            if isinstance(event, SocketRefused | Disconnected):
                 self._hang_up()
             self._machine.on_event(event, now)
         line.write()  # pongs, and the answer to a close

@@ -22,8 +22,8 @@ from holdfast.queue.aio.consumers import AsyncWithBlock, on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
 from holdfast.queue.persist import DROPPED_S, PAGE_BYTES, Progress, check_executor, close_dropped
-from holdfast.queue.persist_flow import Ending, Flow, Step, Work
-from holdfast.queue.persist_run import PersistRun, PersistSettings, Stored, not_an_end
+from holdfast.queue.persist_flow import Ending, Flow, FlowStep, Work
+from holdfast.queue.persist_run import PersistArguments, PersistRun, Stored, not_an_end
 from holdfast.queue.queue import Queue
 from holdfast.queue.serializers import Serializer
 
@@ -64,7 +64,7 @@ def persist(
     stored items.
     *Raises*: ``InvalidRequest`` for impossible arguments; opening raises everything else.
     """
-    settings = PersistSettings(
+    settings = PersistArguments(
         directory,
         consumer=consumer,
         since=since,
@@ -100,7 +100,7 @@ class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
     def __init__(
         self,
         source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]],
-        settings: PersistSettings,
+        settings: PersistArguments,
         *,
         scheduler: asyncio.AbstractEventLoop | Executor | None = None,
         open_queue: Callable[[], Queue] | None = None,
@@ -161,11 +161,11 @@ class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
                     await self._end(self._ending)
                 producer.item_event.clear()
                 step = run.flow.step
-                if step is Step.GIVE:
+                if step is FlowStep.GIVE:
                     break
-                if step is Step.CLOSED:
+                if step is FlowStep.CLOSED:
                     raise run.closed_error()
-                if step is Step.END:
+                if step is FlowStep.END:
                     self._ending = run.flow.ending
                 else:
                     await producer.item_event.wait()

@@ -31,7 +31,7 @@ from holdfast.files.durable_directory import make_durable_directory
 from holdfast.server.children.background_process import KILLED_SECONDS, STOP_SECONDS, BackgroundProcess
 from holdfast.server.view.messages import Announcement, ViewDamage, ViewReport, ViewStart
 from holdfast.view.sqlite import Table, open_for_readers
-from holdfast.view.storage import PAGE_BYTES, Answer, Asked, KeyRange, Larger, Page, Row, Stored, answer_within
+from holdfast.view.storage import PAGE_BYTES, Asked, KeyRange, Larger, Page, Row, Stored, ViewAnswer, answer_within
 
 PACE_SECONDS: Final = 0.1
 READ_THREADS: Final = 2
@@ -54,10 +54,10 @@ class ViewFile:
         self._own = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
-    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> ViewAnswer:
         """What the file has, all of one version. Raises: Closed, sqlite3.Error."""
 
-        def read(connection: sqlite3.Connection) -> Answer:
+        def read(connection: sqlite3.Connection) -> ViewAnswer:
             connection.execute("BEGIN")
             try:
                 (version,) = connection.execute("SELECT version FROM position").fetchone()

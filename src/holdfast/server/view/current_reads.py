@@ -18,7 +18,7 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.server.http.buffers import MARK_BYTES
 from holdfast.view.newest_changes import NOT_HERE, Absence, NewestChanges
 from holdfast.view.sqlite import Table
-from holdfast.view.storage import Answer, Asked, KeyRange, Result, Stored
+from holdfast.view.storage import Asked, KeyRange, Result, Stored, ViewAnswer
 
 SLICE_BYTES: Final = 128 << 10
 """Of batches that are taken in before the event loop gets a turn."""
@@ -36,7 +36,7 @@ class Each(NamedTuple):
 class ViewReads(Protocol):
     """A view at one version or a later one."""
 
-    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> ViewAnswer:
         """What it has, all of one version."""
         ...
 
@@ -69,7 +69,7 @@ class CurrentReads:
         stored = recent.find(key)
         return NOT_HERE if isinstance(stored, tuple) and len(stored[0]) > MARK_BYTES else stored
 
-    async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> Answer:
+    async def read(self, asked: Sequence[Asked], at: int, bytes_max: int) -> ViewAnswer:
         """The exact state at the newest released version, which is ``at`` or later: as much as ``bytes_max`` allows.
 
         Raises: as ``FollowingView.at``; TimeoutError after ``CATCH_UP_SECONDS_MAX`` of waiting; Closed when the
@@ -93,22 +93,24 @@ class CurrentReads:
             raise Closed("the view began again while it was read")
         return answer or seen
 
-    async def _ask_view(self, asked: Sequence[Asked], floor: int, bytes_max: int, deadline: float) -> Answer:
+    async def _ask_view(self, asked: Sequence[Asked], floor: int, bytes_max: int, deadline: float) -> ViewAnswer:
         """What the view has, once it has everything up to ``floor``."""
         if not asked:
-            return Answer(floor, [])
+            return ViewAnswer(floor, [])
         async with asyncio.timeout_at(deadline):
             view = await self._kept.at(floor)
         seen = await view.read(asked, "latest", bytes_max)
         await self._reach(seen.version, deadline)
         return seen
 
-    def _over(self, seen: Answer, needed: Sequence[int], asked: Sequence[Asked], bytes_max: int) -> Answer | None:
+    def _over(
+        self, seen: ViewAnswer, needed: Sequence[int], asked: Sequence[Asked], bytes_max: int
+    ) -> ViewAnswer | None:
         """The newest changes over what the view has of the items ``needed``; None where they do not fit together."""
         known = dict(zip(needed, seen.results, strict=False))
         answer = self.recent.answer(asked, known, seen.version, bytes_max)
         if answer is None and seen.larger is not None:
-            return Answer(self.recent.version, [], seen.larger)
+            return ViewAnswer(self.recent.version, [], seen.larger)
         return answer
 
     def known(self, asked: Sequence[Asked], at: int, error: HoldfastError) -> Each:

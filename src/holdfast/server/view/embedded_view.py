@@ -37,13 +37,13 @@ from holdfast.view.newest_changes import NOT_HERE
 from holdfast.view.sqlite import Table
 from holdfast.view.storage import (
     PAGE_BYTES,
-    Answer,
     Asked,
     KeyRange,
     Larger,
     Layer,
     Page,
     Stored,
+    ViewAnswer,
     answer_within,
     page_of,
     page_within,
@@ -121,7 +121,9 @@ class EmbeddedView:
             return self._reads.known(asked, at, error)
         return Each(answer.version, answer.results)
 
-    async def _read(self, asked: Sequence[Asked], at: int, room: Room | None, table: Table, bytes_max: int) -> Answer:
+    async def _read(
+        self, asked: Sequence[Asked], at: int, room: Room | None, table: Table, bytes_max: int
+    ) -> ViewAnswer:
         """The state at one version, for at least the first item. More than ``MARK_BYTES`` wait for room."""
         if bytes_max > MARK_BYTES and room is not None:
             await room.page()
@@ -136,7 +138,7 @@ class EmbeddedView:
             answer = await self._read_once(asked[:1], at, table, sys.maxsize)
         return answer
 
-    async def _read_once(self, asked: Sequence[Asked], at: int, table: Table, bytes_max: int) -> Answer:
+    async def _read_once(self, asked: Sequence[Asked], at: int, table: Table, bytes_max: int) -> ViewAnswer:
         if not self.enabled:
             raise InvalidRequest(
                 "this service keeps no view",
@@ -231,7 +233,7 @@ class MemoryReads:
         self._view = view
         self._jobs = jobs
 
-    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> Answer:
+    async def read(self, asked: Sequence[Asked], table: Table, bytes_max: int) -> ViewAnswer:
         """As ``ViewFile.read``."""
 
         def find(key: bytes, left: int) -> Stored | Larger | None:

@@ -48,7 +48,7 @@ from holdfast.snapshots.manifest import Manifest
 from holdfast.snapshots.reading import load_view_file, position_of, snapshots_back
 from holdfast.values import Slot, slot_text
 from holdfast.view.sqlite import open_for_writer, write_layer
-from holdfast.view.storage import Layer, Position, Stored
+from holdfast.view.storage import Layer, StatePosition, Stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -253,7 +253,7 @@ class ViewProcess:
         with contextlib.suppress(BrokenPipeError):  # the server has gone, and this process ends
             self._reports.write(msgspec.json.encode(report) + b"\n")
 
-    async def _walker_after(self, position: Position, announcement: Announcement) -> ChainWalker:
+    async def _walker_after(self, position: StatePosition, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state a position is. Raises: CorruptData when the log has no such object."""
         version, last, _ = position
         newest = await read_header(self._store, announcement.slot)
@@ -363,7 +363,7 @@ class ViewBuilder:
         if self.position.log_id not in (None, log_id):
             self._connection.close()
             raise CorruptData("the view is of another log", view_log_id=self.position.log_id, log_id=log_id)
-        self.seen: Position = self.position
+        self.seen: StatePosition = self.position
         self._log_id = log_id
         self._layer = Layer(is_ground=False)
 
@@ -405,7 +405,7 @@ class ViewBuilder:
             for batch in table.to_batches():
                 self._lay(batch)
             last = header.last_transaction_version
-        self.seen = Position(max(version, header.last_version), last, self._log_id)
+        self.seen = StatePosition(max(version, header.last_version), last, self._log_id)
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Take what older history says comes next. Raises: CorruptData."""
@@ -425,7 +425,7 @@ class ViewBuilder:
                 version = last = event.version
             elif isinstance(event, Checkpoint):
                 version = max(version, event.committed_version)
-        self.seen = Position(version, last, self._log_id)
+        self.seen = StatePosition(version, last, self._log_id)
 
     def _lay(self, batch: pa.RecordBatch) -> None:
         """Apply one record batch in order."""

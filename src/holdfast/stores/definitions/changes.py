@@ -14,7 +14,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import ClusterDefinition, DurableType, StoreDefinition
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definitions.permissions import permissions_document
-from holdfast.stores.definitions.reader import STATISTICS, Reader, raise_problems
+from holdfast.stores.definitions.reader import STATISTICS, FieldReader, raise_problems
 from holdfast.stores.values.commands import Part
 
 Json = dict[str, object]
@@ -80,7 +80,7 @@ def patched(definition: ClusterDefinition, document: object) -> list[Part]:
     values = _map_of(document, "a definition")
     parts: list[Part] = []
     problems: list[str] = []
-    reader = Reader(values, "", problems)
+    reader = FieldReader(values, "", problems)
     for name in ("cluster", "stores", "permissions"):
         reader.section(name)
     reader.finish()

@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
-from holdfast.stores.definitions.reader import STATISTICS, Reader, check_name, raise_problems, seconds_document
+from holdfast.stores.definitions.reader import STATISTICS, FieldReader, check_name, raise_problems, seconds_document
 from holdfast.stores.matching import EVERYTHING, Matcher
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
@@ -88,7 +88,7 @@ T = TypeVar("T")
 def _parameter(
     read: Callable[..., T], default: T, *bounds: object, types: frozenset[DurableType] = frozenset(DurableType)
 ) -> T:
-    """A parameter that a document gives: the method of ``Reader`` for it with its default and bounds, and the types of
+    """A parameter that a document gives: its method of ``FieldReader`` with its default and bounds, and the types of
     durable that it applies to. Its name there is that of the field, without ``_ms``."""
     return field(default=default, metadata={"read": (read, bounds), "types": types})
 
@@ -111,7 +111,7 @@ def _parameters(definition: type) -> tuple[_Parameter, ...]:
     )
 
 
-def _values(parameters: Sequence[_Parameter], reader: Reader) -> dict[str, Any]:
+def _values(parameters: Sequence[_Parameter], reader: FieldReader) -> dict[str, Any]:
     """The value of each parameter that is given, by field; problems are left with the reader."""
     reader.expect(each.name for each in parameters)
     return {
@@ -126,7 +126,7 @@ def _writer(parameters: Sequence[_Parameter]) -> Callable[[object], dict[str, ob
     names, values_of = [each.name for each in parameters], attrgetter(*(each.field for each in parameters))
     others: list[tuple[str, Callable[[Any], object]]] = []
     for each in parameters:
-        if each.read is Reader.time_ms:
+        if each.read is FieldReader.time_ms:
             others.append((each.name, seconds_document))
         elif isinstance(each.default, StrEnum | tuple | Matcher):
             as_list = Matcher.document if isinstance(each.default, Matcher) else list
@@ -152,29 +152,29 @@ class DurableDefinition:
     name: str
     type: DurableType
     template: str = ""
-    matcher: Matcher = _parameter(Reader.matcher, EVERYTHING, types=_DELIVERING)
-    prefetch: int = _parameter(Reader.whole, PREFETCH_DEFAULT, 0, PREFETCH_MAX, types=_DELIVERING)
+    matcher: Matcher = _parameter(FieldReader.matcher, EVERYTHING, types=_DELIVERING)
+    prefetch: int = _parameter(FieldReader.whole, PREFETCH_DEFAULT, 0, PREFETCH_MAX, types=_DELIVERING)
     """As configured; ``window`` is what holds."""
-    ack_mode: AckMode = _parameter(Reader.word, AckMode.ASYNC, types=_CONSUMED)
-    ack_wait_ms: int = _parameter(Reader.time_ms, 30_000, 10, types=_CONSUMED)
+    ack_mode: AckMode = _parameter(FieldReader.word, AckMode.ASYNC, types=_CONSUMED)
+    ack_wait_ms: int = _parameter(FieldReader.time_ms, 30_000, 10, types=_CONSUMED)
     """From the moment at which the application gets a message."""
-    buffer_wait_ms: int = _parameter(Reader.time_ms, 0, types=_CONSUMED)
+    buffer_wait_ms: int = _parameter(FieldReader.time_ms, 0, types=_CONSUMED)
     """From its delivery to that moment; 0 is as long as ``ack_wait``."""
-    ack_batch_count: int = _parameter(Reader.whole, 1_000, 1, PREFETCH_MAX, types=_CONSUMED)
-    ack_batch_time_ms: int = _parameter(Reader.time_ms, 100, types=_CONSUMED)
-    subscriber_timeout_ms: int = _parameter(Reader.time_ms, 5_000, 10, types=_DELIVERING)
-    message_ttl_ms: int = _parameter(Reader.time_ms, 0)
-    durable_ttl_ms: int = _parameter(Reader.time_ms, 0)
-    message_limit: int = _parameter(Reader.limit, 0, types=_LIMITED)
-    bytelimit: int = _parameter(Reader.size, 0, types=_LIMITED)
-    discard: Discard = _parameter(Reader.word, Discard.NEW, types=_LIMITED)
-    max_delivery: int = _parameter(Reader.whole, 0, 0, MAX_DELIVERY_MAX, types=_CONSUMED)
-    dead_letter_store: str = _parameter(Reader.name, "", "store", types=_CONSUMED)
-    retention_time_ms: int = _parameter(Reader.time_ms, 0, types=_CONSUMED)
-    swap_bytelimit: int = _parameter(Reader.swap_limit, -1)
-    key_field: str = _parameter(Reader.text, "", types=frozenset({DurableType.LAST_VALUE}))
+    ack_batch_count: int = _parameter(FieldReader.whole, 1_000, 1, PREFETCH_MAX, types=_CONSUMED)
+    ack_batch_time_ms: int = _parameter(FieldReader.time_ms, 100, types=_CONSUMED)
+    subscriber_timeout_ms: int = _parameter(FieldReader.time_ms, 5_000, 10, types=_DELIVERING)
+    message_ttl_ms: int = _parameter(FieldReader.time_ms, 0)
+    durable_ttl_ms: int = _parameter(FieldReader.time_ms, 0)
+    message_limit: int = _parameter(FieldReader.limit, 0, types=_LIMITED)
+    bytelimit: int = _parameter(FieldReader.size, 0, types=_LIMITED)
+    discard: Discard = _parameter(FieldReader.word, Discard.NEW, types=_LIMITED)
+    max_delivery: int = _parameter(FieldReader.whole, 0, 0, MAX_DELIVERY_MAX, types=_CONSUMED)
+    dead_letter_store: str = _parameter(FieldReader.name, "", "store", types=_CONSUMED)
+    retention_time_ms: int = _parameter(FieldReader.time_ms, 0, types=_CONSUMED)
+    swap_bytelimit: int = _parameter(FieldReader.swap_limit, -1)
+    key_field: str = _parameter(FieldReader.text, "", types=frozenset({DurableType.LAST_VALUE}))
     """The field whose text is the key of a last value; empty for the message's own key."""
-    key_ordered: bool = _parameter(Reader.flag, False, types=frozenset({DurableType.SHARED}))
+    key_ordered: bool = _parameter(FieldReader.flag, False, types=frozenset({DurableType.SHARED}))
 
     @property
     def window(self) -> int:
@@ -225,19 +225,19 @@ class StoreDefinition:
     """One store with its static durables and its templates."""
 
     name: str
-    description: str = _parameter(Reader.text, "")
-    replicated: bool = _parameter(Reader.flag, True)
-    publisher_mode: PublisherMode = _parameter(Reader.word, PublisherMode.CONFIRM)
-    bytelimit: int = _parameter(Reader.size, 0)
-    message_limit: int = _parameter(Reader.limit, 0)
-    max_message_size: int = _parameter(Reader.size, MESSAGE_SIZE_DEFAULT, 1, MESSAGE_SIZE_MAX)
-    dynamic_durable_limit: int = _parameter(Reader.limit, DYNAMIC_DURABLES)
-    swap_bytelimit: int = _parameter(Reader.swap_limit, 0)
+    description: str = _parameter(FieldReader.text, "")
+    replicated: bool = _parameter(FieldReader.flag, True)
+    publisher_mode: PublisherMode = _parameter(FieldReader.word, PublisherMode.CONFIRM)
+    bytelimit: int = _parameter(FieldReader.size, 0)
+    message_limit: int = _parameter(FieldReader.limit, 0)
+    max_message_size: int = _parameter(FieldReader.size, MESSAGE_SIZE_DEFAULT, 1, MESSAGE_SIZE_MAX)
+    dynamic_durable_limit: int = _parameter(FieldReader.limit, DYNAMIC_DURABLES)
+    swap_bytelimit: int = _parameter(FieldReader.swap_limit, 0)
     durables: Mapping[str, DurableDefinition] = field(default_factory=dict[str, DurableDefinition])
     templates: Mapping[str, TemplateDefinition] = field(default_factory=dict[str, TemplateDefinition])
-    default_durable: str = _parameter(Reader.name, "", "durable")
+    default_durable: str = _parameter(FieldReader.name, "", "durable")
     """The static durable of subscribers that name none."""
-    default_template: str = _parameter(Reader.name, "", "template")
+    default_template: str = _parameter(FieldReader.name, "", "template")
     """The template of a durable that is made on subscribing without naming one."""
     subscribers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Static durables by the name of the subscriber that they belong to."""
@@ -267,18 +267,18 @@ class StoreDefinition:
 class ClusterDefinition:
     """The whole: the cluster, its stores, its permissions. Without configuration it is this class's defaults."""
 
-    name: str = _parameter(Reader.name, "default", "cluster")
-    persistence: Persistence = _parameter(Reader.word, Persistence.SYNC)
-    services: tuple[str, ...] = _parameter(Reader.names, (), "service")
+    name: str = _parameter(FieldReader.name, "default", "cluster")
+    persistence: Persistence = _parameter(FieldReader.word, Persistence.SYNC)
+    services: tuple[str, ...] = _parameter(FieldReader.names, (), "service")
     """The services of the cluster; empty is this service alone."""
-    bytelimit: int = _parameter(Reader.size, 0)
-    message_limit: int = _parameter(Reader.limit, 0)
-    swap: bool = _parameter(Reader.flag, True)
-    publisher_ttl_ms: int = _parameter(Reader.time_ms, 7 * 86_400_000, 1_000)
-    max_disk_fraction: float = _parameter(Reader.fraction, 0.95)
-    disk_compact: bool = _parameter(Reader.flag, True)
-    min_disk_inuse_ratio: float = _parameter(Reader.fraction, 0.5)
-    max_deployment_history: int = _parameter(Reader.whole, 25, 1, 10_000)
+    bytelimit: int = _parameter(FieldReader.size, 0)
+    message_limit: int = _parameter(FieldReader.limit, 0)
+    swap: bool = _parameter(FieldReader.flag, True)
+    publisher_ttl_ms: int = _parameter(FieldReader.time_ms, 7 * 86_400_000, 1_000)
+    max_disk_fraction: float = _parameter(FieldReader.fraction, 0.95)
+    disk_compact: bool = _parameter(FieldReader.flag, True)
+    min_disk_inuse_ratio: float = _parameter(FieldReader.fraction, 0.5)
+    max_deployment_history: int = _parameter(FieldReader.whole, 25, 1, 10_000)
     stores: Mapping[str, StoreDefinition] = field(default_factory=dict[str, StoreDefinition])
     permissions: Permissions = OPEN
     sections_given: frozenset[str] = field(default=SECTIONS, compare=False, repr=False)
@@ -342,7 +342,7 @@ def definition_of(document: object, line_of: Callable[[str], int | None] | None 
     Raises ``InvalidRequest`` (``bad_configuration``) naming every problem.
     """
     problems: list[str] = []
-    reader = Reader(document, "", problems)
+    reader = FieldReader(document, "", problems)
     definition = read_cluster(reader.section("cluster"))
     stores = {name: _read_store(name, section) for name, section in reader.sections("stores", "store").items()}
     permissions = read_permissions(reader.section("permissions"))
@@ -363,12 +363,12 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
     """One durable from its parsed JSON (as ``DurableDefinition.document`` gives it). Raises ``InvalidRequest``."""
     problems: list[str] = []
     check_name("durable", name)
-    durable = read_durable(name, Reader(document, "", problems), template)
+    durable = read_durable(name, FieldReader(document, "", problems), template)
     raise_problems(problems)
     return durable
 
 
-def read_cluster(reader: Reader) -> ClusterDefinition:
+def read_cluster(reader: FieldReader) -> ClusterDefinition:
     """The cluster's own parameters; problems are left with the reader."""
     cluster = replace(ClusterDefinition(), **_values(_OF_CLUSTER, reader))
     if cluster.services and len(cluster.services) % 2 == 0:
@@ -379,7 +379,7 @@ def read_cluster(reader: Reader) -> ClusterDefinition:
     return cluster
 
 
-def _read_store(name: str, reader: Reader) -> StoreDefinition:
+def _read_store(name: str, reader: FieldReader) -> StoreDefinition:
     durables = {key: read_durable(key, item) for key, item in reader.sections("durables", "durable").items()}
     templates = {
         key: TemplateDefinition(key, read_durable(key, item, template=key))
@@ -389,7 +389,10 @@ def _read_store(name: str, reader: Reader) -> StoreDefinition:
 
 
 def read_store(
-    name: str, reader: Reader, durables: Mapping[str, DurableDefinition], templates: Mapping[str, TemplateDefinition]
+    name: str,
+    reader: FieldReader,
+    durables: Mapping[str, DurableDefinition],
+    templates: Mapping[str, TemplateDefinition],
 ) -> StoreDefinition:
     """A store of its own parameters with these durables and templates; problems are left with the reader."""
     store = StoreDefinition(name, durables=durables, templates=templates)
@@ -403,7 +406,7 @@ def read_store(
     return store
 
 
-def _read_subscribers(section: Reader) -> dict[str, str]:
+def _read_subscribers(section: FieldReader) -> dict[str, str]:
     subscribers: dict[str, str] = {}
     for subscriber in section.entries():
         if section.is_name("", "subscriber", subscriber):
@@ -411,7 +414,7 @@ def _read_subscribers(section: Reader) -> dict[str, str]:
     return subscribers
 
 
-def check_references(store: StoreDefinition, reader: Reader) -> None:
+def check_references(store: StoreDefinition, reader: FieldReader) -> None:
     """Note a problem for each durable and template that the store's own parameters name in vain."""
     if store.default_durable and store.default_durable not in store.durables:
         reader.problem("default_durable", "a static durable of this store", store.default_durable)
@@ -422,7 +425,7 @@ def check_references(store: StoreDefinition, reader: Reader) -> None:
             reader.problem(f"subscribers.{subscriber}", "a static durable of this store", durable)
 
 
-def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefinition:
+def read_durable(name: str, reader: FieldReader, template: str = "") -> DurableDefinition:
     """One durable, or the pattern of a template; problems are left with the reader."""
     if not reader.given("type"):
         reader.problem("type", "one of " + ", ".join(DurableType))

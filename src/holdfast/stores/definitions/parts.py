@@ -47,7 +47,7 @@ from holdfast.stores.definitions.cluster import (
     read_store,
 )
 from holdfast.stores.definitions.permissions import permissions_document, read_permissions
-from holdfast.stores.definitions.reader import Reader, check_name, raise_problems
+from holdfast.stores.definitions.reader import FieldReader, check_name, raise_problems
 from holdfast.stores.values.commands import Part
 from holdfast.wire.formats import UNDECODABLE, decode_each_once
 
@@ -91,13 +91,13 @@ def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterD
     return replace(definition, stores=stores)
 
 
-def _reader(part: Part, problems: list[str]) -> Reader:
+def _reader(part: Part, problems: list[str]) -> FieldReader:
     path = ".".join(part.path)
     try:
         document: object = decode_each_once(part.document, object) if part.document else {}
     except UNDECODABLE as error:
         raise InvalidRequest(f"{path} is not JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}) from None
-    return Reader(document, path, problems)
+    return FieldReader(document, path, problems)
 
 
 def _changed_store(
@@ -133,7 +133,7 @@ def _changed_store(
     if own is not None:
         return read_store(name, _reader(own, problems), durables, templates)
     after = replace(before, durables=durables, templates=templates)
-    check_references(after, Reader({}, path, problems))
+    check_references(after, FieldReader({}, path, problems))
     return after
 
 

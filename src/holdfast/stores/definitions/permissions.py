@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import Final, cast
 
 from holdfast.errors import PermissionDenied
-from holdfast.stores.definitions.reader import STATISTICS, Reader, is_name
+from holdfast.stores.definitions.reader import STATISTICS, FieldReader, is_name
 
 CLUSTER: Final = ""  # stands for the cluster itself where a store is asked for; no store has an empty name
 TOKEN_LENGTH_MIN: Final = 16
@@ -123,7 +123,7 @@ def _covers(pattern: str, store: str) -> bool:
     return store.startswith(pattern[:-1]) if pattern.endswith("*") else store == pattern
 
 
-def read_permissions(reader: Reader) -> Permissions:
+def read_permissions(reader: FieldReader) -> Permissions:
     """The permissions of a definition; problems are left with the reader."""
     enabled = reader.flag("enabled", False)
     roles = {name: _read_role(name, section) for name, section in reader.sections("roles", "role").items()}
@@ -141,7 +141,7 @@ def read_permissions(reader: Reader) -> Permissions:
     return Permissions(enabled, users, roles)
 
 
-def _read_user(name: str, reader: Reader, roles: Mapping[str, StoreRole]) -> User:
+def _read_user(name: str, reader: FieldReader, roles: Mapping[str, StoreRole]) -> User:
     digest = reader.text("token_sha256").lower()
     if digest and not _HASH.fullmatch(digest):
         reader.problem("token_sha256", "the 64 hexadecimal digits of a token's SHA-256")
@@ -161,7 +161,7 @@ def _read_user(name: str, reader: Reader, roles: Mapping[str, StoreRole]) -> Use
     return User(name, digest, tuple(role for role in names if role in roles))
 
 
-def _read_role(name: str, reader: Reader) -> StoreRole:
+def _read_role(name: str, reader: FieldReader) -> StoreRole:
     stores: dict[str, frozenset[Right]] = {}
     section = reader.section("stores")
     for pattern, value in section.entries().items():
@@ -173,7 +173,7 @@ def _read_role(name: str, reader: Reader) -> StoreRole:
     return StoreRole(name, stores, cluster)
 
 
-def _read_rights(reader: Reader, name: str, value: object) -> frozenset[Right]:
+def _read_rights(reader: FieldReader, name: str, value: object) -> frozenset[Right]:
     items = cast("list[object]", value) if isinstance(value, list) else [value]
     rights = [Right(item) for item in items if isinstance(item, str) and item in list(Right)]
     if len(rights) < len(items):

@@ -135,7 +135,7 @@ def raise_problems(problems: Sequence[str]) -> None:
     )
 
 
-class Reader:
+class FieldReader:
     """Reads the values of one object; all readers of one definition share the list of problems.
 
     A value that is not given has its default. ``finish`` reports the names that were not read.
@@ -265,12 +265,12 @@ class Reader:
             self.problem(name, str(error))
             return default
 
-    def section(self, name: str) -> Reader:
+    def section(self, name: str) -> FieldReader:
         """The object at ``name``; an empty one where it is not given."""
         value = self._take(name, {})
-        return Reader({} if value is None else value, self._place(name), self.problems)
+        return FieldReader({} if value is None else value, self._place(name), self.problems)
 
-    def sections(self, name: str, kind: str) -> dict[str, Reader]:
+    def sections(self, name: str, kind: str) -> dict[str, FieldReader]:
         """The objects at ``name`` by their own names, in the order given."""
         parent = self.section(name)
         return {

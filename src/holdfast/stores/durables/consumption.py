@@ -36,7 +36,7 @@ from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Redeliver, Redelivered
 from holdfast.stores.values.deadlines import Budget, earlier
 from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Effect
-from holdfast.stores.values.messages import Batch
+from holdfast.stores.values.messages import MessageBatch
 from holdfast.stores.values.ports import Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -102,12 +102,17 @@ class Consumption(PendingMessages):
             next_ms = earlier(next_ms, self.rewind_ms)
         return earlier(next_ms, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else next_ms
 
-    def published_all(self, batch: Batch, effects: list[Effect]) -> None:
+    def published_all(self, batch: MessageBatch, effects: list[Effect]) -> None:
         """The whole batch was accepted and counted for this durable."""
         self._grown(len(batch.sizes), batch.size, batch.at_ms, effects)
 
     def published(
-        self, first_seq: int, candidates: Sequence[int], admitted: Sequence[int], batch: Batch, effects: list[Effect]
+        self,
+        first_seq: int,
+        candidates: Sequence[int],
+        admitted: Sequence[int],
+        batch: MessageBatch,
+        effects: list[Effect],
     ) -> None:
         """``admitted`` of the candidates were counted for this durable; the first of the batch is ``first_seq``."""
         if len(admitted) < len(candidates):

@@ -18,8 +18,8 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.values.deadlines import Budget
-from holdfast.stores.values.messages import Batch
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
+from holdfast.stores.values.messages import MessageBatch
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Entry, Kept, KeyEntries
 from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 STEP_ENTRIES = 1_024  # entries that one step gives back at most
@@ -44,7 +44,7 @@ class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class KeyedResidue:
     """The entries in ``namespace``, which were those of ``durable``."""
 
-    def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: Entries) -> None:
+    def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: KeyEntries) -> None:
         self.of = of
         self.left = of.left
         self.after = of.after
@@ -121,11 +121,13 @@ class KeyedMessages:
         *("bytes", "causes", "messages", "namespace", "oldest", "oldest_ms", "start"),
     )
 
-    def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", namespace: str = "") -> None:
+    def __init__(
+        self, shelf: Shelf, durable: str, entries: KeyEntries, key_field: str = "", namespace: str = ""
+    ) -> None:
         self._shelf = shelf
         self._durable = durable
         self.namespace = namespace or durable
-        """The name under which ``Entries`` keeps the entries; each clear that leaves a residue changes it."""
+        """The name under which ``KeyEntries`` keeps the entries; each clear that leaves a residue changes it."""
         self._entries = entries
         self._key_field = key_field
         self.messages = 0
@@ -312,7 +314,7 @@ class KeyedDurable:
 
     __slots__ = ("definition", "keyed")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: KeyEntries, namespace: str = "") -> None:
         self.definition = definition
         self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, namespace)
 
@@ -336,7 +338,7 @@ class LastValue(KeyedDurable):
 
     __slots__ = ("_by_key", "attached")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: KeyEntries, namespace: str = "") -> None:
         super().__init__(definition, shelf, entries, namespace)
         self.attached: dict[str, tuple[str, int]] = {}
         """The key of each subscriber, and the revision that it was given last; in the order in which they came."""
@@ -359,7 +361,7 @@ class LastValue(KeyedDurable):
         self.keyed.set(key, seq, size, expires_ms)
         return key in self._by_key
 
-    def published(self, first_seq: int, positions: Sequence[int], batch: Batch) -> bool:
+    def published(self, first_seq: int, positions: Sequence[int], batch: MessageBatch) -> bool:
         """These messages of the batch, of which the first is ``first_seq``, were counted for this durable. Returns
         whether a subscriber follows one of their keys."""
         is_followed = False

@@ -26,7 +26,7 @@ from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedDurable, KeyedState
 from holdfast.stores.values.commands import MapChange
 from holdfast.stores.values.deadlines import Budget, Deadlines
-from holdfast.stores.values.ports import Entries
+from holdfast.stores.values.ports import KeyEntries
 from holdfast.wire.parts import KEY_BYTES_MAX, Message
 
 LOCKS_MAX: Final = 65_536  # locks of one map at a time; one more is refused
@@ -228,7 +228,7 @@ class Map(KeyedDurable):
 
     __slots__ = ("attached", "locks")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, namespace: str = "") -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: KeyEntries, namespace: str = "") -> None:
         super().__init__(definition, shelf, entries, namespace)
         self.locks = Locks()
         self.attached: dict[str, None] = {}

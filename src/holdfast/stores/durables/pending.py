@@ -19,7 +19,7 @@ from holdfast.stores.durables.leases import Entry, HolderState, Lease, Leases, R
 from holdfast.stores.values import deadlines
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready, Withdrawn
-from holdfast.stores.values.messages import Batch
+from holdfast.stores.values.messages import MessageBatch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
 
@@ -286,7 +286,7 @@ class PendingMessages:
         limited = definition.discard is Discard.NEW and (definition.message_limit or definition.bytelimit)
         return self.backlog.matcher.everything and not limited
 
-    def admits(self, candidates: Sequence[int], batch: Batch) -> Sequence[int]:
+    def admits(self, candidates: Sequence[int], batch: MessageBatch) -> Sequence[int]:
         """Which of these matching positions in the batch the limits admit. Changes nothing."""
         definition = self.definition
         messages, size = definition.message_limit, definition.bytelimit

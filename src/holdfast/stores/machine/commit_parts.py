@@ -16,7 +16,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine import map_commands
 from holdfast.stores.machine.store import Cluster, Store, check_cluster, check_store
 from holdfast.stores.values import commands
-from holdfast.stores.values.messages import Batch
+from holdfast.stores.values.messages import MessageBatch
 
 
 class _Room:
@@ -142,6 +142,6 @@ def _look_at_publication(cluster: Cluster, part: commands.Publish, room: _Room) 
             publisher=part.publisher,
             publisher_seq=part.messages[0].publisher_seq,
         )
-    batch = Batch(part.messages, store.definition.max_message_size, part.at_ms)
+    batch = MessageBatch(part.messages, store.definition.max_message_size, part.at_ms)
     positions = store.wanted(batch)
     room.take(store, len(positions), sum(batch.sizes[position] for position in positions))

@@ -18,7 +18,7 @@ from holdfast.stores.machine.store import Durable
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Record, Result
 from holdfast.stores.values.effects import Effect
-from holdfast.stores.values.messages import Batch
+from holdfast.stores.values.messages import MessageBatch
 from holdfast.stores.values.sequence_set import SequenceSet
 from holdfast.wire.parts import Message
 
@@ -82,7 +82,7 @@ def _keep(state: State, name: str, messages: Sequence[Message], at_ms: int) -> N
     state.definition = replace(cluster, message_limit=0, bytelimit=0)
     try:
         if messages:
-            store.accept(Batch(messages, UNLIMITED_BYTES, at_ms), effects)
+            store.accept(MessageBatch(messages, UNLIMITED_BYTES, at_ms), effects)
     finally:
         store.definition, state.definition = definition, cluster
     for durable in store.durables:

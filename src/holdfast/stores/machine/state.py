@@ -27,8 +27,8 @@ from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Done, Result
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready, Withdrawn
-from holdfast.stores.values.messages import Batch
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
+from holdfast.stores.values.messages import MessageBatch
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Kept, KeyEntries, Messages
 
 _Outcome = tuple["Result", bool]  # a result, and whether anything changed
 DEAD_LETTER_BYTES_MAX = 1 << 31
@@ -40,7 +40,7 @@ SUBSCRIBERS_MAX = 65_536
 class State(Cluster):
     """The whole state. ``stores`` is for reading."""
 
-    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+    def __init__(self, messages: Messages, blocks: Blocks, entries: KeyEntries, volatile: Ports | None = None) -> None:
         super().__init__(messages, blocks, entries, volatile)
         handlers: dict[type, object] = {
             commands.Publish: self._publish,
@@ -212,7 +212,7 @@ class State(Cluster):
         result = commands.Published(0, 0, 0, 0)
         if command.to_store:
             target = self.store(command.to_store)
-            batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+            batch = MessageBatch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
             if not target.wanted(batch):
                 # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
@@ -259,7 +259,7 @@ class State(Cluster):
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "a dead letter goes back to a standard or shared durable")
         letter = self._letter(command) if command.store else None
-        batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+        batch = MessageBatch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
         seq = target.accept_for(durable, batch, effects)
         for name in (*target.ageing, command.to_durable):
             self.arm(target, name)

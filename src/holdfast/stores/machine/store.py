@@ -32,8 +32,8 @@ from holdfast.stores.values import commands
 from holdfast.stores.values.deadlines import Deadlines, earlier
 from holdfast.stores.values.effects import Advise, Effect, Ready, Withdrawn
 from holdfast.stores.values.identity import Lineage, id_of
-from holdfast.stores.values.messages import Batch
-from holdfast.stores.values.ports import Blocks, Entries, Messages
+from holdfast.stores.values.messages import MessageBatch
+from holdfast.stores.values.ports import Blocks, KeyEntries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
 from holdfast.wire.parts import FieldValue, Message
 
@@ -232,7 +232,7 @@ class Store:
         definition: StoreDefinition,
         messages: Messages,
         blocks: Blocks,
-        entries: Entries,
+        entries: KeyEntries,
         room: Callable[[int, int], None],
         withdrawn: list[Withdrawn],
         identity: int = 0,
@@ -386,7 +386,7 @@ class Store:
         return durable
 
     def publish(self, command: commands.Publish, effects: list[Effect]) -> commands.Published:
-        """Accept a batch. Raises as ``Batch``, ``Publishers.duplicates`` and the limits."""
+        """Accept a batch. Raises as ``MessageBatch``, ``Publishers.duplicates`` and the limits."""
         messages, publisher = command.messages, command.publisher
         if not messages:
             raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)
@@ -397,7 +397,7 @@ class Store:
             last = self.publishers.seq_of(publisher, first_number + duplicates - 1)
             return commands.Published(first, last, duplicates, 0)
         fresh = messages[duplicates:] if duplicates else messages
-        batch = Batch(fresh, self.definition.max_message_size, command.at_ms)
+        batch = MessageBatch(fresh, self.definition.max_message_size, command.at_ms)
         discarded = self.shelf.discarded
         first, unmatched = self.accept(batch, effects)
         discarded = self.shelf.discarded - discarded
@@ -408,7 +408,7 @@ class Store:
             first = self.publishers.seq_of(publisher, first_number)
         return commands.Published(first, last, duplicates, unmatched, discarded)
 
-    def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
+    def accept(self, batch: MessageBatch, effects: list[Effect]) -> tuple[int, int]:
         """Number and keep a batch; returns its first number, and how many messages no durable wanted."""
         count = len(batch.sizes)
         references = array("H", [len(self._plain)]) * count
@@ -441,7 +441,7 @@ class Store:
                 effects.append(Ready(self.name, name))
         return first, unmatched
 
-    def accept_for(self, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+    def accept_for(self, durable: Consumption, batch: MessageBatch, effects: list[Effect]) -> int:
         """Number and keep one message for one durable only; returns its number.
 
         Raises ``Backpressure`` if a limit has no room, ``InvalidRequest`` if the durable's matcher does not take it.
@@ -469,13 +469,13 @@ class Store:
         durable.published(seq, [0], [0], batch, effects)
         return seq
 
-    def wanted(self, batch: Batch) -> Collection[int]:
+    def wanted(self, batch: MessageBatch) -> Collection[int]:
         """The positions of the messages that a durable would be given, were there room."""
         if self._plain:
             return range(len(batch.messages))
         return {position for positions in self._candidates(batch).values() for position in positions}
 
-    def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
+    def _candidates(self, batch: MessageBatch) -> dict[str, Sequence[int]]:
         candidates: dict[str, list[int]] = {}
         if len(self._matched):
             for position, message in enumerate(batch.messages):
@@ -487,7 +487,7 @@ class Store:
         everything = range(len(batch.messages))
         return {**candidates, **{durable.name: everything for durable in self._limited}}
 
-    def _mark_timed(self, batch: Batch, position: int, seq: int) -> None:
+    def _mark_timed(self, batch: MessageBatch, position: int, seq: int) -> None:
         message = batch.messages[position]
         start_ms = max(batch.at_ms, message.deliver_at_ms)
         self.counts.mark_timed(seq, start_ms + message.ttl_ms if message.ttl_ms else 0)
@@ -533,14 +533,14 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
     """What makes the one before of this one."""
 
 
-Ports = tuple[Messages, Blocks, Entries]
+Ports = tuple[Messages, Blocks, KeyEntries]
 _OF_THE_LOG: Final = commands.Redefine, commands.Restarted, commands.CommitParts, commands.Inherit
 
 
 class Cluster:
     """Base of ``State``. ``volatile`` are the ports of stores in memory only, if they are not the same."""
 
-    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries, volatile: Ports | None = None) -> None:
+    def __init__(self, messages: Messages, blocks: Blocks, entries: KeyEntries, volatile: Ports | None = None) -> None:
         self._ports: Ports = messages, blocks, entries
         self._volatile_ports = self._ports if volatile is None else volatile
         self.definition = ClusterDefinition()

@@ -24,7 +24,7 @@ BATCH_MESSAGES_MAX = 65_536
 NUMBER_BYTES = 8
 
 
-class Batch:
+class MessageBatch:
     """Messages with ``sizes`` (key, fields and body, in bytes) and their sum ``size``.
 
     *Raises*: ``InvalidRequest``; ``LimitExceeded`` (message_too_large).

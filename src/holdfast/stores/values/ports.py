@@ -118,7 +118,7 @@ class Entry(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
-class Entries(Protocol):
+class KeyEntries(Protocol):
     """Sorted keys of maps and last-value durables; bodies are found by revision in the log."""
 
     def get(self, store: str, durable: str, key: str) -> Entry | None:

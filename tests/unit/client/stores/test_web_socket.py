@@ -12,11 +12,11 @@ from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.client.protocol.stores.messages import SUBPROTOCOL
 from holdfast.client.protocol.stores.web_socket import (
     Disconnected,
-    Opened,
     Payload,
     Pong,
-    Refused,
     SocketEvent,
+    SocketOpened,
+    SocketRefused,
     TooLarge,
     WebSocket,
 )
@@ -42,7 +42,7 @@ def said(server: ServerProtocol) -> bytes:
 def opened(bytes_max: int = 1_000) -> tuple[WebSocket, ServerProtocol]:
     client, server, request = pair(bytes_max=bytes_max)
     server.send_response(server.accept(request))
-    assert client.feed(said(server)) == [Opened()]
+    assert client.feed(said(server)) == [SocketOpened()]
     return client, server
 
 
@@ -83,7 +83,7 @@ def test_a_refusal_is_told_with_its_status_and_body() -> None:
     response = server.reject(404, '{"error":{"code":"not_found"}}')
     server.send_response(response)
     found = client.feed(said(server))
-    assert len(found) == 1 and isinstance(found[0], Refused)
+    assert len(found) == 1 and isinstance(found[0], SocketRefused)
     assert (found[0].status, found[0].body) == (404, b'{"error":{"code":"not_found"}}')
     assert client.feed(b"") == []
 
@@ -125,7 +125,7 @@ def test_a_payload_above_the_bound_ends_the_connection() -> None:
 def test_what_is_no_websocket_ends_the_connection(data: bytes) -> None:
     client, _, _ = pair()
     found = client.feed(data) + client.feed(b"")
-    assert len([event for event in found if isinstance(event, Disconnected | Refused)]) == 1
+    assert len([event for event in found if isinstance(event, Disconnected | SocketRefused)]) == 1
 
 
 def test_closing_says_good_bye_and_hears_no_more() -> None:

@@ -60,7 +60,7 @@ from holdfast.client.protocol.stores.messages import (
     frame_of,
     named_error,
 )
-from holdfast.client.protocol.stores.web_socket import Disconnected, Opened, Pong, Refused, TooLarge
+from holdfast.client.protocol.stores.web_socket import Disconnected, Pong, SocketOpened, SocketRefused, TooLarge
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
 from holdfast.stores.values.effects import REMOVED_CAUSES
 from holdfast.stores.values.identity import replaced
@@ -422,14 +422,14 @@ class SubscriberMachine:
             self._turns.progressed()
         self._again_or_end(now_ms, error, is_reached=True)
 
-    def on_event(self, event: Opened | Refused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
+    def on_event(self, event: SocketOpened | SocketRefused | Pong | Disconnected | TooLarge, now_ms: float) -> None:
         """The WebSocket reported something other than a frame. Call ``bytes_arrived`` first."""
         match event:
-            case Opened():
+            case SocketOpened():
                 self.opened(now_ms)
             case Pong():
                 self.heard(now_ms)
-            case Refused(status=status, headers=headers, body=body):
+            case SocketRefused(status=status, headers=headers, body=body):
                 self.refused(now_ms, status, headers, body)
             case Disconnected(reason=reason, code=code, name=name):
                 self.lost(now_ms, reason, code, name)

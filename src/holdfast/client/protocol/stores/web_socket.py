@@ -20,11 +20,11 @@ from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.protocol.stores.messages import SUBPROTOCOL
 
 
-class Opened(msgspec.Struct, frozen=True):
+class SocketOpened(msgspec.Struct, frozen=True):
     """The handshake is done."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class SocketRefused(msgspec.Struct, frozen=True):
     """An HTTP response instead of a WebSocket."""
 
     status: int
@@ -54,7 +54,7 @@ class TooLarge(msgspec.Struct, frozen=True):
     """The connection is over: a payload is above ``payload_bytes_max``."""
 
 
-SocketEvent = Opened | Refused | Payload | Pong | Disconnected | TooLarge
+SocketEvent = SocketOpened | SocketRefused | Payload | Pong | Disconnected | TooLarge
 
 
 class WebSocket:
@@ -120,12 +120,12 @@ class WebSocket:
             if self._protocol.subprotocol != SUBPROTOCOL:
                 self._is_over = True
                 return [Disconnected(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
-            return [Opened()]
+            return [SocketOpened()]
         if not isinstance(self._protocol.handshake_exc, InvalidStatus):
             return []
         self._is_over = True
         headers = {name.lower(): value for name, value in response.headers.raw_items()}
-        return [Refused(response.status_code, headers, bytes(response.body or b""))]
+        return [SocketRefused(response.status_code, headers, bytes(response.body or b""))]
 
     def send(self, payload: bytes) -> None:
         """One message."""
