@@ -64,7 +64,6 @@ NOT_INPUT: Final = {
     "stores/storage/frames.py": "its own records",
     "stores/storage/index.py": "its own file",
     # What one of its processes says to another.
-    "objects/probe/processes.py": "its own child",
     "objects/probe/racer.py": "its own parent",
     "server/children/log_job.py": "its own child",
     "server/view/child.py": "its own child",
