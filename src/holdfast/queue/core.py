@@ -77,7 +77,6 @@ HOW_TO_VERIFY = "Nothing more was written; `holdfast queue verify` reads the fil
 class QueueCore(WithBlock):
     """An open queue. The arguments and errors are those of ``Queue``."""
 
-    soundness: Soundness
     _first_page_bytes = FIRST_PAGE_BYTES
     _parent: QueueCore | None = None
     """The queue of the work queue that has made this one for itself."""

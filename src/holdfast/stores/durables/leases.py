@@ -47,7 +47,7 @@ class Holder:
     """What one subscriber holds."""
 
     __slots__ = (
-        *("_handed_out", "again", "carried", "held", "key", "polls", "runs"),
+        *("hand_outs", "again", "carried", "held", "key", "polls", "runs"),
         *("session", "since_ms", "started", "unsent"),
     )
 
@@ -66,14 +66,14 @@ class Holder:
         """What of it was reported as never sent."""
         self.again = SequenceSet()
         """What of it a subscriber had before, without a delivery that counted (``HANDED_OUT``)."""
-        self._handed_out: list[tuple[int, int, int]] = []
+        self.hand_outs: list[tuple[int, int, int]] = []
         """First, last and time of the newest hand-outs, oldest first."""
 
     def handed_out(self, first: int, last: int, now_ms: int, deliveries: int = 0) -> None:
         """Note when a run was handed out that had this many deliveries before. Cost: O(1), amortized O(log runs)."""
         if deliveries == HANDED_OUT:
             self.again.add(first, last)
-        noted = self._handed_out
+        noted = self.hand_outs
         if noted and noted[-1][1] + 1 == first and noted[-1][2] == now_ms:
             noted[-1] = (noted[-1][0], last, now_ms)
             return
@@ -83,7 +83,7 @@ class Holder:
 
     def handed_out_ms(self, seq: int) -> int | None:
         """When a message that it holds was handed out; None if before a restart, or too long ago."""
-        return next((at_ms for first, last, at_ms in reversed(self._handed_out) if first <= seq <= last), None)
+        return next((at_ms for first, last, at_ms in reversed(self.hand_outs) if first <= seq <= last), None)
 
     def counting(self) -> SequenceSet:
         """The messages whose delivery counts if they come back now.
@@ -284,7 +284,7 @@ class Leases:
             assert holder.runs == sorted(holder.runs), "runs are ascending"
             held = sum(run[1] - run[0] + 1 for run in holder.runs)
             assert held == holder.held, "a subscriber's total is that of its runs"
-            assert len(holder._handed_out) <= HANDED_OUT_MAX, "noted hand-outs are bounded"
+            assert len(holder.hand_outs) <= HANDED_OUT_MAX, "noted hand-outs are bounded"
             marks = [holder.started or SequenceSet(), holder.carried, holder.unsent, holder.again]
             for first, last in [run for marked in marks for run in marked.runs()]:
                 held_of = sum(high - low + 1 for low, high in holder.held_of(first, last))

@@ -78,8 +78,9 @@ def carry_out(
             result = handle(part)
         except HoldfastError as error:
             raise AssertionError(f"a part that passed its check was refused: {error}") from error
-        kinds = commands.Acknowledged | commands.MapChanged | commands.Published
-        assert isinstance(result, kinds), "each part has its result"
+        assert isinstance(result, commands.Acknowledged | commands.MapChanged | commands.Published), (
+            "each part has its result"
+        )
         results.append(result)
     return commands.PartsCommitted(results)
 
