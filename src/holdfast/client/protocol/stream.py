@@ -361,7 +361,7 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
     query = query_of(
         after=LogPosition(continuity.position, continuity.log_id),
         durable="true" if durable else "false",
-        stores=",".join(keys.stores) or None,
+        stores=",".join(keys.stores) if keys.stores else None,  # an empty name is refused by the service
         **{name: base64url(bound) for name, bound in bounds if bound},
     )
     headers: tuple[tuple[str, str], ...] = (("accept", "text/event-stream"),)
