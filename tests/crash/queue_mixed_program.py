@@ -77,7 +77,7 @@ class Program:
         self.work: WorkQueue = self.log.work_queue(
             WORK, ack_wait=self.random.choice((0.05, 1.0)), max_deliveries=DELIVERIES_MAX, retry_delay=0.001
         )
-        self.room = threading.Semaphore(max(0, UNFINISHED_MAX - self.work.unfinished()))
+        self.room = threading.Semaphore(max(0, UNFINISHED_MAX - self.work.lag()))
         self.one_gets_a_job, self.one_takes_an_item = threading.Lock(), threading.Lock()
         self.tasks = self.open_tasks(directory)
         self.items = holdfast.persist(

@@ -81,7 +81,7 @@ def test_the_reference_names_every_argument_method_and_command() -> None:
     from holdfast.cli.queue import commands
 
     text = (ROOT / "docs/reference/queue.md").read_text(encoding="utf-8")
-    arguments = set(inspect.signature(Queue).parameters) - {"path", "files", "clock", "entropy", "background"}
+    arguments = set(inspect.signature(Queue).parameters) - {"path", "files", "clock", "entropy"}
     table = text.partition("## Opening")[2].partition("## Methods")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == arguments
     named = set(re.findall(r"holdfast queue (\w+)` \|", text))

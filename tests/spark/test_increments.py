@@ -13,7 +13,7 @@ from holdfast.commit.format.batch import slot_of
 from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
 from holdfast.spark.log.increments import Increment, next_increment
-from holdfast.spark.log.runner import Schedule, StepReport, StepResult, run_pipeline
+from holdfast.spark.log.runner import PipelineJob, Schedule, StepReport, StepResult, run_pipeline
 from holdfast.spark.runtime.table_files import Removed
 from holdfast.spark.source.chain import log_head
 
@@ -47,7 +47,7 @@ def test_an_empty_log_has_no_head(tmp_path: Path) -> None:
         log_head(tmp_path.as_uri())
 
 
-class Reached:
+class Reached(PipelineJob):
     """A pipeline that does nothing but get on."""
 
     name = "reached"
@@ -55,8 +55,6 @@ class Reached:
     def __init__(self, url: str) -> None:
         self._url = url
         self.reached = 0
-
-    settles = False
 
     def log_id(self) -> str:
         return log_head(self._url).log_id
