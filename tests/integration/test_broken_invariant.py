@@ -26,7 +26,7 @@ from holdfast.commit.stages import events, pipeline
 from holdfast.retention import truncator
 from holdfast.server.http import routes
 
-step, answer = pipeline.Pipeline.step, routes.Endpoint._answer
+step, answer = pipeline.Pipeline.step, routes.RouteEndpoint._answer
 run = truncator.Truncator.run
 
 def planted_step(self, event):
@@ -44,7 +44,7 @@ async def planted_task(self):
     await run(self)
 
 truncator.Truncator.run = planted_task
-pipeline.Pipeline.step, routes.Endpoint._answer = planted_step, planted_answer
+pipeline.Pipeline.step, routes.RouteEndpoint._answer = planted_step, planted_answer
 sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0", *sys.argv[3:]]))
 """
 
