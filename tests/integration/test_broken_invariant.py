@@ -36,7 +36,7 @@ def planted_step(self, event):
     return effects
 
 async def planted_answer(self, call):
-    assert sys.argv[2] != "handler" or not self._route.name.endswith("/configuration"), "planted in a handler"
+    assert sys.argv[2] != "handler" or not self.route.name.endswith("/configuration"), "planted in a handler"
     return await answer(self, call)
 
 async def planted_task(self):
