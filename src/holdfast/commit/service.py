@@ -232,11 +232,15 @@ class CommitService:
         return Backpressure("the store does not answer", retry_after_ms=RETRY_AFTER_MS, waited_ms=round(waited_ms))
 
     def submit(self, entries: list[CommitEntry]) -> None:
-        """Accept commit requests; each gets exactly one reply later. Never blocks."""
+        """Accept commit requests; each gets exactly one reply later. Never blocks.
+
+        They are taken after the next turn of the loop: callers that send together are read in two turns, and a batch
+        that leaves after the first of them has a quarter fewer commits at 64 connections.
+        """
         self._inbox += entries
         if not self._pumping:
             self._pumping = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._loop.call_soon, self._pump)
 
     def record(self, records: Records) -> None:
         """Write what the stores did into the log; ``records.reply`` is called once, never before this returns.

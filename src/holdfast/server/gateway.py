@@ -286,7 +286,7 @@ class Gateway(HttpState):
         return self.stores.watch(authorization, stores)
 
     def submit(self, entries: list[CommitEntry], size: int) -> None:
-        """Hand admitted commits to the service. It takes them at the end of this turn of the loop, with all others.
+        """Hand admitted commits to the service. It takes them after the next turn of the loop, with all others.
 
         ``size`` counts against the bytes in flight until the replies call ``settled`` with it.
         """

@@ -91,11 +91,11 @@ class Promises:
         if isinstance(command, commands.Attach) and command.session:
             worker = self._world.worker_of(command.session)
             if worker is not None and server.state.stores[STORE].durables:
-                # It has held them all the time since they came.
+                # It has held them all the time since they came, as far as the worker knows.
                 mine = {
                     (worker.name, seq)
                     for seq, job in worker.jobs.items()
-                    if lost_before.get((worker.name, seq), job.came_ms + 1) <= job.came_ms
+                    if not job.is_withdrawn and lost_before.get((worker.name, seq), job.came_ms + 1) <= job.came_ms
                 }
                 holder = consumption(server).leases.of[worker.name]
                 if self._world.sessions.get(worker.name) == command.session == holder.session:

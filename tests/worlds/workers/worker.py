@@ -38,6 +38,8 @@ class Job:
     message: Delivery
     since_ms: float
     came_ms: float
+    is_withdrawn: bool = False
+    """Whether the service has taken back the delivery: it may have been on its way when the service did."""
 
 
 class Worker:
@@ -194,6 +196,8 @@ class Worker:
             for seq in list(self._waiting):
                 if any(first <= seq <= last for first, last in frame.ranges):
                     del self._waiting[seq]
+            for seq, job in self.jobs.items():
+                job.is_withdrawn |= any(first <= seq <= last for first, last in frame.ranges)
 
     def older_than(self, message: Delivery) -> list[int]:
         """What came over this connection before this one, and must be handed over before it."""
