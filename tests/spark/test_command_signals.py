@@ -74,7 +74,8 @@ def test_sigterm_to_the_process_group_ends_a_command_with_0_and_a_whole_table(
     os.killpg(process.pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, output + errors
-    assert "Traceback" not in errors
+    # A worker of PySpark gets the signal, too, and may be ended while it reports that Java has closed its socket.
+    assert "holdfast/cli" not in errors, "the command's own process prints no trace"
     while is_group_alive(process.pid):  # Java ends when it sees that the command has
         assert time.monotonic() < deadline + SECONDS_MAX
         time.sleep(0.1)
