@@ -46,7 +46,6 @@ from holdfast.stores.log_commit import Durable
 from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.repair.damage import accept_recorded
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Publish
 from holdfast.wire.parts import Message
 
@@ -453,7 +452,7 @@ class InFetched:
     def is_there(self, base: Path, levels: int, life: int) -> bool:
         if not place(base, levels).is_dir():
             return False
-        storage = Storage.open(str(place(base, levels)), page_bytes=PAGE_BYTES, in_log=True)
+        storage = FollowedStores.open(str(place(base, levels)), page_bytes=PAGE_BYTES)
         try:
             storage.index.check()
             return [kept.size for kept in storage.messages.read("s", 1, 1)] == [len(text(1))]

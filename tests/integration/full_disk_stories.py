@@ -26,6 +26,7 @@ from holdfast.commit.reading.reader import find_frontier
 from holdfast.objects.open import open_store
 from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import load_configuration
+from holdfast.stores.followed import FollowedStores
 from holdfast.stores.storage.storage import Storage
 
 DISK_BYTES: Final = 24 << 20
@@ -112,13 +113,13 @@ def files_equal_log(machine: Machine, log_url: str, fresh: Path) -> bool:
         flags = {"log.url": log_url, "stores.directory": str(fresh)}
         copy = LocalCopy(store, load_configuration(flags=flags).settings.stores, newest.log_id.hex(), "fresh")
         made = await copy.bring_up_to(claim, newest)
-        found = digest(made.storage), made.version
+        found = digest(made), made.version
         await copy.close()
         await store.close()
         return found
 
     (directory,) = [path for path in machine.cache.glob("*/*") if path.is_dir()]
-    storage = Storage.open(str(directory), read_only=True, in_log=True)
+    storage = FollowedStores.open(str(directory), read_only=True)
     try:
         mine = digest(storage), storage.version
     finally:

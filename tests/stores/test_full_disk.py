@@ -119,9 +119,9 @@ class Site:
         stores = self.opened(name)
         try:
             stores.follow(self.log.entries)
-            stores.storage.state.check()
+            stores.state.check()
             assert stores.version == self.log.entries[-1][0]
-            return stores.storage.state.snapshot()
+            return stores.state.snapshot()
         finally:
             stores.close()
 
@@ -169,7 +169,7 @@ def frames(storage: Storage) -> list[tuple[int | None, int]]:
 @pytest.mark.parametrize("pages", [1, 2, 3])
 def test_what_a_full_disk_took_of_an_entry_is_not_appended_again(tmp_path: Path, disk: Disk, pages: int) -> None:
     """The queue goes on after a refusal, as its reference says; each frame is there once, in order."""
-    storage = Storage.open(str(tmp_path / "cache"), page_bytes=PAGE_BYTES, in_log=True)
+    storage = FollowedStores.open(str(tmp_path / "cache"), page_bytes=PAGE_BYTES)
     disk.pages_left = pages
     entry = [RECORD + bytes([65 + number]) * (100_000 + number) for number in range(12)]
     count = storage.append(entry, 7)
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: py
     def broken(_self: PageSupply, _page_bytes: int) -> object:
         raise OSError(errno.EIO, "input/output error")
 
-    storage = Storage.open(str(tmp_path / "cache"), page_bytes=PAGE_BYTES, in_log=True)
+    storage = FollowedStores.open(str(tmp_path / "cache"), page_bytes=PAGE_BYTES)
     monkeypatch.setattr(PageSupply, "_create", broken)
     with pytest.raises(Unavailable) as refused:
         storage.append([RECORD + bytes(70_000)], 7)

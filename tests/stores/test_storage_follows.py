@@ -43,7 +43,7 @@ def entries(directory: Path, count: int, *, each: int = 3) -> Entries:
 
 
 def opened(directory: Path) -> Storage:
-    return Storage.open(str(directory / "cache"), page_bytes=65_536, in_log=True)
+    return FollowedStores.open(str(directory / "cache"), page_bytes=65_536)
 
 
 def follow(storage: Storage, made: Sequence[tuple[int, list[bytes]]]) -> None:

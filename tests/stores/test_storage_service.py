@@ -35,6 +35,7 @@ from holdfast.stores.machine.state import State
 from holdfast.stores.repair import backup as backup_module
 from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
+from holdfast.stores.storage import disk_limit as disk_limit_module
 from holdfast.stores.storage.disk_limit import DiskUse
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.log import MessageLog
@@ -788,12 +789,14 @@ def test_the_batch_that_is_published_counts_towards_a_swap_limit(tmp_path: Path,
 # ---- the disk -------------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_above_its_limit_refuses_publishers_alone_and_recovers_by_itself(tmp_path: Path) -> None:
+def test_a_disk_above_its_limit_refuses_publishers_alone_and_recovers_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(service: StoreService) -> None:
         now_ms = [10_000_000_000_000]
         service._clock = lambda: now_ms[0]
         used = [96]
-        service.disk_limit._look = lambda _: DiskUse(used[0], 100)
+        monkeypatch.setattr(disk_limit_module, "disk_use", lambda _: DiskUse(used[0], 100))
         await service.submit(Attach(0, "orders", "work", "s"))
         used[0] = 95
         await publish(service, 2)
@@ -828,17 +831,6 @@ def test_a_disk_above_its_limit_refuses_publishers_alone_and_recovers_by_itself(
         orders={"durables": {**WORK, "m": {"type": "map"}}}, fast={"replicated": False, "durables": WORK}
     )
     run(tmp_path, check, definition)
-
-
-def test_a_fraction_that_is_none_is_a_mistake_of_configuration(tmp_path: Path) -> None:
-    async def check(service: StoreService) -> None:
-        for fraction in (-0.1, 1.1):
-            with pytest.raises(InvalidRequest) as error:
-                service.disk_limit.fraction = fraction
-            assert error.value.code is Code.BAD_CONFIGURATION
-        service.disk_limit.fraction = 1
-
-    run(tmp_path, check)
 
 
 # ---- compaction and backup ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Generic, NoReturn, Self, TypeVar, cast
 from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
 from holdfast.queue.files.process import WithBlock, close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
-from holdfast.queue.persist_flow import Ending, Flow, FlowStep, Work
+from holdfast.queue.persist_flow import Ending, Flow, Work
 from holdfast.queue.persist_run import PersistArguments, PersistRun, Stored, not_an_end
 from holdfast.queue.queue import Queue
 from holdfast.queue.serializers import Serializer
@@ -164,7 +164,6 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
     ) -> None:
         self._run = PersistRun(settings, open_queue or settings.open)
         self._producer = _Producer(self._run, source, scheduler if scheduler is not None else _DaemonThread())
-        self._ending: Ending | None = None  # what is left to give: closing on the way there may be interrupted
         self._finished = False
         self._asker = 0
         release = partial(close_dropped, partial(self._producer.close, DROPPED_S))
@@ -191,19 +190,11 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
             if not run.flow.stopped:
                 run.consume()
                 run.free()
-            while True:
-                if self._ending is not None:
-                    self._end(self._ending)
-                step = run.flow.step
-                if step is FlowStep.GIVE:
-                    break
-                if step is FlowStep.CLOSED:
-                    raise run.closed_error()
-                if step is FlowStep.END:
-                    self._ending = run.flow.ending
-                else:
-                    producer.start_turn()
-                    producer.wait_for_change()
+            while (now := run.look()) is not True:
+                if now:
+                    self._end(now)
+                producer.start_turn()
+                producer.wait_for_change()
             if run.flow.waiting:
                 producer.start_turn()
             message, item = run.next_item()
@@ -224,9 +215,7 @@ class Persisted(Progress, WithBlock, Iterator[Item]):
 
     def commit(self, *, durable: bool = False) -> None:
         """The last item is consumed; ``durable`` survives lost power. *Raises*: as ``Consumer.commit``; ``Closed``."""
-        if self._run.flow.stopped:
-            raise self._run.closed_error()
-        self._run.consume(durable=durable)
+        self._run.commit(durable=durable)
         if self._run.flow.waiting:
             self._producer.start_turn()
 

@@ -25,7 +25,7 @@ from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.log.messages import Block, Message
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.options import SyncLevel, lifetime_ns, sync_level, whole_number
-from holdfast.queue.persist_flow import Flow, Work
+from holdfast.queue.persist_flow import Ending, Flow, FlowStep, Work
 from holdfast.queue.queue import Queue, core_of
 from holdfast.queue.serializers import Serializer, check_named, serializer_named
 
@@ -132,6 +132,7 @@ class PersistRun:
         self._ready: deque[Message] = deque()
         self.given: Message | None = None
         """The item that the consumer has and that is not done. Set by the shell, as the last step of giving it."""
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be interrupted
         self.queue = open_queue()
         core = self._core = core_of(self.queue)
         try:
@@ -248,6 +249,24 @@ class PersistRun:
         if self.flow.frees:
             self._free()
             self.flow.freed()
+
+    def look(self) -> Ending | bool:
+        """Whether an item comes next; or the end of the source, also after a close. *Raises*: ``Closed``."""
+        if self._ending is None:
+            step = self.flow.step
+            if step is FlowStep.CLOSED:
+                raise self.closed_error()
+            if step is not FlowStep.END:
+                return step is FlowStep.GIVE
+            self._ending = self.flow.ending
+        assert self._ending is not None, "the end of a source says how it ended"
+        return self._ending
+
+    def commit(self, *, durable: bool) -> None:
+        """As ``consume``, explicitly. *Raises*: also ``Closed``."""
+        if self.flow.stopped:
+            raise self.closed_error()
+        self.consume(durable=durable)
 
     @property
     def has_next(self) -> bool:

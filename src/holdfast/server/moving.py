@@ -39,6 +39,7 @@ from holdfast.server.stores.in_log import LocalCopy
 from holdfast.settings import Settings, StoresSettings
 from holdfast.stores.checkpoint_objects import FORMAT, Manifest, manifest_key, read_file, upload_files
 from holdfast.stores.clock import Anchor, write_anchor
+from holdfast.stores.followed import FollowedStores
 from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import copy_stores
 from holdfast.stores.storage.index import INDEX_NAME
@@ -136,9 +137,9 @@ class _Mover:
             followed = await local.bring_up_to(claim, self._head)
             with TemporaryDirectory(prefix=".moving-", dir=self._directory) as made:
                 copy = os.path.join(made, "copy")
-                names = await asyncio.to_thread(self._copy, followed.storage, copy, None)
-                set_aside = await asyncio.to_thread(self._place, copy, names, followed.storage)
-            stores, messages = _counts(followed.storage.state)
+                names = await asyncio.to_thread(self._copy, followed, copy, None)
+                set_aside = await asyncio.to_thread(self._place, copy, names, followed)
+            stores, messages = _counts(followed.state)
         finally:
             await local.close()
         await self.finish(await self._claim(StoresMode.RETURNED))
@@ -258,9 +259,8 @@ class _Mover:
 
 
 def _open(directory: str, settings: StoresSettings, *, in_log: bool = False) -> Storage:
-    return Storage.open(
-        directory, page_bytes=settings.page_size_bytes, memory_bytes=settings.memory_bytes, in_log=in_log
-    )
+    kind = FollowedStores if in_log else Storage
+    return kind.open(directory, page_bytes=settings.page_size_bytes, memory_bytes=settings.memory_bytes)
 
 
 def _counts(state: State) -> tuple[int, int]:

@@ -53,7 +53,6 @@ class Checkpoints:
         self.after: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
         self.count = 0
-        self.pages_removed = 0
 
     def consider(self) -> None:
         """Called between commands: begin a checkpoint if one is due."""
@@ -118,7 +117,7 @@ class Checkpoints:
         """Retry until the index has it; False if the log failed or this is closed."""
         while True:
             try:
-                self.pages_removed += await asyncio.to_thread(self._storage.write_checkpoint, checkpoint)
+                await asyncio.to_thread(self._storage.write_checkpoint, checkpoint)
                 break
             except Closed as error:
                 self._groups.poison(error)  # the log has failed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.stores.clock import Anchor, ByLog, ClockKeeper, StoreClock
@@ -20,52 +20,27 @@ CHECKPOINT_BYTES: Final = 64 << 20
 """Applied since the last checkpoint when the next one is due: as much must be applied again after a crash."""
 
 
-class FollowedStores:
+class FollowedStores(Storage):
     """The stores of one log, on a thread of the caller's choice; ``lead`` belongs on the event loop."""
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self.storage = storage
-        self.directory = directory
-
-    @classmethod
-    def open(cls, directory: str, *, page_bytes: int, memory_bytes: int) -> FollowedStores:
-        """Open the cache, which is made if it is missing. *Raises*: as ``Storage.open``."""
-        storage = Storage.open(directory, page_bytes=page_bytes, memory_bytes=memory_bytes, in_log=True)
-        return cls(storage, directory)
+    _is_cache = True
 
     @staticmethod
     def remove(directory: str) -> None:
         """Remove a cache that cannot be used; it is made again from the log."""
         shutil.rmtree(directory, ignore_errors=True)
 
-    @property
-    def version(self) -> int:
-        """The version of the last entry that is here, perhaps only in part; 0 for none."""
-        return self.storage.version or 0
-
-    def follow(self, entries: Sequence[tuple[int, list[bytes]]]) -> None:
-        """Apply durable entries, each a version with its records. What is here already is passed over.
-
-        *Raises*: ``CorruptData`` when a record gives another result here; ``OSError``; ``Unavailable`` on a full disk.
-        After any of them these stores are of no use: open them again.
+    def follow(self, entries: Iterable[tuple[int, list[bytes]]]) -> None:
+        """As for every storage, with a checkpoint where one is due. After an error these stores are of no use: open
+        them again.
         """
-        storage = self.storage
-        storage.follow(entries)
-        if storage.log_bytes >= CHECKPOINT_BYTES:
+        super().follow(entries)
+        if self.log_bytes >= CHECKPOINT_BYTES:
             try:
-                storage.write_checkpoint(storage.begin_checkpoint())
+                self.write_checkpoint(self.begin_checkpoint())
             except sqlite3.Error as error:
-                raise storage.index.unreadable(error) from error
-            storage.end_checkpoint()
-
-    def close(self) -> None:
-        """Close the files."""
-        self.storage.close()
-
-    @property
-    def last_ms(self) -> int:
-        """The stores' time of the last record."""
-        return self.storage.last_ms
+                raise self.index.unreadable(error) from error
+            self.end_checkpoint()
 
     def lead(
         self,
@@ -79,7 +54,7 @@ class FollowedStores:
     ) -> StoreService:
         """Serve the stores: what they do from now on goes into ``journal``. ``anchors`` and ``by_log``: what is known
         of their time, see ``StoreClock.start``. ``log_id`` and ``leader``: of the log, as hex digits."""
-        self.storage.effects = self.storage.state.pending_effects()
-        keeper = ClockKeeper(clock, self.directory, leader)
-        keeper.start_in_log(self.storage.last_ms, anchors, by_log)
-        return StoreService.begin(self.storage, clock, journal=journal, keeper=keeper, history=log_id)
+        self.effects = self.state.pending_effects()
+        keeper = ClockKeeper(clock, self.log.directory, leader)
+        keeper.start_in_log(self.last_ms, anchors, by_log)
+        return StoreService.begin(self, clock, journal=journal, keeper=keeper, history=log_id)

@@ -109,17 +109,15 @@ class StoreService:
         clock: Callable[[], int],
         journal: Journal | None = None,
         history: str | None = None,
-        draw: Callable[[], int] = _draw,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.directory = storage.log.directory
         self._storage = storage
         self._clock = clock
-        self._draw = draw
         self.state: State = storage.state
         self._volatile = storage.state.volatile_names
         self._history = storage.index.history if history is None else history
-        self._volatile_history = f"opening {draw()}"
+        self._volatile_history = f"opening {_draw()}"
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
         self.lives_in_log = journal is not None
@@ -256,7 +254,7 @@ class StoreService:
                 return  # nothing is made; without a template the store's default one makes it
         else:
             self._inherit()
-        force_setattr(command, "drawn", self._draw())
+        force_setattr(command, "drawn", _draw())
 
     def _inherit(self) -> None:
         """Let the stores know in which history their numbers are given out, before the first one is."""
@@ -266,7 +264,7 @@ class StoreService:
 
     def draw_id(self) -> int:
         """The id of a store that no command makes."""
-        return self._draw() >> (63 - 8 * PART_BYTES)
+        return _draw() >> (63 - 8 * PART_BYTES)
 
     def token(self, store: str, durable: str | None = None) -> str:
         """What names this store, or this durable, among all that ever had its name. *Raises*: ``NotFound``."""

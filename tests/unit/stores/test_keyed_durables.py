@@ -59,10 +59,6 @@ class Ground:
         first = self.append(at_ms, plan.messages, plan.sizes, plan.references)
         return target.change(plan, first)
 
-    def clear(self, target: Map, at_ms: int) -> list[Change]:
-        plan = target.plan(MapChange(at_ms, "s", "m", [], remove_all=True))
-        return target.change(plan, self.append(at_ms, plan.messages, plan.sizes, plan.references))
-
 
 def a_map(ground: Ground, **parameters: object) -> Map:
     return Map(DurableDefinition("m", DurableType.MAP, **parameters), ground.shelf, ground.entries)  # type: ignore[arg-type]
@@ -181,7 +177,8 @@ def test_revisions_are_numbers_of_the_store_one_for_each_changed_key() -> None:
     ground.foreign(1, 10)
     changes = ground.change(target, 2, ("b", b"1", None), ("none", None, None), ("a", b"2", None))
     assert [(change.key, change.revision) for change in changes] == [("b", 11), ("a", 12)]
-    assert [change.revision for change in ground.clear(target, 3)] == [13, 14]
+    changes = ground.change(target, 3, ("a", None, None), ("b", None, None))
+    assert [change.revision for change in changes] == [13, 14]
     assert target.keyed.messages == 0
 
 
@@ -312,7 +309,7 @@ def test_a_change_with_a_fence_needs_that_lock_and_no_other() -> None:
         with pytest.raises(Conflict):
             ground.change(target, 1, ("a", b"1", None), ("c", b"1", None), fence=fence)
     with pytest.raises(Conflict):
-        target.plan(MapChange(1, "s", "m", [], fence=lock.fence, remove_all=True))
+        target.check_change(MapChange(1, "s", "m", [], fence=lock.fence, remove_all=True))
 
 
 def test_a_locked_key_changes_with_the_fence_only() -> None:
@@ -324,7 +321,7 @@ def test_a_locked_key_changes_with_the_fence_only() -> None:
         with pytest.raises(Conflict, match="the key is locked"):
             ground.change(target, 1, change)
     with pytest.raises(Conflict, match="the key is locked"):
-        target.plan(MapChange(1, "s", "m", [], remove_all=True))
+        target.check_change(MapChange(1, "s", "m", [], remove_all=True))
     ground.change(target, 1, ("b", b"2", None))
     ground.change(target, 1, ("a", b"2", None), fence=lock.fence)
     ground.change(target, 101, ("a", b"its time is over", None))

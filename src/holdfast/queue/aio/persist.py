@@ -21,8 +21,8 @@ from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue.aio.consumers import AsyncWithBlock, on_helper, open_by
 from holdfast.queue.files.process import close_when_dropped
 from holdfast.queue.options import SyncLevel, seconds_ns
-from holdfast.queue.persist import DROPPED_S, PAGE_BYTES, Progress, check_executor, close_dropped
-from holdfast.queue.persist_flow import Ending, Flow, FlowStep, Work
+from holdfast.queue.persist import CLOSE_S, DROPPED_S, PAGE_BYTES, Progress, check_executor, close_dropped
+from holdfast.queue.persist_flow import Ending, Flow, Work
 from holdfast.queue.persist_run import PersistArguments, PersistRun, Stored, not_an_end
 from holdfast.queue.queue import Queue
 from holdfast.queue.serializers import Serializer
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-CLOSE_S = 5.0
 QUICK_BYTES = 64 << 10
 TURN_ITEMS = 64
 """After this many items the source yields to other tasks: it may never wait by itself."""
@@ -111,7 +110,6 @@ class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
         self._open_queue = open_queue or settings.open
         self._opened = False
         self._running: tuple[PersistRun, _Producer[Item]] | None = None
-        self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
         self._finished = False
         self._asks = False
 
@@ -157,18 +155,12 @@ class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
                 if run.flow.frees:
                     await on_helper(run.free)
             while True:
-                if self._ending is not None:
-                    await self._end(self._ending)
                 producer.item_event.clear()
-                step = run.flow.step
-                if step is FlowStep.GIVE:
+                if (now := run.look()) is True:
                     break
-                if step is FlowStep.CLOSED:
-                    raise run.closed_error()
-                if step is FlowStep.END:
-                    self._ending = run.flow.ending
-                else:
-                    await producer.item_event.wait()
+                if now:
+                    await self._end(now)
+                await producer.item_event.wait()
             if not run.has_next:
                 await on_helper(run.take)
             message, item = run.next_item()
@@ -190,12 +182,10 @@ class Persisted(Progress, AsyncWithBlock, AsyncIterator[Item]):
     async def commit(self, *, durable: bool = False) -> None:
         """The last item is consumed; ``durable`` survives lost power. *Raises*: as ``Consumer.commit``; ``Closed``."""
         run, producer = self._parts()
-        if run.flow.stopped:
-            raise run.closed_error()
         if durable:
-            await on_helper(partial(run.consume, durable=True))
+            await on_helper(partial(run.commit, durable=True))
         else:
-            run.consume()
+            run.commit(durable=False)
         producer.resume_source()
 
     @property

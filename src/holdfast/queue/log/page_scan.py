@@ -73,7 +73,7 @@ class PageScan:
     """
 
     __slots__ = (
-        "_anchors", "_below", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "frames", "header",
+        "_anchors", "_below", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "header",
         "last_time_ns", "next_seq", "position", "seal",
     )  # fmt: skip
 
@@ -102,7 +102,6 @@ class PageScan:
         self.position = position
         self.next_seq = next_seq
         self.last_time_ns = last_time_ns
-        self.frames = 0
         self.seal: bytes | None = None
 
     def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
@@ -138,7 +137,6 @@ class PageScan:
         self.position += end
         self.next_seq = frames[-1][0] + frames[-1][2]
         self.last_time_ns = frames[-1][1]
-        self.frames += len(frames)
         return window
 
     def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:

@@ -209,17 +209,17 @@ class LocalCopy:
         progress = _FollowProgress(newest.last_version)
         waiting: list[LoggedEntry] = []
         waiting_bytes = 0
-        async with aclosing(self._entries.through(claim, newest, after=stores.version)) as batches:
+        async with aclosing(self._entries.through(claim, newest, after=stores.version or 0)) as batches:
             async for header, entries in batches:
                 self.newest = header
                 waiting += entries
                 waiting_bytes += header.body_length
                 if waiting_bytes >= APPLIED_BYTES:
                     await self._apply(stores, waiting)
-                    progress.tell(stores.version)
+                    progress.tell(stores.version or 0)
                     waiting, waiting_bytes = [], 0
         await self._apply(stores, waiting)
-        progress.end(stores.version)
+        progress.end(stores.version or 0)
         return stores
 
     async def _open(self, claim: Header, newest: Header) -> FollowedStores:

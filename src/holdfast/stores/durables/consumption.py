@@ -164,7 +164,7 @@ class Consumption(PendingMessages):
                 cause = "replaced" if name == subscriber else "taken_over"
                 effects.append(Displaced(self.shelf.store, self.name, name, cause))
                 displaced = name
-        holder = Holder(command.key, polls=command.polls, since_ms=command.at_ms, session=command.session)
+        holder = Holder(polls=command.polls, since_ms=command.at_ms, session=command.session)
         self.leases.of[subscriber] = holder
         for first, last, deliveries, _ in worked_on:
             self.leases.hold(holder, (first, last, deliveries, command.at_ms + self.definition.ack_wait_ms))

@@ -32,7 +32,6 @@ class HolderState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A subscriber in a snapshot; see ``Holder``."""
 
     name: str
-    key: str | None
     polls: bool
     since_ms: int
     session: str
@@ -47,14 +46,13 @@ class Holder:
     """What one subscriber holds."""
 
     __slots__ = (
-        *("hand_outs", "again", "carried", "held", "key", "polls", "runs"),
+        *("again", "carried", "hand_outs", "held", "polls", "runs"),
         *("session", "since_ms", "started", "unsent"),
     )
 
-    def __init__(self, key: str | None = None, *, polls: bool = False, since_ms: int = 0, session: str = "") -> None:
+    def __init__(self, *, polls: bool = False, since_ms: int = 0, session: str = "") -> None:
         self.runs: list[Lease] = []
         self.held = 0
-        self.key = key
         self.polls = polls  # whether it asks for each portion; otherwise it has a connection
         self.since_ms = since_ms  # when it was attached
         self.session = session  # see ``Attach``
@@ -127,7 +125,7 @@ class Holder:
         """What a snapshot keeps. When it was handed out is not known after a restart."""
         started = None if self.started is None else self.started.runs()
         marks = self.carried.runs(), self.unsent.runs(), self.again.runs()
-        return HolderState(name, self.key, self.polls, self.since_ms, self.session, self.runs, started, *marks)
+        return HolderState(name, self.polls, self.since_ms, self.session, self.runs, started, *marks)
 
     def held_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """What of a range it holds. Cost: O(log runs + runs touched)."""
@@ -268,7 +266,7 @@ class Leases:
 
     def restore(self, state: HolderState) -> None:
         """Take up a subscriber with what it holds."""
-        holder = Holder(state.key, polls=state.polls, since_ms=state.since_ms, session=state.session)
+        holder = Holder(polls=state.polls, since_ms=state.since_ms, session=state.session)
         self.of[state.name] = holder
         for run in state.runs:
             self.hold(holder, run)

@@ -241,8 +241,9 @@ class Map(KeyedDurable):
         ``not_holder``; ``Backpressure`` (``store_full``) at the map's own limits with ``discard`` new;
         ``InvalidRequest`` for a key given twice or out of bounds.
         """
+        assert not command.remove_all, "to remove all needs no plan"
         self.check_change(command)
-        plan = self._plan_all() if command.remove_all else self._plan_keys(command)
+        plan = self._plan_keys(command)
         self._check_limits(plan)
         return plan
 
@@ -259,12 +260,6 @@ class Map(KeyedDurable):
             self.locks.require(command.fence, keys or [""], command.at_ms)
         elif len(self.locks):
             self.locks.require_none(None if command.remove_all else keys, command.at_ms)
-
-    def _plan_all(self) -> MapPlan:
-        keys = tuple(entry.key for entry in self.keyed.scan())
-        messages = [Message(key=key) for key in keys]
-        zeros = array("H", bytes(2 * len(keys)))
-        return MapPlan(keys, messages, array("I", bytes(4 * len(keys))), zeros, -self.keyed.messages, -self.keyed.bytes)
 
     def _plan_keys(self, command: MapChange) -> MapPlan:
         keys: list[str] = []

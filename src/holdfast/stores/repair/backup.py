@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal
 
 import msgspec
 
 from holdfast.errors import CorruptData, InvalidRequest, NotFound
-from holdfast.files.durable_directory import make_durable_directory, sync_directory
+from holdfast.files.durable_directory import make_durable_directory, replace_durably, sync_directory, sync_tree
 from holdfast.files.private_files import private
 from holdfast.files.temporary_files import temporary_directory
 from holdfast.stores.clock import Anchor, write_anchor
@@ -70,7 +71,7 @@ def copy_stores(storage: Storage, target: str) -> BackupManifest:
     needed = _log_files(storage.log)
     index = os.path.join(target, INDEX_NAME)
     storage.index.copy_to(index)
-    files = {INDEX_NAME: _checksum(index, sync=True)}
+    files = {INDEX_NAME: _checksum(index)}
     source = storage.log.directory
     # Pages that were there before the index was copied must be there still: it may need them.
     for name in dict.fromkeys([*needed, *_log_files(storage.log)]):
@@ -80,8 +81,8 @@ def copy_stores(storage: Storage, target: str) -> BackupManifest:
             if not name.endswith(".idx"):
                 raise  # a missing index of a page is made again, a page is not
     manifest = BackupManifest(loaded.frame, loaded.at_ms, files)
-    _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
-    sync_directory(target)
+    sync_tree(target)
+    replace_durably(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     return manifest
 
 
@@ -102,15 +103,14 @@ def restore(source: str, directory: str) -> BackupManifest:
     manifest = check_copy(source)
     _make_empty(directory)
     unfinished = os.path.join(directory, UNFINISHED_NAME)
-    _write_synced(unfinished, b"")
-    sync_directory(directory)
+    replace_durably(unfinished, b"")
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
     # What was stored after the copy is not in it, and its numbers are given out again.
     draw_history(os.path.join(directory, INDEX_NAME))
     # The true age of the copy is unknown: deadlines go on from the copy's time.
     write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
-    sync_directory(directory)
+    sync_tree(directory)
     os.unlink(unfinished)
     sync_directory(directory)
     return manifest
@@ -202,30 +202,18 @@ def _make_empty(directory: str) -> None:
 
 
 def _copy(source: str, target: str) -> tuple[int, int]:
-    size = check = 0
     with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
-        while chunk := reader.read(CHUNK_BYTES):
-            writer.write(chunk)
-            size += len(chunk)
-            check = zlib.crc32(chunk, check)
-        writer.flush()
-        os.fsync(writer.fileno())
-    return size, check
+        return _read(reader, writer.write)
 
 
-def _checksum(path: str, *, sync: bool = False) -> tuple[int, int]:
+def _checksum(path: str) -> tuple[int, int]:
+    with open(path, "rb") as reader:
+        return _read(reader, len)
+
+
+def _read(reader: BinaryIO, take: Callable[[bytes], int]) -> tuple[int, int]:
     size = check = 0
-    with open(path, "rb+" if sync else "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        while chunk := file.read(CHUNK_BYTES):
-            size += len(chunk)
-            check = zlib.crc32(chunk, check)
+    while chunk := reader.read(CHUNK_BYTES):
+        size += take(chunk)
+        check = zlib.crc32(chunk, check)
     return size, check
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    with open(path, "xb", opener=private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -10,12 +10,10 @@ publishes are refused with the same code while a disk that is full keeps frames 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from holdfast.errors import Code, InvalidRequest, Unavailable
+from holdfast.errors import Code, Unavailable
 
-FRACTION: Final = 0.95
 LOOK_MS: Final = 100
 LOOK_BYTES: Final = 256 << 10
 RETRY_AFTER_MS: Final = 1_000
@@ -37,34 +35,15 @@ def disk_use(directory: str) -> DiskUse:
 
 class DiskLimit:
     """The limit of one directory. ``check`` before each publish; it asks the file system every ``LOOK_MS`` at most.
-
-    *Raises*: ``InvalidRequest`` (bad_configuration) for a fraction outside 0..1.
+    ``fraction`` is the part of the capacity that may be used; 0 for no limit.
     """
 
-    def __init__(
-        self, directory: str, fraction: float = FRACTION, *, look: Callable[[str], DiskUse] = disk_use
-    ) -> None:
+    def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._look = look
         self._next_look_ms = 0
         self._bytes_left = 0  # until the next look
         self.use: DiskUse | None = None  # what the last look found
-        self._fraction = 0.0
-        self.fraction = fraction
-
-    @property
-    def fraction(self) -> float:
-        """The part of the capacity that may be used; 0 for no limit."""
-        return self._fraction
-
-    @fraction.setter
-    def fraction(self, fraction: float) -> None:
-        if not 0 <= fraction <= 1:
-            raise InvalidRequest(
-                "max_disk_fraction is between 0 and 1", code=Code.BAD_CONFIGURATION, max_disk_fraction=fraction
-            )
-        self._fraction = fraction
-        self._next_look_ms = 0
+        self.fraction = 0.0
 
     def check(self, now_ms: int, size: int, waiting: int, *, is_full: bool = False) -> None:
         """Raise ``Unavailable`` (disk_limit) while more is used than allowed.
@@ -79,18 +58,18 @@ class DiskLimit:
                 hint="free some space: publishing continues by itself",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        if not self._fraction:
+        if not self.fraction:
             return
         self._bytes_left -= size
         if self._bytes_left < 0 or now_ms >= self._next_look_ms or now_ms < self._next_look_ms - LOOK_MS:
             self._next_look_ms = now_ms + LOOK_MS
             self._bytes_left = LOOK_BYTES
             try:
-                self.use = self._look(self._directory)
+                self.use = disk_use(self._directory)
             except OSError:
                 self.use = None  # not refused: if the disk fails, the log reports it
         use = self.use
-        if use is not None and use.used + waiting > self._fraction * use.capacity:
+        if use is not None and use.used + waiting > self.fraction * use.capacity:
             raise Unavailable(
                 "the disk is too full for more messages",
                 code=Code.DISK_LIMIT,
@@ -98,5 +77,5 @@ class DiskLimit:
                 retry_after_ms=RETRY_AFTER_MS,
                 used_bytes=use.used,
                 capacity_bytes=use.capacity,
-                max_disk_fraction=self._fraction,
+                max_disk_fraction=self.fraction,
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, Self
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.stores.durables.consumption import Consumption
@@ -48,6 +48,9 @@ class Storage:
 
     ``write_checkpoint`` belongs on a thread of its own, the rest on one other thread.
     """
+
+    _is_cache = False
+    """Whether the files are the cache of a commit log."""
 
     def __init__(self, log: MessageLog, index: Index, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.log = log
@@ -81,14 +84,13 @@ class Storage:
         read_only: bool = False,
         index_directory: str | None = None,
         accept_recorded: bool = False,
-        in_log: bool = False,
-    ) -> Storage:
+    ) -> Self:
         """Open and recover; with ``read_only`` only in memory, and nothing may be appended or written.
 
-        ``in_log``: it is the cache of a commit log. ``accept_recorded``: if the replay of a record gives another
-        result, take the recorded one and list the record in ``accepted``. ``index_directory``: where to make an index
-        of the log alone. ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half new
-        messages, a quarter messages read again, a quarter blocks. The state itself comes on top.
+        ``accept_recorded``: if the replay of a record gives another result, take the recorded one and list the record
+        in ``accepted``. ``index_directory``: where to make an index of the log alone. ``memory_bytes`` bounds what is
+        held of messages and counts, whatever the backlog: half new messages, a quarter messages read again, a quarter
+        blocks. The state itself comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
         ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``. *Cost*: the state, the
@@ -111,7 +113,7 @@ class Storage:
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
                 storage.accepted = [] if accept_recorded else None
-                storage.version = 0 if in_log else None
+                storage.version = 0 if cls._is_cache else None
                 storage._recover(read_only=read_only)
             except UNREADABLE as error:
                 raise index.unreadable(error) from error

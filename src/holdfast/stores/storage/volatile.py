@@ -8,7 +8,6 @@ that a dead process leaves nothing; a segment is freed with its last body.
 
 from __future__ import annotations
 
-import errno
 import os
 from array import array
 from bisect import bisect_left, bisect_right, insort
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.errors import Code, CorruptData, Unavailable
+from holdfast.errors import Code, CorruptData
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept, block_parts
 from holdfast.wire.parts import Delivery, Message
 
@@ -44,38 +43,27 @@ class _Segment:
 class Swap:
     """Bodies on disk, by where they are. One thread."""
 
-    def __init__(self, directory: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._segment_bytes = segment_bytes
         self._segments: dict[int, _Segment] = {}
         self._number = 0
-        self.bodies = 0
 
     @property
-    def allocated(self) -> int:
-        """The bytes of all segments."""
-        return sum(segment.bytes for segment in self._segments.values())
+    def bodies(self) -> int:
+        """How many there are."""
+        return sum(segment.bodies for segment in self._segments.values())
 
     def write(self, bodies: Sequence[bytes]) -> list[Swapped]:
-        """Keep bodies, all or none, in one write. *Raises*: ``Unavailable`` (disk_full)."""
+        """Keep bodies, all or none, in one write. *Raises*: ``OSError``."""
         segment = self._segments.get(self._number)
-        try:
-            if segment is None or segment.bytes >= self._segment_bytes:
-                segment = self._begin()
-            _write_all(segment.file, segment.bytes, b"".join(bodies))
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            raise Unavailable(
-                "a message could not be swapped to disk",
-                code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-                cause=error.strerror,
-            ) from error
+        if segment is None or segment.bytes >= SEGMENT_BYTES:
+            segment = self._begin()
+        _write_all(segment.file, segment.bytes, b"".join(bodies))
         swapped: list[Swapped] = []
         for body in bodies:
             swapped.append(Swapped(self._number, segment.bytes, len(body)))
             segment.bytes += len(body)
         segment.bodies += len(swapped)
-        self.bodies += len(swapped)
         return swapped
 
     def _begin(self) -> _Segment:
@@ -98,7 +86,6 @@ class Swap:
         """A body is not needed any more."""
         segment = self._segments[swapped.segment]
         segment.bodies -= 1
-        self.bodies -= 1
         if swapped.segment != self._number:
             self._drop_if_free(swapped.segment)
 
@@ -202,7 +189,7 @@ class VolatileMessages:
                 continue
             try:
                 places = self._swap.write([one.message.body for one in held])
-            except Unavailable:
+            except OSError:
                 continue  # it is accepted already, and nothing forbids to hold it here
             for one, place in zip(held, places, strict=True):
                 one.message, one.swapped = replace(one.message, body=b""), place
